@@ -1,0 +1,99 @@
+"""Frozen settings; every field is also accepted under its Pulsar name, unknown keys are refused."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+
+from ._delays import delay_ms
+
+MAX_PRECISION_BITS: Final = 62
+_DAY_S: Final = 86_400
+
+
+def _as_delay(value: Any, info: ValidationInfo) -> timedelta:
+    field = info.field_name or "delay"
+    milliseconds = delay_ms(value, field)
+    if not isinstance(value, timedelta) and milliseconds > _DAY_S * 1000:
+        raise ValueError(
+            f"{field}: {value!r} seconds is more than a day; is it meant in ms? Use {field}_ms, or a timedelta for days"
+        )
+    return timedelta(milliseconds=milliseconds)
+
+
+def _as_ratio(value: Any, info: ValidationInfo) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1 or math.isnan(value):
+        raise ValueError(f"{info.field_name}: expected a number above 0 and at most 1, or None, got {value!r}")
+    return float(value)
+
+
+DelayField = Annotated[timedelta, BeforeValidator(_as_delay)]
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        alias_generator=_camel,
+        populate_by_name=True,
+        hide_input_in_errors=False,
+    )
+
+
+class NackConfig(_Settings):
+    """How negative acknowledgements are kept (PIP-393).
+
+    Delays are seconds as a number, or a timedelta. A bucket of time is ``2 ** negative_ack_precision_bit_cnt`` ms wide,
+    and never wider than ``precision_ratio`` of the delay; deadlines are rounded down to the start of their bucket, so a
+    message may come back early by less than a bucket and is never asked for late.
+    """
+
+    negative_ack_redelivery_delay: DelayField = timedelta(seconds=60)
+    """Delay of a nack that names none, as every Pulsar client has it. Also ``negative_ack_redelivery_delay_ms``."""
+    negative_ack_precision_bit_cnt: int = Field(default=8, ge=0, le=MAX_PRECISION_BITS)
+    """Buckets are 2**n ms wide, 0 to 62."""
+    precision_ratio: Annotated[float | None, BeforeValidator(_as_ratio)] = 0.125
+    """A bucket is never wider than this share of the delay, 0 < r <= 1; None: as the proposal has it."""
+    max_held: int | None = Field(default=100_000_000, ge=1)
+    """Most ids that are pending at once; None: no bound."""
+    max_batch: int = Field(default=1_000, ge=1, le=1_000_000)
+    """Most ids in one call of the redelivery callback."""
+    max_in_flight: int = Field(default=4, ge=1, le=10_000)
+    """Most redelivery callbacks that run at once."""
+    close_timeout: DelayField = timedelta(seconds=5)
+    """How long closing waits for callbacks that are under way."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _milliseconds(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        delay_names = ("negative_ack_redelivery_delay", "negativeAckRedeliveryDelay")
+        ms_names = ("negative_ack_redelivery_delay_ms", "negativeAckRedeliveryDelayMs")
+        data = dict(data)
+        for name in ms_names:
+            if name not in data:
+                continue
+            if any(other in data for other in delay_names):
+                raise ValueError(f"{name}: the delay is given twice, in seconds and in ms")
+            value = data.pop(name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name}: expected milliseconds as an integer of at least 0, got {value!r}")
+            data[delay_names[0]] = timedelta(milliseconds=delay_ms(value / 1000, name))
+        return data
+
+    @property
+    def negative_ack_redelivery_delay_ms(self) -> int:
+        """Return the default delay in ms."""
+        return delay_ms(self.negative_ack_redelivery_delay)

@@ -1,0 +1,81 @@
+"""What a transport must do for :class:`~pulsar_nack.Consumer`: hand over, acknowledge, redeliver, close."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..ids import MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class PortTraits:
+    """What a port promises; delays in seconds.
+
+    :param honours_ids: a redelivery request brings back just the entries it names; False on Exclusive and Failover
+        subscriptions, where the broker can only rewind to everything that is not acknowledged
+    :param redelivery_latency: typical time from a request to the arrival
+    :param min_redelivery_delay: shortest delay that the port can carry out through the broker
+    :param max_ids_per_request: most ids that one request may carry
+    :param batch_index_ack: single messages of a batch are acknowledged at the broker
+    """
+
+    honours_ids: bool = True
+    redelivery_latency: float = 0.0
+    min_redelivery_delay: float = 0.0
+    max_ids_per_request: int = 1_000
+    batch_index_ack: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message as a port hands it over.
+
+    :param id: its id; with ``batch_size`` for a message of a batch, and a topic where there are several
+    :param data: the payload
+    :param redelivery_count: the broker's count, 0 at first; it starts anew when the broker forgets
+    :param publish_time_ms: epoch ms; likewise ``event_time_ms``, 0 when the producer set none
+    :param native: the transport's own message object, for its own use and for users who need it
+    """
+
+    id: MessageId
+    data: bytes
+    properties: Mapping[str, str] = field(default_factory=dict)
+    key: str | None = None
+    ordering_key: str | None = None
+    redelivery_count: int = 0
+    publish_time_ms: int = 0
+    event_time_ms: int = 0
+    topic: str = ""
+    native: Any = None
+
+
+class ConsumerPort(Protocol):
+    """A transport under a consumer. All calls run in one event loop.
+
+    ``receive`` is cancel-safe: a message that a cancelled call would have got goes to the next one.
+    ``redeliver`` names messages; the broker may bring back their whole entries. A failed call raises and
+    has done nothing that repeating it would harm. ``receive`` after ``close`` raises :class:`~pulsar_nack.ClosedError`.
+    """
+
+    @property
+    def traits(self) -> PortTraits:
+        """Return what this port promises."""
+        ...
+
+    async def receive(self) -> Delivery:
+        """Wait for the next message."""
+        ...
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Acknowledge messages; a member of a batch completes its entry when all members are acknowledged."""
+        ...
+
+    async def redeliver(self, ids: Sequence[MessageId]) -> None:
+        """Ask the broker to deliver these again now."""
+        ...
+
+    async def close(self) -> None:
+        """Give back everything that is not acknowledged and free the transport; idempotent."""
+        ...

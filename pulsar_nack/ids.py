@@ -1,0 +1,155 @@
+"""The names of messages: ``Position`` inside a topic, ``MessageId`` as a client sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Self
+
+from .errors import InvalidArgumentError
+
+_INT64_MAX: Final = 2**63 - 1
+_INT32_MAX: Final = 2**31 - 1
+
+
+class Position(NamedTuple):
+    """An entry of a ledger; ordered as the broker stores it. Entry -1 is before the first entry."""
+
+    ledger: int
+    entry: int
+
+
+class _Identity(NamedTuple):
+    ledger: int
+    entry: int
+    partition: int
+    batch_index: int
+
+
+class MessageId(_Identity):
+    """The id of one message: frozen; equality, hash and order by its first four fields.
+
+    It is a tuple of these four, so that sets and dicts of ids run at the speed of tuples. What a transport needs
+    beside them (``batch_size``, ``topic``, the parts of a chunked message) is carried along and not compared.
+
+    :param ledger: ledger id, -1 only for "earliest"
+    :param entry: entry id in the ledger
+    :param partition: partition of the topic, -1 for a topic without partitions
+    :param batch_index: index in the entry's batch, -1 for an entry that is one message
+    :param batch_size: number of messages in the batch, 0 when not known
+    :param topic: full topic name, None when not known
+    :param first_chunk: id of the first part of a chunked message (the id itself is that of the last)
+    :param chunks: positions of all parts, when the transport knows them
+    :raises InvalidArgumentError: names the field that is not an integer or out of range
+    """
+
+    batch_size: int = 0
+    topic: str | None = None
+    first_chunk: MessageId | None = None
+    chunks: tuple[Position, ...] = ()
+
+    def __new__(
+        cls,
+        ledger: int,
+        entry: int,
+        partition: int = -1,
+        batch_index: int = -1,
+        *,
+        batch_size: int = 0,
+        topic: str | None = None,
+        first_chunk: MessageId | None = None,
+        chunks: Sequence[tuple[int, int]] = (),
+    ) -> Self:
+        """Check every field, then make the id."""
+        _check("ledger", ledger, -1, _INT64_MAX)
+        _check("entry", entry, -1, _INT64_MAX)
+        _check("partition", partition, -1, _INT32_MAX)
+        _check("batch_index", batch_index, -1, _INT32_MAX)
+        _check("batch_size", batch_size, 0, _INT32_MAX)
+        if topic is not None and not isinstance(topic, str):
+            raise InvalidArgumentError("topic", topic, "a str or None")
+        if first_chunk is not None and not isinstance(first_chunk, MessageId):
+            raise InvalidArgumentError("first_chunk", first_chunk, "a MessageId or None")
+        self = _Identity.__new__(cls, ledger, entry, partition, batch_index)
+        extras = self.__dict__
+        if batch_size:
+            extras["batch_size"] = batch_size
+        if topic is not None:
+            extras["topic"] = topic
+        if first_chunk is not None:
+            extras["first_chunk"] = first_chunk
+        if chunks:
+            extras["chunks"] = tuple(Position(*chunk) for chunk in chunks)
+        return self
+
+    @property
+    def position(self) -> Position:
+        """Return the entry that holds the message."""
+        return Position(self.ledger, self.entry)
+
+    @property
+    def is_chunked(self) -> bool:
+        """Return whether the message was sent in several parts."""
+        return self.first_chunk is not None or bool(self.chunks)
+
+    @property
+    def parts(self) -> tuple[Position, ...]:
+        """Return the positions of all parts: one for a plain message, every chunk of a chunked one.
+
+        Where only the first part is known, those between it and the last are taken to be consecutive.
+        """
+        if self.chunks:
+            return self.chunks
+        if self.first_chunk is None:
+            return (self.position,)
+        first = self.first_chunk
+        if first.ledger != self.ledger:
+            return (first.position, self.position)
+        return tuple(Position(self.ledger, entry) for entry in range(first.entry, self.entry + 1))
+
+    def to_bytes(self) -> bytes:
+        """Return the id in Pulsar's ``MessageIdData`` form, as the official clients serialize it (no topic)."""
+        from ._id_codec import encode_message_id
+
+        return encode_message_id(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, topic: str | None = None) -> MessageId:
+        """Read what :meth:`to_bytes` or an official client's ``serialize()`` wrote.
+
+        :raises InvalidArgumentError: the bytes are not a message id
+        """
+        from ._id_codec import decode_message_id
+
+        return decode_message_id(data, topic)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"MessageId is frozen: cannot set {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"MessageId is frozen: cannot delete {name}")
+
+    def __getnewargs_ex__(self) -> tuple[tuple[int, ...], dict[str, Any]]:
+        return tuple(self), dict(self.__dict__)
+
+    def __getstate__(self) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        fields = [str(self.ledger), str(self.entry)]
+        if self.partition != -1:
+            fields.append(f"partition={self.partition}")
+        if self.batch_index != -1:
+            fields.append(f"batch_index={self.batch_index}")
+        fields.extend(f"{name}={value!r}" for name, value in self.__dict__.items())
+        return f"MessageId({', '.join(fields)})"
+
+    __str__ = __repr__
+
+
+def _check(field: str, value: object, lowest: int, highest: int) -> None:
+    if type(value) is not int:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise InvalidArgumentError(field, value, "an integer")
+        raise InvalidArgumentError(field, value, "a plain int (convert numpy integers with int())")
+    if not lowest <= value <= highest:
+        raise InvalidArgumentError(field, value, f"an integer from {lowest} to {highest}")

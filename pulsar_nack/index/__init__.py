@@ -1,0 +1,1 @@
+"""Positions and time: the only place that knows pyroaring and sortedcontainers."""

@@ -1,0 +1,85 @@
+"""What the tracker tells its hooks: frozen records, one signature for every hook.
+
+Times are ms of the tracker's clock, delays ms. A hook is any callable that takes one event; it runs outside every
+lock and must not block. What it raises is counted (``statistics().hook_errors``) and never reaches the tracker's users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..ids import MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked:
+    """Ids became pending, or were nacked again (``is_new`` False: the earliest deadline wins).
+
+    ``ids`` may be made lazily; ``deadline_ms`` is the exact one, before it is rounded down to a bucket.
+    """
+
+    ids: Sequence[MessageId]
+    at_ms: int
+    delay_ms: int
+    deadline_ms: int
+    is_new: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Redelivered:
+    """The callback took these ids; ``attempt`` is 1 unless it had failed for them before."""
+
+    ids: Sequence[MessageId]
+    at_ms: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RedeliveryFailed:
+    """The callback raised; the ids stay pending and are tried again at ``retry_at_ms``."""
+
+    ids: Sequence[MessageId]
+    at_ms: int
+    attempt: int
+    error: BaseException
+    retry_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """An acknowledgement took a pending id out."""
+
+    id: MessageId
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """All pending ids were dropped, ``count`` of them."""
+
+    count: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The tracker was closed while ``pending`` ids waited."""
+
+    pending: int
+    at_ms: int
+
+
+NackEvent = Nacked | Redelivered | RedeliveryFailed | Cancelled | Cleared | Closed
+
+
+class NackHook(Protocol):
+    """Receives every event of a tracker."""
+
+    def __call__(self, event: NackEvent, /) -> None:
+        """Take one event."""
+        ...
+
+
+HookLike = Callable[[NackEvent], None]
