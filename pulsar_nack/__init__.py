@@ -13,6 +13,7 @@ from .errors import (
     MissingExtraError,
     PulsarNackError,
     RedeliveryError,
+    VirtualDeadlockError,
     WouldBlockError,
 )
 from .ids import MessageId, Position
@@ -43,6 +44,7 @@ __all__ = [
     "PulsarNackError",
     "RedeliveryError",
     "Steps",
+    "VirtualDeadlockError",
     "WallClock",
     "WouldBlockError",
     "__version__",

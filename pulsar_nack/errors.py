@@ -9,14 +9,25 @@
     ├── MissingExtraError     (ImportError)  an optional dependency is not installed
     ├── RedeliveryError                      a port could not ask for a redelivery; the ids stay pending
     ├── BrokerError                          the broker or its client refused or lost something
+    ├── VirtualDeadlockError                 a virtual loop would have slept for ever
     └── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .ids import MessageId
+
 
 class PulsarNackError(Exception):
-    """The base of every error that this library raises on purpose."""
+    """The base of every error that this library raises on purpose. All of them can be pickled and copied."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args), self.__dict__
 
 
 class InvalidArgumentError(PulsarNackError, ValueError):
@@ -29,10 +40,7 @@ class InvalidArgumentError(PulsarNackError, ValueError):
         self.field = field
         self.value = value
         self.expected = expected
-        super().__init__(f"{field}: expected {expected}, got {value!r}")
-
-    def __reduce__(self) -> tuple[type[InvalidArgumentError], tuple[str, object, str]]:
-        return type(self), (self.field, self.value, self.expected)
+        super().__init__(f"{field}: expected {expected}, got {_show(value)}")
 
 
 class ClosedError(PulsarNackError):
@@ -42,14 +50,12 @@ class ClosedError(PulsarNackError):
         self.what = what
         super().__init__(f"{what} is closed")
 
-    def __reduce__(self) -> tuple[type[ClosedError], tuple[str]]:
-        return type(self), (self.what,)
-
 
 class WouldBlockError(PulsarNackError):
     """A call that must not wait found no room for ``wanted`` more; ``room`` were free."""
 
     def __init__(self, what: str, *, wanted: int, room: int) -> None:
+        self.what = what
         self.wanted = wanted
         self.room = room
         super().__init__(f"{what} has room for {room} more, {wanted} wanted; nothing was added")
@@ -62,9 +68,19 @@ class MissingExtraError(PulsarNackError, ImportError):
         self.extra = extra
         super().__init__(f"{feature} needs {package}: pip install 'pulsar-nack[{extra}]'", name=package)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args), {**self.__dict__, "name": self.name}
+
 
 class RedeliveryError(PulsarNackError):
-    """A redelivery could not be asked for; the ids stay pending and are tried again."""
+    """A redelivery could not be asked for; the ids stay pending and are tried again.
+
+    A redelivery callback that raises it with ``failed`` says which ids to try again; without, all of the command are.
+    """
+
+    def __init__(self, *args: object, failed: Iterable[MessageId] | None = None) -> None:
+        self.failed = None if failed is None else tuple(failed)
+        super().__init__(*args)
 
 
 class BrokerError(PulsarNackError):
@@ -78,3 +94,28 @@ class AlreadySettledError(PulsarNackError):
         self.message_id = message_id
         self.state = state
         super().__init__(f"{message_id!r} is {state} already")
+
+
+class VirtualDeadlockError(PulsarNackError):
+    """A virtual loop would have waited for ever; ``waiting`` describes the tasks that it held."""
+
+    def __init__(self, reason: str, at: float, waiting: Sequence[str]) -> None:
+        self.waiting = tuple(waiting)
+        tasks = "".join(f"\n  {line}" for line in sorted(waiting))
+        super().__init__(f"at virtual second {at:.6g}: {reason}; tasks that wait:{tasks or ' none'}")
+
+
+_SHOWN: Final = 200
+
+
+def _rebuild(kind: type[PulsarNackError], args: tuple[object, ...]) -> PulsarNackError:
+    """Make an error from its message: the constructors take other arguments than the message that they build."""
+    return kind.__new__(kind, *args)
+
+
+def _show(value: object) -> str:
+    """Return a repr that is short and never fails: not for an int of 10 000 digits, not for a broken ``__repr__``."""
+    text = f"{type(value).__name__} that cannot be shown"
+    with suppress(Exception):
+        text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 4 :]}"

@@ -1,0 +1,71 @@
+"""A clock that is moved by hand."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from ..errors import InvalidArgumentError
+
+
+class ManualClock:
+    """Milliseconds that stand still until :meth:`set` or :meth:`advance`; it is an :class:`~pulsar_nack.AlarmClock`.
+
+    Moving goes step by step: time halts at each alarm on the way, so that its callback sees exactly the time it asked
+    for, and alarms that callbacks add are met too when they lie on the way. Alarms of one time go in the order in
+    which they were set. An alarm for a time that is here or past is met at the next move, ``advance(0)`` included.
+    What a callback raises ends the move at that time; the other alarms stay set.
+    """
+
+    def __init__(self, now_ms: int = 0) -> None:
+        self._now = _whole("now_ms", now_ms)
+        self._alarms: list[tuple[int, int, Callable[[], None]]] = []
+        self._live: set[int] = set()
+        self._count = 0
+
+    def now_ms(self) -> int:
+        """Return the time in ms."""
+        return self._now
+
+    def set(self, ms: int) -> None:
+        """Move to ``ms``.
+
+        :raises InvalidArgumentError: that is in the past, or not an int
+        """
+        if _whole("ms", ms) < self._now:
+            raise InvalidArgumentError("ms", ms, f"at least the present time, {self._now}")
+        while self._alarms and self._alarms[0][0] <= ms:
+            at_ms, number, callback = heapq.heappop(self._alarms)
+            if number in self._live:
+                self._live.discard(number)
+                self._now = max(self._now, at_ms)
+                callback()
+        self._now = max(self._now, ms)
+
+    def advance(self, ms: int) -> None:
+        """Move on by ``ms``.
+
+        :raises InvalidArgumentError: negative, or not an int
+        """
+        if _whole("ms", ms) < 0:
+            raise InvalidArgumentError("ms", ms, "at least 0")
+        self.set(self._now + ms)
+
+    def call_at(self, at_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback`` once when the time reaches ``at_ms``; return a function that cancels this."""
+        self._count += 1
+        number = self._count
+        heapq.heappush(self._alarms, (max(_whole("at_ms", at_ms), self._now), number, callback))
+        self._live.add(number)
+        return lambda: self._live.discard(number)
+
+    @property
+    def alarms(self) -> int:
+        """Return how many alarms are set."""
+        return len(self._live)
+
+
+def _whole(field: str, value: object) -> int:
+    if type(value) is not int:
+        raise InvalidArgumentError(field, value, "milliseconds as an int")
+    return value

@@ -1,0 +1,194 @@
+"""An asyncio loop on virtual time: it starts at 0 and jumps to the next timer when nothing is ready.
+
+Inside one round of the loop there are four cases, looked at in this order:
+
+1. Something is ready, or has come in from a thread or a socket: it runs, time stands still.
+2. Work is under way outside of the loop (an executor, ``anyio.to_thread``, or a block of :func:`hold_time`): the loop
+   waits really until it reports; time stands still.
+3. A timer is set: time jumps to it, exactly.
+4. Nothing at all: with sockets open the loop waits really, else it raises :class:`~pulsar_nack.VirtualDeadlockError`.
+
+A real wait is bounded by ``patience``. While a timer is set, sockets do not hold time back: what talks to a real peer
+belongs in a block of :func:`hold_time`. Time starts at 0 because at the size of a Unix time the clock's resolution is
+lost in the float, and a timer that is due would never be seen as due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple, Unpack
+
+from ..errors import InvalidArgumentError, VirtualDeadlockError
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+_Ts = TypeVarTuple("_Ts")
+
+_RESOLUTION = 1e-9
+_SLICE = 0.005
+_Events = list[tuple[selectors.SelectorKey, int]]
+
+
+class VirtualClockEventLoop(asyncio.SelectorEventLoop):
+    """A real asyncio loop whose :meth:`time` is virtual; use it as a ``loop_factory``.
+
+    :param patience: real seconds to wait for threads or sockets before the loop gives up
+    """
+
+    _scheduled: list[asyncio.TimerHandle]
+    _clock_resolution: float
+
+    def __init__(self, patience: float = 10.0) -> None:
+        self._now = 0.0
+        self._holds = 0
+        self.patience = patience
+        super().__init__(_JumpingSelector(self))
+        self._clock_resolution = _RESOLUTION
+
+    def time(self) -> float:
+        """Return virtual seconds since the loop was made."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass without running anything, as a call that blocks the loop does.
+
+        :raises InvalidArgumentError: negative or not finite
+        """
+        if not 0 <= seconds < math.inf:
+            raise InvalidArgumentError("seconds", seconds, "a finite number of at least 0")
+        self._set_now(self._now + seconds)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Let time stand still inside the block: the loop waits really for what happens outside of it."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
+    ) -> asyncio.Future[_T]:
+        """Run ``func`` in a thread, as any loop does; time stands still until it is done."""
+        future = super().run_in_executor(executor, func, *args)
+        self._holds += 1
+        future.add_done_callback(self._release)
+        return future
+
+    async def shutdown_default_executor(self, *args: Any, **kwargs: Any) -> None:
+        """Join the executor's threads, as any loop does; time stands still meanwhile."""
+        with self.hold():
+            await super().shutdown_default_executor(*args, **kwargs)
+
+    def _release(self, _future: asyncio.Future[Any]) -> None:
+        self._holds -= 1
+
+    def _set_now(self, now: float) -> None:
+        self._now = max(self._now, now)
+        self._clock_resolution = max(_RESOLUTION, math.ulp(self._now))
+
+    def _is_held(self) -> bool:
+        return self._holds > 0 or any(_works_for(thread, self) for thread in threading.enumerate())
+
+    def _jump(self) -> bool:
+        if not self._scheduled:
+            return False
+        self._set_now(self._scheduled[0].when())
+        return True
+
+    def _stuck(self, reason: str) -> VirtualDeadlockError:
+        return VirtualDeadlockError(reason, self._now, [_describe(task) for task in asyncio.all_tasks(self)])
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Where the loop would sleep, it asks here; this decides between jumping, really waiting, and giving up."""
+
+    def __init__(self, loop: VirtualClockEventLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> _Events:
+        is_held = timeout != 0 and self._loop._is_held()  # asked first: what a thread posts just after it is seen below
+        events = super().select(0)
+        if events or timeout == 0:
+            return events
+        if is_held:
+            return self._wait_really(self._loop._is_held, "work outside of the loop did not end")
+        if self._loop._jump():
+            return events
+        if len(self.get_map()) > 1:  # the loop's own wake-up pipe is always there
+            return self._wait_really(lambda: True, "nothing came in from the open sockets")
+        raise self._loop._stuck("nothing is scheduled and nothing is under way")
+
+    def _wait_really(self, is_needed: Callable[[], bool], reason: str) -> _Events:
+        give_up_at = time.monotonic() + self._loop.patience
+        while is_needed():
+            events = super().select(_SLICE)
+            if events:
+                return events
+            if time.monotonic() > give_up_at:
+                raise self._loop._stuck(f"{reason} within {self._loop.patience} real seconds")
+        return []
+
+
+def _works_for(thread: threading.Thread, loop: VirtualClockEventLoop) -> bool:
+    """Return whether this is a worker of ``anyio.to_thread`` with a job of ``loop``."""
+    jobs = getattr(thread, "queue", None)
+    return isinstance(jobs, queue.Queue) and jobs.unfinished_tasks > 0 and getattr(thread, "loop", None) is loop
+
+
+def _describe(task: asyncio.Task[Any]) -> str:
+    frames = task.get_stack(limit=1)
+    where = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
+    return f"{task.get_name()} in {getattr(task.get_coro(), '__qualname__', '?')}{where}"
+
+
+@contextmanager
+def hold_time() -> Iterator[None]:
+    """Let virtual time stand still inside the block, for real I/O or threads of your own; call it in the loop.
+
+    On a loop that is not virtual it does nothing.
+    """
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualClockEventLoop):
+        yield
+        return
+    with loop.hold():
+        yield
+
+
+def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None, patience: float = 10.0) -> _T:
+    """Run a coroutine to its end on a new virtual loop that starts at 0, as ``asyncio.run`` does on a real one.
+
+    :raises VirtualDeadlockError: it would have waited for ever
+    """
+    with asyncio.Runner(debug=debug, loop_factory=lambda: VirtualClockEventLoop(patience)) as runner:
+        return runner.run(main)
+
+
+def virtual_time(test: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, _T]:
+    """Make a plain function of a coroutine function; each call of it runs on a virtual loop of its own.
+
+    For tests, under any runner and with any plugin::
+
+        @virtual_time
+        async def test_an_hour_passes() -> None:
+            await asyncio.sleep(3600)
+            assert asyncio.get_running_loop().time() == 3600
+    """
+
+    @functools.wraps(test)
+    def run_on_virtual_time(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return run(test(*args, **kwargs))
+
+    return run_on_virtual_time
