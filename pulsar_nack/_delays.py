@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
+from typing import Final
 
 from .errors import InvalidArgumentError
 
 Delay = float | timedelta
 """Seconds as a number, or a timedelta."""
 
-MAX_DELAY_MS = 100 * 366 * 86_400_000
+MAX_DELAY_MS: Final = 100 * 366 * 86_400_000
 """A century: more is a mistake of units."""
 
-_EXPECTED = "seconds as a finite number from 0 to a century, or a timedelta"
+_MAX_DELAY_S: Final = MAX_DELAY_MS // 1000
+_EXPECTED: Final = "seconds as a finite number from 0 to a century, or a timedelta"
 
 
 def delay_ms(value: object, field: str = "delay") -> int:
@@ -26,9 +27,18 @@ def delay_ms(value: object, field: str = "delay") -> int:
     elif isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, float | int) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = value
     else:
         raise InvalidArgumentError(field, value, _EXPECTED)
-    if not 0 <= seconds <= MAX_DELAY_MS / 1000 or math.isnan(seconds):
+    if not 0 <= seconds <= _MAX_DELAY_S:  # false for NaN too
         raise InvalidArgumentError(field, value, _EXPECTED)
     return round(seconds * 1000)
+
+
+def delay_seconds(value: object, field: str = "delay") -> float:
+    """Return ``value`` in seconds, not rounded; raises what :func:`delay_ms` raises."""
+    delay_ms(value, field)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    assert isinstance(value, float | int)
+    return float(value)

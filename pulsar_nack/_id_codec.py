@@ -2,7 +2,8 @@
 
 The core has no protobuf dependency, and this one message needs only varints and one nested message.
 Field numbers: ledgerId 1, entryId 2, partition 3, batch_index 4, ack_set 5 (skipped), batch_size 6,
-first_chunk_message_id 7. Negative int32 values take ten bytes, as protobuf writes them.
+first_chunk_message_id 7. Negative int32 values take ten bytes, as protobuf writes them; read, they are cut to their
+lowest 32 bits, as protobuf reads them. A first chunk that is chunked itself is refused, so that no input can nest.
 """
 
 from __future__ import annotations
@@ -51,17 +52,34 @@ def decode_message_id(data: bytes, topic: str | None = None) -> MessageId:
         raise InvalidArgumentError("data", data, "the bytes of a message id")
     data = bytes(data)
     numbers, first = _fields(data)
+    if topic is not None and not isinstance(topic, str):
+        raise InvalidArgumentError("topic", topic, "a str or None")
+    return _from_fields(data, numbers, topic, None if first is None else _decode_first(first, topic))
+
+
+def _decode_first(data: bytes, topic: str | None) -> MessageId:
+    numbers, nested = _fields(data)
+    if nested is not None:
+        raise InvalidArgumentError("data", data, "a first chunk that is not chunked itself")
+    return _from_fields(data, numbers, topic, None)
+
+
+def _from_fields(data: bytes, numbers: dict[int, int], topic: str | None, first: MessageId | None) -> MessageId:
     if _LEDGER not in numbers or _ENTRY not in numbers:
         raise InvalidArgumentError("data", data, "a message id with a ledger and an entry")
     return MessageId(
         numbers[_LEDGER],
         numbers[_ENTRY],
-        numbers.get(_PARTITION, -1),
-        numbers.get(_BATCH_INDEX, -1),
-        batch_size=max(numbers.get(_BATCH_SIZE, 0), 0),
+        _int32(numbers.get(_PARTITION, -1)),
+        _int32(numbers.get(_BATCH_INDEX, -1)),
+        batch_size=max(_int32(numbers.get(_BATCH_SIZE, 0)), 0),
         topic=topic,
-        first_chunk=None if first is None else decode_message_id(first, topic),
+        first_chunk=first,
     )
+
+
+def _int32(value: int) -> int:
+    return (value + 2**31) % 2**32 - 2**31
 
 
 def _fields(data: bytes) -> tuple[dict[int, int], bytes | None]:

@@ -5,13 +5,16 @@ Any ``Callable[[int], float | timedelta]`` is one; floats are seconds.
 
 from __future__ import annotations
 
-import math
 import random
+import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from typing import Final
 
-from ._delays import Delay, delay_ms
+from ._delays import Delay, delay_seconds
 from .errors import InvalidArgumentError
+
+_MAX_COUNT: Final = 2**32 - 1  # Pulsar counts redeliveries in 32 bits
 
 Backoff = Callable[[int], float | timedelta]
 """What every strategy is: redelivery count in, delay out."""
@@ -21,7 +24,7 @@ class Fixed:
     """The same delay each time, in seconds or as a timedelta."""
 
     def __init__(self, delay: Delay) -> None:
-        self._seconds = _seconds(delay, "delay")
+        self._seconds = delay_seconds(delay, "delay")
 
     def __call__(self, redelivery_count: int) -> float:  # noqa: ARG002
         """Return the delay in seconds."""
@@ -35,22 +38,15 @@ class Multiplier:
     """``minimum * multiplier ** count`` up to ``maximum``, as the Java client's MultiplierRedeliveryBackoff."""
 
     def __init__(self, minimum: Delay = 10.0, maximum: Delay = 600.0, multiplier: float = 2.0) -> None:
-        self._minimum = _seconds(minimum, "minimum")
-        self._maximum = _seconds(maximum, "maximum")
-        if self._maximum < self._minimum:
-            raise InvalidArgumentError("maximum", maximum, f"at least the minimum ({self._minimum} s)")
-        if isinstance(multiplier, bool) or not isinstance(multiplier, int | float):
-            raise InvalidArgumentError("multiplier", multiplier, "a finite number of at least 1")
-        if not 1 <= multiplier < math.inf:
-            raise InvalidArgumentError("multiplier", multiplier, "a finite number of at least 1")
-        self._multiplier = float(multiplier)
+        self._minimum, self._maximum = _bounds("minimum", minimum, maximum)
+        self._multiplier = _as_factor(multiplier)
 
     def __call__(self, redelivery_count: int) -> float:
         """Return the delay in seconds; a negative count counts as 0."""
         if redelivery_count <= 0 or self._minimum == 0:
             return self._minimum
         try:
-            return min(self._minimum * self._multiplier**redelivery_count, self._maximum)
+            return min(self._minimum * self._multiplier ** min(redelivery_count, _MAX_COUNT), self._maximum)
         except OverflowError:
             return self._maximum
 
@@ -64,8 +60,11 @@ class Exponential:
     def __init__(
         self, base: Delay, maximum: Delay, *, jitter: bool = True, random: Callable[[], float] = random.random
     ) -> None:
-        self._raw = Multiplier(base, maximum)
-        self._jitter = bool(jitter)
+        self._base, self._maximum = _bounds("base", base, maximum)
+        if not isinstance(jitter, bool):
+            raise InvalidArgumentError("jitter", jitter, "True or False")
+        self._raw = Multiplier(self._base, self._maximum)
+        self._jitter = jitter
         self._random = random
 
     def __call__(self, redelivery_count: int) -> float:
@@ -74,14 +73,14 @@ class Exponential:
         return delay * (0.5 + self._random() / 2) if self._jitter else delay
 
     def __repr__(self) -> str:
-        return f"Exponential({self._raw._minimum!r}, {self._raw._maximum!r}, jitter={self._jitter})"
+        return f"Exponential({self._base!r}, {self._maximum!r}, jitter={self._jitter})"
 
 
 class Steps:
     """The delays of a list in turn, the last one from then on."""
 
     def __init__(self, delays: Iterable[Delay]) -> None:
-        self._delays = [_seconds(delay, f"delays[{index}]") for index, delay in enumerate(delays)]
+        self._delays = [delay_seconds(delay, f"delays[{index}]") for index, delay in enumerate(delays)]
         if not self._delays:
             raise InvalidArgumentError("delays", [], "at least one delay")
 
@@ -107,10 +106,14 @@ def as_backoff(value: object) -> Backoff:
     raise InvalidArgumentError("backoff", value, "a callable, a delay, or a list of delays")
 
 
-def _seconds(value: object, field: str) -> float:
-    return delay_ms(value, field) / 1000 if isinstance(value, timedelta) else _checked(value, field)
+def _as_factor(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= sys.float_info.max:
+        raise InvalidArgumentError("multiplier", value, "a finite number of at least 1")
+    return float(value)
 
 
-def _checked(value: object, field: str) -> float:
-    delay_ms(value, field)
-    return float(value)  # type: ignore[arg-type]
+def _bounds(lower_name: str, lower: Delay, maximum: Delay) -> tuple[float, float]:
+    lowest, highest = delay_seconds(lower, lower_name), delay_seconds(maximum, "maximum")
+    if highest < lowest:
+        raise InvalidArgumentError("maximum", maximum, f"at least the {lower_name} ({lowest} s)")
+    return lowest, highest

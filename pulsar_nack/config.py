@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from ._delays import delay_ms
+from ._delays import MAX_DELAY_MS, delay_ms
+from .errors import InvalidArgumentError
 
 MAX_PRECISION_BITS: Final = 62
 _DAY_S: Final = 86_400
@@ -17,9 +17,10 @@ _DAY_S: Final = 86_400
 def _as_delay(value: Any, info: ValidationInfo) -> timedelta:
     field = info.field_name or "delay"
     milliseconds = delay_ms(value, field)
-    if not isinstance(value, timedelta) and milliseconds > _DAY_S * 1000:
-        raise ValueError(
-            f"{field}: {value!r} seconds is more than a day; is it meant in ms? Use {field}_ms, or a timedelta for days"
+    if not isinstance(value, timedelta) and value > _DAY_S:
+        instead = f"{field}_ms" if field == "negative_ack_redelivery_delay" else "seconds"
+        raise InvalidArgumentError(
+            field, value, f"at most a day of seconds (for ms use {instead}, for days a timedelta)"
         )
     return timedelta(milliseconds=milliseconds)
 
@@ -27,8 +28,8 @@ def _as_delay(value: Any, info: ValidationInfo) -> timedelta:
 def _as_ratio(value: Any, info: ValidationInfo) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1 or math.isnan(value):
-        raise ValueError(f"{info.field_name}: expected a number above 0 and at most 1, or None, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:  # false for NaN too
+        raise InvalidArgumentError(info.field_name or "ratio", value, "a number above 0 and at most 1, or None")
     return float(value)
 
 
@@ -47,7 +48,7 @@ class _Settings(BaseModel):
         strict=True,
         alias_generator=_camel,
         populate_by_name=True,
-        hide_input_in_errors=False,
+        ser_json_timedelta="float",  # what model_dump_json writes, model_validate_json reads
     )
 
 
@@ -86,11 +87,11 @@ class NackConfig(_Settings):
             if name not in data:
                 continue
             if any(other in data for other in delay_names):
-                raise ValueError(f"{name}: the delay is given twice, in seconds and in ms")
+                raise InvalidArgumentError(name, data[name], "the delay to be given once, in seconds or in ms")
             value = data.pop(name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name}: expected milliseconds as an integer of at least 0, got {value!r}")
-            data[delay_names[0]] = timedelta(milliseconds=delay_ms(value / 1000, name))
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DELAY_MS:
+                raise InvalidArgumentError(name, value, "milliseconds as an integer from 0 to a century")
+            data[delay_names[0]] = timedelta(milliseconds=value)
         return data
 
     @property

@@ -69,7 +69,7 @@ class MissingExtraError(PulsarNackError, ImportError):
         super().__init__(f"{feature} needs {package}: pip install 'pulsar-nack[{extra}]'", name=package)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args), {**self.__dict__, "name": self.name}
+        return _rebuild, (type(self), self.args), {**self.__dict__, "name": self.name, "msg": self.msg}
 
 
 class RedeliveryError(PulsarNackError):

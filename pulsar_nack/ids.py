@@ -9,6 +9,7 @@ from .errors import InvalidArgumentError
 
 _INT64_MAX: Final = 2**63 - 1
 _INT32_MAX: Final = 2**31 - 1
+_MAX_CHUNKS: Final = 1_000_000
 
 
 class Position(NamedTuple):
@@ -39,7 +40,7 @@ class MessageId(_Identity):
     :param topic: full topic name, None when not known
     :param first_chunk: id of the first part of a chunked message (the id itself is that of the last)
     :param chunks: positions of all parts, when the transport knows them
-    :raises InvalidArgumentError: names the field that is not an integer or out of range
+    :raises InvalidArgumentError: names the field that is not an integer, out of range or of another type
     """
 
     batch_size: int = 0
@@ -67,8 +68,8 @@ class MessageId(_Identity):
         _check("batch_size", batch_size, 0, _INT32_MAX)
         if topic is not None and not isinstance(topic, str):
             raise InvalidArgumentError("topic", topic, "a str or None")
-        if first_chunk is not None and not isinstance(first_chunk, MessageId):
-            raise InvalidArgumentError("first_chunk", first_chunk, "a MessageId or None")
+        if first_chunk is not None:
+            _check_first_chunk(first_chunk, ledger, entry)
         self = _Identity.__new__(cls, ledger, entry, partition, batch_index)
         extras = self.__dict__
         if batch_size:
@@ -78,7 +79,7 @@ class MessageId(_Identity):
         if first_chunk is not None:
             extras["first_chunk"] = first_chunk
         if chunks:
-            extras["chunks"] = tuple(Position(*chunk) for chunk in chunks)
+            extras["chunks"] = _as_positions(chunks)
         return self
 
     @property
@@ -128,11 +129,14 @@ class MessageId(_Identity):
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"MessageId is frozen: cannot delete {name}")
 
-    def __getnewargs_ex__(self) -> tuple[tuple[int, ...], dict[str, Any]]:
-        return tuple(self), dict(self.__dict__)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), tuple(self), self.__dict__)
 
-    def __getstate__(self) -> None:
-        return None
+    def _replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields changed, checked as a new one is; what is not named is kept."""
+        return type(self)(**{**self._asdict(), **self.__dict__, **changes})
+
+    __replace__ = _replace
 
     def __repr__(self) -> str:
         fields = [str(self.ledger), str(self.entry)]
@@ -153,3 +157,30 @@ def _check(field: str, value: object, lowest: int, highest: int) -> None:
         raise InvalidArgumentError(field, value, "a plain int (convert numpy integers with int())")
     if not lowest <= value <= highest:
         raise InvalidArgumentError(field, value, f"an integer from {lowest} to {highest}")
+
+
+def _check_first_chunk(first: object, ledger: int, entry: int) -> None:
+    if not isinstance(first, MessageId):
+        raise InvalidArgumentError("first_chunk", first, "a MessageId or None")
+    if first.is_chunked:
+        raise InvalidArgumentError("first_chunk", first, "an id that is not chunked itself")
+    if first.ledger == ledger and not 0 <= entry - first.entry < _MAX_CHUNKS:
+        raise InvalidArgumentError("first_chunk", first, f"one of the {_MAX_CHUNKS} entries that end at {entry}")
+
+
+def _as_positions(chunks: object) -> tuple[Position, ...]:
+    if not isinstance(chunks, Sequence) or isinstance(chunks, str | bytes):
+        raise InvalidArgumentError("chunks", chunks, "a sequence of positions")
+    return tuple(_as_position(chunk, f"chunks[{index}]") for index, chunk in enumerate(chunks))
+
+
+def _as_position(value: object, field: str) -> Position:
+    if not isinstance(value, tuple | list) or len(value) < len(Position._fields):
+        raise InvalidArgumentError(field, value, "a ledger and an entry")
+    _check(field, value[0], 0, _INT64_MAX)
+    _check(field, value[1], 0, _INT64_MAX)
+    return Position(value[0], value[1])
+
+
+def _rebuild(kind: type[MessageId], identity: tuple[int, int, int, int], extras: dict[str, Any]) -> MessageId:
+    return kind(*identity, **extras)
