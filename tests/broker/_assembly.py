@@ -1,0 +1,126 @@
+"""Apache Pulsar's jars, fetched by Maven into a cache folder once and checked before each use.
+
+The folder is made beside its final place and renamed into it, so that it is whole or absent. Its stamp is a digest of
+the pom and of the names and sizes of all jars: with another pom, or a jar missing or cut short, it is assembled anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+VERSION = "3.0.7"
+POM = Path(__file__).with_name("pom.xml")
+MAVEN_TIMEOUT = 1_200.0
+JAVA_AT_LEAST = 17
+
+
+class AssemblyError(RuntimeError):
+    """The broker cannot be put together on this machine; the message says what is missing or failed."""
+
+
+def assemble() -> Path:
+    """The folder with the broker's jars; fetched with Maven if there is no good one (about 200 MB)."""
+    cache = cache_folder()
+    home = cache / f"pulsar-{VERSION}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with _lock(cache / f"pulsar-{VERSION}.lock"):
+        if not is_whole(home):
+            _assemble_into(home)
+    return home / "lib"
+
+
+def cache_folder() -> Path:
+    """``PULSAR_NACK_CACHE``, or ``.cache`` at the head of the repository."""
+    given = os.environ.get("PULSAR_NACK_CACHE")
+    return Path(given).expanduser().resolve() if given else POM.parents[2] / ".cache"
+
+
+def is_whole(home: Path) -> bool:
+    """Whether the folder was made from today's pom and has lost nothing since."""
+    try:
+        return (home / "stamp").read_text() == _stamp(home)
+    except OSError:
+        return False
+
+
+def find_java() -> str:
+    """The ``java`` of JAVA_HOME or of the path; raises AssemblyError if there is none of version 17 or later."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if java is None:
+        raise AssemblyError(f"no java found (JAVA_HOME={home}): a Java of version {JAVA_AT_LEAST} or later is needed")
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    found = re.search(r'version "(\d+)', told)
+    if found is None or int(found[1]) < JAVA_AT_LEAST:
+        raise AssemblyError(f"{java} is too old, version {JAVA_AT_LEAST} or later is needed; it says: {told.strip()}")
+    return java
+
+
+def missing_tools() -> str | None:
+    """Why a broker cannot be started here, or None if it can."""
+    try:
+        find_java()
+    except AssemblyError as error:
+        return str(error)
+    if shutil.which("mvn") is None and not is_whole(cache_folder() / f"pulsar-{VERSION}"):
+        return "no mvn found: Maven is needed to fetch the broker"
+    return None
+
+
+def _assemble_into(home: Path) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise AssemblyError("no mvn found: Maven is needed to fetch the broker")
+    print(f"Fetching Apache Pulsar {VERSION} with Maven into {home} (once, about 200 MB)", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix=f"{home.name}.", dir=home.parent, ignore_cleanup_errors=True) as made:
+        fresh = Path(made) / "fresh"
+        fresh.mkdir()
+        _copy_dependencies(maven, fresh / "lib")
+        if not any((fresh / "lib").glob("pulsar-broker-*.jar")):
+            raise AssemblyError("Maven reported success, but pulsar-broker is not among the jars")
+        (fresh / "stamp").write_text(_stamp(fresh))
+        if home.exists():
+            home.rename(Path(made) / "old")
+        fresh.rename(home)
+
+
+def _copy_dependencies(maven: str, lib: Path) -> None:
+    command = [maven, "-q", "-B", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
+    try:
+        done = subprocess.run(
+            [*command, "-DincludeScope=runtime"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=MAVEN_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AssemblyError(f"Maven did not finish within {MAVEN_TIMEOUT:.0f} s") from error
+    if done.returncode:
+        raise AssemblyError(f"Maven failed with exit code {done.returncode}:\n{done.stdout[-4_000:]}")
+
+
+def _stamp(home: Path) -> str:
+    digest = hashlib.sha256(POM.read_bytes())
+    for jar in sorted((home / "lib").iterdir()):
+        digest.update(f"{jar.name} {jar.stat().st_size}\n".encode())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,297 @@
+"""Apache Pulsar standalone as a child process: start, wait for health, stop, kill -9 and start again on the same data.
+
+As a command, ``python -m tests.broker.standalone run -- CMD ...`` runs CMD with PULSAR_SERVICE_URL and PULSAR_ADMIN_URL
+set and ends with its exit code. When both are set already, that broker is used and none is started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, Self
+
+from pulsar_nack.testing._process import GuardedProcess, free_port
+from tests.broker._assembly import AssemblyError, assemble, find_java
+
+HOST = "127.0.0.1"
+SERVICE_URL = "PULSAR_SERVICE_URL"
+ADMIN_URL = "PULSAR_ADMIN_URL"
+START_ATTEMPTS = 3  # a port may be taken between looking and binding
+
+_OPENS = [
+    *(
+        f"java.base/{package}"
+        for package in (
+            "java.lang",
+            "java.io",
+            "java.nio",
+            "java.util.zip",
+            "jdk.internal.misc",
+            "jdk.internal.loader",
+            "sun.net",
+        )
+    ),
+    "java.management/sun.management",
+    "jdk.management/com.sun.management.internal",
+]
+_JVM = ["-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-Dio.netty.tryReflectionSetAccessible=true"]
+
+# BookKeeper takes the port that it is given only with allowEphemeralPorts, and listens on all addresses unless told of
+# an interface. A retention keeps acknowledged messages, for tests that move a subscription back.
+_SETTINGS = {
+    "bindAddress": HOST,
+    "advertisedAddress": HOST,
+    "clusterName": "standalone",
+    "managedLedgerDefaultEnsembleSize": "1",
+    "managedLedgerDefaultWriteQuorum": "1",
+    "managedLedgerDefaultAckQuorum": "1",
+    "acknowledgmentAtBatchIndexLevelEnabled": "true",
+    "allowAutoTopicCreation": "true",
+    "allowAutoTopicCreationType": "non-partitioned",
+    "brokerDeleteInactiveTopicsEnabled": "false",
+    "defaultRetentionTimeInMinutes": "60",
+    "defaultRetentionSizeInMB": "256",
+    "transactionCoordinatorEnabled": "false",
+    "functionsWorkerEnabled": "false",
+    "systemTopicEnabled": "false",
+    "topicLevelPoliciesEnabled": "false",
+    "loadBalancerEnabled": "false",
+    "allowEphemeralPorts": "true",
+    "journalSyncData": "false",
+    "diskUsageThreshold": "0.99",
+    "diskUsageWarnThreshold": "0.98",
+}
+
+
+class StandaloneError(RuntimeError):
+    """The broker did not come up; the message ends with the tail of its log."""
+
+
+class Standalone:
+    """A broker of its own in a temporary folder, gone with all its data at the end of the ``with`` block.
+
+    ``index_acks`` switches acknowledgmentAtBatchIndexLevelEnabled, ``settings`` are further lines of the conf file, and
+    ``startup_timeout`` is in seconds. One owner uses it from one thread at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        index_acks: bool = True,
+        settings: Mapping[str, str] | None = None,
+        startup_timeout: float = 120.0,
+    ) -> None:
+        self._settings = (
+            _SETTINGS | {"acknowledgmentAtBatchIndexLevelEnabled": str(index_acks).lower()} | dict(settings or {})
+        )
+        self._startup_timeout = startup_timeout
+        self._process: GuardedProcess | None = None
+        self._folder: Path | None = None
+        self._ports = (0, 0, 0)
+
+    @property
+    def service_url(self) -> str:
+        """Where clients connect; the same after a restart."""
+        return f"pulsar://{HOST}:{self._ports[0]}"
+
+    @property
+    def admin_url(self) -> str:
+        """Where the admin API listens; the same after a restart."""
+        return f"http://{HOST}:{self._ports[1]}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running broker."""
+        if self._process is None:
+            raise StandaloneError("the broker does not run")
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start it and wait until it is healthy; after ``kill`` or ``stop``, on the same ports and data."""
+        if self._process is not None:
+            raise StandaloneError("the broker runs already")
+        try:
+            if self._folder is None:
+                self._start_first()
+            else:
+                self._launch()
+        except BaseException:
+            self.close()
+            raise
+
+    def stop(self) -> None:
+        """Shut it down in order; its data stay for ``start``."""
+        if self._process is not None:
+            self._process.stop(grace=10.0)
+            self._process = None
+
+    def kill(self) -> None:
+        """End it as ``kill -9`` does; its data stay for ``start``."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def restart(self, *, kill: bool = False) -> None:
+        """Stop or kill it and start it again on the same ports and data."""
+        self.kill() if kill else self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """End it and remove its data; again does nothing. No orderly shutdown: there is nothing left to save."""
+        self.kill()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def log_tail(self, size: int = 4_000) -> str:
+        """The last ``size`` characters of its log."""
+        if self._folder is None:
+            return ""
+        return (self._folder / "log").read_text(errors="replace")[-size:]
+
+    def _start_first(self) -> None:
+        for attempt in range(1, START_ATTEMPTS + 1):
+            self._folder = Path(tempfile.mkdtemp(prefix="pulsar-standalone-"))
+            self._ports = (free_port(HOST), free_port(HOST), free_port(HOST))
+            try:
+                self._launch()
+            except StandaloneError:
+                if attempt == START_ATTEMPTS or "Address already in use" not in self.log_tail(100_000):
+                    raise
+                self.close()
+            else:
+                return
+
+    def _launch(self) -> None:
+        folder = self._folder
+        assert folder is not None
+        lib, java = assemble(), find_java()
+        self._write_conf(folder / "standalone.conf")
+        self._process = GuardedProcess(self._command(java, lib, folder), log=folder / "log", folder=folder, cwd=folder)
+        self._wait_until_healthy(self._process)
+
+    def _write_conf(self, path: Path) -> None:
+        service, web, _ = self._ports
+        lines = self._settings | {"brokerServicePort": str(service), "webServicePort": str(web)}
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+        if loopback is not None:
+            lines = lines | {"listeningInterface": loopback}
+        path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+
+    def _command(self, java: str, lib: Path, folder: Path) -> list[str]:
+        return [
+            java,
+            *_JVM,
+            *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS),
+            "-cp",
+            f"{lib}/*",
+            "org.apache.pulsar.PulsarStandaloneStarter",
+            *("-c", "standalone.conf", "-nfw", "-nss", "-a", HOST),
+            *("--num-bookies", "1", "--bookkeeper-port", str(self._ports[2])),
+            *("--bookkeeper-dir", str(folder / "bookkeeper"), "--metadata-dir", str(folder / "metadata")),
+        ]
+
+    def _wait_until_healthy(self, process: GuardedProcess) -> None:
+        give_up_at = time.monotonic() + self._startup_timeout
+        while not is_healthy(self.admin_url):
+            if process.exit_code is not None:
+                raise StandaloneError(f"the broker ended with {process.exit_code} while starting:\n{self.log_tail()}")
+            if time.monotonic() > give_up_at:
+                raise StandaloneError(
+                    f"the broker was not healthy after {self._startup_timeout:.0f} s:\n{self.log_tail()}"
+                )
+            time.sleep(0.1)
+
+
+def is_healthy(admin_url: str) -> bool:
+    """Whether the broker says "ok" about itself, which includes sending itself a message."""
+    try:
+        with urllib.request.urlopen(f"{admin_url}/admin/v2/brokers/health", timeout=10) as answer:
+            return bool(answer.read().strip() == b"ok")
+    except OSError:
+        return False
+
+
+def external() -> tuple[str, str] | None:
+    """The service and the admin URL of a broker that the user runs, if both are given."""
+    service, admin = os.environ.get(SERVICE_URL), os.environ.get(ADMIN_URL)
+    return (service, admin) if service and admin else None
+
+
+def run(command: Sequence[str], broker: Standalone) -> int:
+    """Run a command beside a broker and return its exit code."""
+    given = external()
+    if given is not None:
+        return _run_command(command, given)
+    with broker:
+        print(f"Apache Pulsar runs at {broker.service_url}, {broker.admin_url}", file=sys.stderr, flush=True)
+        return _run_command(command, (broker.service_url, broker.admin_url))
+
+
+def _run_command(command: Sequence[str], urls: tuple[str, str]) -> int:
+    child = subprocess.Popen(command, env=os.environ | dict(zip((SERVICE_URL, ADMIN_URL), urls, strict=True)))
+    try:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:  # the terminal told the command too: it may finish what it does
+                continue
+    finally:
+        if child.poll() is None:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(10)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _exit_on_signal(number: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.broker.standalone", description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("assemble", help="fetch the broker into the cache folder, and end")
+    runner = actions.add_parser("run", help="run a command beside a broker: run -- CMD ...")
+    runner.add_argument("--no-index-acks", action="store_true", help="switch acknowledging single batch members off")
+    runner.add_argument("command", nargs="+")
+    options = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _exit_on_signal)
+    try:
+        if options.action == "assemble":
+            print(assemble())
+            return 0
+        return run(options.command, Standalone(index_acks=not options.no_index_acks))
+    except (AssemblyError, StandaloneError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
