@@ -1,0 +1,223 @@
+"""The embedded broker: it serves, it goes away whatever happens, and it says plainly why it cannot run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from pulsar_nack.errors import BrokerError, MissingExtraError
+from pulsar_nack.testing import EmbeddedBroker, _lite
+from pulsar_nack.testing._process import free_port
+
+REASON = EmbeddedBroker.unavailable_reason()
+OWNER = """
+import time
+from pulsar_nack.testing import EmbeddedBroker
+with EmbeddedBroker() as broker:
+    print(broker.pid, flush=True)
+    time.sleep(60)
+"""
+needs_broker = pytest.mark.skipif(REASON is not None, reason=f"no embedded broker: {REASON}")
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the brokers of a test make their temporary folders."""
+    place = tmp_path / "folders"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    return place
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a shell script in the place of the binary; it still answers ``--help``."""
+
+    def put(body: str) -> None:
+        script = tmp_path / "pulsar-lite"
+        script.write_text(f'#!/bin/sh\n[ "$1" = --help ] && exit 0\n{body}\n')
+        script.chmod(0o755)
+        monkeypatch.setattr(_lite, "_find_binary", lambda: script)
+
+    return put
+
+
+def is_running(pid: int | None) -> bool:
+    """Whether a process lives; one that ended and was not waited for does not."""
+    assert pid is not None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> bool:
+    """Poll a condition of another process."""
+    give_up_at = time.monotonic() + timeout
+    while not condition() and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    return condition()
+
+
+def refuses(port: int) -> bool:
+    """Whether nobody listens on a loopback port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@needs_broker
+async def test_serves_the_official_client(folders: Path) -> None:
+    """Messages go through it, and afterwards the process, the port and the folder are gone."""
+    client_module = pytest.importorskip("pulsar.asyncio")
+    async with EmbeddedBroker() as broker:
+        pid, port = broker.pid, int(broker.service_url.rpartition(":")[2])
+        client = client_module.Client(broker.service_url)
+        consumer = await client.subscribe("greetings", "reader")
+        producer = await client.create_producer("greetings")
+        await producer.send(b"hello")
+        assert (await consumer.receive()).data() == b"hello"
+        await client.close()
+    assert not is_running(pid)
+    assert refuses(port)
+    assert list(folders.iterdir()) == []
+
+
+@needs_broker
+def test_ends_with_an_error_in_the_block(folders: Path) -> None:
+    """An exception in the block ends the broker and comes through."""
+    seen: list[int | None] = []
+
+    def interrupted() -> None:
+        with EmbeddedBroker() as broker:
+            seen.append(broker.pid)
+            assert is_running(broker.pid)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not is_running(seen[0])
+    assert list(folders.iterdir()) == []
+
+
+@needs_broker
+def test_can_be_entered_again() -> None:
+    """After a block the same object starts another broker, and outside of blocks it has no URL."""
+    broker = EmbeddedBroker()
+    with broker:
+        first = broker.pid
+    with pytest.raises(BrokerError, match="does not run"):
+        broker.service_url  # noqa: B018 - the access raises
+    with broker:
+        assert broker.pid != first
+        assert is_running(broker.pid)
+
+
+@needs_broker
+def test_entering_twice_keeps_the_first() -> None:
+    """Entering a running broker is refused and does not disturb it."""
+    with EmbeddedBroker() as broker:
+        with pytest.raises(BrokerError, match="already"):
+            broker.__enter__()
+        assert is_running(broker.pid)
+
+
+@needs_broker
+async def test_two_side_by_side() -> None:
+    """Each broker has a port and a process of its own."""
+    async with EmbeddedBroker() as one, EmbeddedBroker() as two:
+        assert one.service_url != two.service_url
+        assert is_running(one.pid)
+        assert is_running(two.pid)
+
+
+@needs_broker
+def test_goes_with_a_killed_owner(folders: Path) -> None:
+    """When the owner is killed with SIGKILL the broker ends and its folder goes too."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(folders)},
+        text=True,
+    )
+    with owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        assert is_running(pid)
+        assert len(list(folders.iterdir())) == 1
+        owner.send_signal(signal.SIGKILL)
+    assert wait_until(lambda: not is_running(pid))
+    assert wait_until(lambda: list(folders.iterdir()) == [])
+
+
+@needs_broker
+def test_takes_another_port_when_its_own_was_taken(monkeypatch: pytest.MonkeyPatch, folders: Path) -> None:
+    """A port that is taken between looking and binding costs another try, not an error."""
+    real = free_port
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = iter([taken.getsockname()[1]])
+        monkeypatch.setattr(_lite, "free_port", lambda host: next(ports, None) or real(host))
+        with EmbeddedBroker() as broker:
+            assert broker.service_url != f"pulsar://127.0.0.1:{taken.getsockname()[1]}"
+            assert is_running(broker.pid)
+    assert list(folders.iterdir()) == []
+
+
+async def test_tells_why_it_ended(stand_in: Callable[[str], None], folders: Path) -> None:
+    """A broker that ends while starting is an error with its exit code and its last words."""
+    stand_in("echo no space left >&2; exit 3")
+    with pytest.raises(BrokerError, match=r"exit code 3 while starting; .*no space left"):
+        async with EmbeddedBroker():
+            pass
+    assert list(folders.iterdir()) == []
+
+
+def test_gives_up_on_a_silent_one(stand_in: Callable[[str], None], folders: Path, tmp_path: Path) -> None:
+    """A broker that runs and never answers is ended after the timeout, with an error."""
+    stand_in(f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    with pytest.raises(BrokerError, match=r"did not answer within 0\.3 s"), EmbeddedBroker(startup_timeout=0.3):
+        pass
+    assert not is_running(int((tmp_path / "pid").read_text()))
+    assert list(folders.iterdir()) == []
+
+
+async def test_cancelled_while_starting(stand_in: Callable[[str], None], folders: Path, tmp_path: Path) -> None:
+    """Cancelling the start ends the process that was being waited for."""
+    stand_in(f"echo $$ > {tmp_path}/pid; exec sleep 60")
+    with anyio.move_on_after(0.3) as scope:
+        async with EmbeddedBroker():
+            pass
+    assert scope.cancelled_caught
+    assert not is_running(int((tmp_path / "pid").read_text()))
+    assert list(folders.iterdir()) == []
+
+
+def test_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package the error names the extra to install, and asking first tells the same."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.delenv("PULSAR_LITE_BINARY", raising=False)
+    assert not EmbeddedBroker.available()
+    with pytest.raises(MissingExtraError, match=r"pulsar-nack\[demo\]"), EmbeddedBroker():
+        pass
+
+
+def test_a_binary_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A binary that cannot be run here is told from a missing one, before and on entering."""
+    foreign = tmp_path / "pulsar-lite"
+    foreign.write_bytes(b"\x7fELF\x00 for another processor")
+    foreign.chmod(0o755)
+    monkeypatch.setattr(_lite, "_find_binary", lambda: foreign)
+    assert "does not run on this machine" in str(EmbeddedBroker.unavailable_reason())
+    with pytest.raises(BrokerError, match="does not run on this machine"), EmbeddedBroker():
+        pass
