@@ -1,1 +1,9 @@
-"""Optional integrations, one per file; none is imported unless it is asked for."""
+"""Optional integrations, one per file; none is imported unless it is asked for, and none configures anything.
+
+A hook is any callable that takes one :data:`~pulsar_nack.nack.NackEvent`; give them to a tracker or consumer.
+"""
+
+from ._logging import logging_hook
+from ._structlog import structlog_hook
+
+__all__ = ["logging_hook", "structlog_hook"]
