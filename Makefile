@@ -1,0 +1,71 @@
+# Everything that is done with this project. Each target first makes the virtual environment that it needs, in .venv,
+# with no more than what it needs; Python 3.11 or later and make are enough, test-broker also wants Java 17 and Maven.
+#
+#   make test ARGS="-k bucket -x"     passes arguments on
+#   make demo PYTHON=python3.12       chooses the Python that .venv is made with
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+ARGS ?=
+BENCHMARKS ?= $(sort $(wildcard benchmarks/[a-z]*.py))
+SPHINX_OPTIONS ?= -W --keep-going -q
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow test-broker lint docs bench clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.with-demo ## see failed messages come back at their own times, on an embedded broker
+	$(BIN)/pulsar-nack demo $(ARGS)
+
+test: $(VENV)/.with-test ## run the fast tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: $(VENV)/.with-test ## run the tests that take seconds each
+	$(BIN)/python -m pytest -m "slow and not broker" $(ARGS)
+
+test-broker: $(VENV)/.with-test ## run the tests on a real Apache Pulsar, started for them (Java 17, Maven)
+	$(BIN)/python -m tests.broker.standalone run -- $(BIN)/python -m pytest -m broker $(ARGS)
+
+lint: $(VENV)/.with-test ## check format, style and types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+docs: $(VENV)/.with-docs ## build the documentation into docs/_build/html
+	$(BIN)/python -m sphinx $(SPHINX_OPTIONS) -b html docs docs/_build/html $(ARGS)
+
+bench: $(VENV)/.with-test ## run the benchmarks
+	@set -e; for script in $(BENCHMARKS); do echo "$(BIN)/python $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+clean: ## remove all that was made here except the fetched broker
+	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage demo-plot.*
+	find pulsar_nack tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove the fetched broker too
+	rm -rf .cache
+
+# One stamp for each extra of pyproject.toml.
+$(VENV)/.with-%: pyproject.toml $(VENV)/.made
+	@echo "Installing pulsar-nack[$*] into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
+
+$(VENV)/.made:
+	@for candidate in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python); do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    echo "Making $(VENV) with $$("$$candidate" --version)"; \
+	    rm -rf $(VENV); \
+	    "$$candidate" -m venv $(VENV) || exit 1; \
+	    touch $@; \
+	    exit 0; \
+	  fi; \
+	done; \
+	echo "No Python of version 3.11 or later among: $(or $(PYTHON),python3 python3.14 to python3.11 python)." >&2; \
+	echo "Name one with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; \
+	exit 1
