@@ -43,7 +43,7 @@ def encode_message_id(message_id: MessageId) -> bytes:
     return bytes(out)
 
 
-def decode_message_id(data: bytes, topic: str | None = None) -> MessageId:
+def decode_message_id(data: bytes | bytearray | memoryview, topic: str | None = None) -> MessageId:
     """Read the wire form; unknown fields are skipped.
 
     :raises InvalidArgumentError: truncated bytes, a missing ledger or entry, or a value out of range

@@ -114,7 +114,7 @@ class MessageId(_Identity):
         return encode_message_id(self)
 
     @classmethod
-    def from_bytes(cls, data: bytes, topic: str | None = None) -> MessageId:
+    def from_bytes(cls, data: bytes | bytearray | memoryview, topic: str | None = None) -> MessageId:
         """Read what :meth:`to_bytes` or an official client's ``serialize()`` wrote.
 
         :raises InvalidArgumentError: the bytes are not a message id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ..nack import NackHook, NackEvent
+from ..nack import NackEvent, NackHook
 from ._fields import fields_of, level_of, name_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
-from ..nack import NackHook, NackEvent
+from ..nack import NackEvent, NackHook
 from ._fields import fields_of, level_of, name_of
 
 _METHODS: Final = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning"}

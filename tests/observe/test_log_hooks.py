@@ -11,7 +11,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from pulsar_nack import MessageId
-from pulsar_nack.nack import Cancelled, Cleared, Closed, NackHook, Nacked, NackEvent, Redelivered, RedeliveryFailed
+from pulsar_nack.nack import Cancelled, Cleared, Closed, Nacked, NackEvent, NackHook, Redelivered, RedeliveryFailed
 from pulsar_nack.observe import logging_hook, structlog_hook
 
 ID = MessageId(3, 7, 2, 1)

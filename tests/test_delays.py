@@ -1,0 +1,81 @@
+"""Delays: seconds or timedeltas in, whole milliseconds out."""
+
+from __future__ import annotations
+
+import enum
+import math
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_nack import InvalidArgumentError
+from pulsar_nack._delays import MAX_DELAY_MS, delay_ms, delay_seconds
+
+
+class Wait(enum.IntEnum):
+    """Delays of an application."""
+
+    SHORT = 2
+    ENDLESS = 10**400
+
+
+class Seconds(float):
+    """A float of another class, as numpy's."""
+
+
+@pytest.mark.parametrize(
+    ("delay", "expected"),
+    [
+        (0, 0),
+        (-0.0, 0),
+        (1, 1000),
+        (2.5, 2500),
+        (0.0004, 0),
+        (0.0006, 1),
+        (0.1 + 0.2, 300),
+        (timedelta(0), 0),
+        (timedelta(days=2, milliseconds=5), 172_800_005),
+        (timedelta(microseconds=600), 1),
+        (Wait.SHORT, 2000),
+        (Seconds(1.5), 1500),
+        (5e-324, 0),
+        (MAX_DELAY_MS // 1000, MAX_DELAY_MS),
+    ],
+)
+def test_good_delays(delay: Any, expected: int) -> None:
+    """Numbers are seconds; the result is an int, rounded to the nearest ms."""
+    assert delay_ms(delay) == expected
+    assert type(delay_ms(delay)) is int
+    assert type(delay_seconds(delay)) is float
+    assert delay_seconds(delay) == pytest.approx(expected / 1000, abs=0.0006)
+
+
+WRONG: list[Any] = [
+    math.nan, math.inf, -math.inf, -1, -1e-9, True, False, "1", b"1", None, [], 1 + 0j, Decimal(1), Fraction(1, 2),
+    10**400, -(10**400), 10**5000, Wait.ENDLESS, timedelta(microseconds=-1), timedelta.min, timedelta.max, 1e300,
+    MAX_DELAY_MS // 1000 + 1, Seconds("nan"), object(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda value: type(value).__name__)
+def test_wrong_delays(wrong: object) -> None:
+    """N24: NaN, infinite, negative, huge, a bool, a str, a Decimal: the error names the field and keeps the value."""
+    for convert in (delay_ms, delay_seconds):
+        with pytest.raises(InvalidArgumentError) as caught:
+            convert(wrong, "my_delay")
+        assert caught.value.field == "my_delay"
+        assert caught.value.value is wrong
+        assert str(caught.value).startswith("my_delay: expected seconds")
+        assert len(str(caught.value)) < 400
+
+
+@given(st.integers(0, MAX_DELAY_MS))
+def test_whole_milliseconds_survive(milliseconds: int) -> None:
+    """Any whole number of ms is kept exactly, as a timedelta and as seconds."""
+    assert delay_ms(timedelta(milliseconds=milliseconds)) == milliseconds
+    assert delay_ms(milliseconds / 1000) == milliseconds

@@ -1,0 +1,132 @@
+"""Errors: one hierarchy, messages that name things, and all of them can be pickled."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+import pulsar_nack
+from pulsar_nack import (
+    AlreadySettledError,
+    BrokerError,
+    ClosedError,
+    InvalidArgumentError,
+    MessageId,
+    MissingExtraError,
+    NotOpenError,
+    PulsarNackError,
+    RedeliveryError,
+    VirtualDeadlockError,
+    WouldBlockError,
+    errors,
+)
+
+EXAMPLES: list[PulsarNackError] = [
+    PulsarNackError("base"),
+    InvalidArgumentError("delay", -1, "at least 0"),
+    ClosedError("the tracker"),
+    ClosedError(),
+    NotOpenError("the tracker"),
+    WouldBlockError("the tracker", wanted=5, room=2),
+    MissingExtraError("the demo", "rich", "demo"),
+    RedeliveryError("broken", failed=[MessageId(1, 2, topic="t")]),
+    RedeliveryError(),
+    BrokerError("refused"),
+    AlreadySettledError(MessageId(1, 2), "acknowledged"),
+    VirtualDeadlockError("nothing to do", 1.5, ["task a"]),
+]
+
+
+def all_errors() -> list[type[PulsarNackError]]:
+    """Return every error class that the module defines."""
+    found = [
+        value for value in vars(errors).values() if isinstance(value, type) and value.__module__ == errors.__name__
+    ]
+    return [value for value in found if issubclass(value, PulsarNackError)]
+
+
+def test_no_other_errors() -> None:
+    """The module of errors defines no class that lacks the common base."""
+    defined = [value for value in vars(errors).values() if isinstance(value, type)]
+    assert {value for value in defined if value.__module__ == errors.__name__} == set(all_errors())
+
+
+def test_examples_are_complete() -> None:
+    """Every error of the library is looked at here."""
+    assert {type(example) for example in EXAMPLES} == set(all_errors())
+
+
+@pytest.mark.parametrize("kind", all_errors())
+def test_hierarchy(kind: type[PulsarNackError]) -> None:
+    """Every error has the one base, is exported at the top, and is drawn at the head of its module."""
+    assert issubclass(kind, PulsarNackError)
+    assert getattr(pulsar_nack, kind.__name__) is kind
+    assert kind.__name__ in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_pickle(example: PulsarNackError, protocol: int) -> None:
+    """An error that crosses a process boundary is the same error, with its message and fields."""
+    again = pickle.loads(pickle.dumps(example, protocol))
+    assert type(again) is type(example)
+    assert (str(again), again.args, vars(again)) == (str(example), example.args, vars(example))
+
+
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_copy(example: PulsarNackError, copier: Any) -> None:
+    """Copies keep message and fields."""
+    again = copier(example)
+    assert (type(again), str(again), vars(again)) == (type(example), str(example), vars(example))
+
+
+def test_notes_survive() -> None:
+    """A note that was added to an error is pickled with it."""
+    error = ClosedError("x")
+    error.add_note("while testing")
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["while testing"]
+
+
+def test_messages() -> None:
+    """Messages name the field and value, the room, the extra, the message."""
+    assert str(InvalidArgumentError("delay", -1, "at least 0")) == "delay: expected at least 0, got -1"
+    assert str(ClosedError("the tracker")) == "the tracker is closed"
+    assert str(WouldBlockError("it", wanted=5, room=2)) == "it has room for 2 more, 5 wanted; nothing was added"
+    assert "pip install 'pulsar-nack[demo]'" in str(MissingExtraError("the demo", "rich", "demo"))
+    assert str(AlreadySettledError(MessageId(1, 2), "acknowledged")) == "MessageId(1, 2) is acknowledged already"
+
+
+def test_standard_bases() -> None:
+    """Wrong values are ValueErrors, missing packages ImportErrors with the package's name."""
+    assert issubclass(InvalidArgumentError, ValueError)
+    assert issubclass(MissingExtraError, ImportError)
+    error = pickle.loads(pickle.dumps(MissingExtraError("the demo", "rich", "demo")))
+    assert (error.name, error.extra, error.msg) == ("rich", "demo", str(error))
+
+
+class Broken:
+    """A value whose repr fails."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (10**5000, "int that cannot be shown"),
+        (Broken(), "Broken that cannot be shown"),
+        ("x" * 10_000, "..."),
+        (list(range(10_000)), "..."),
+    ],
+    ids=["int", "broken", "str", "list"],
+)
+def test_any_value_can_be_shown(value: object, shown: str) -> None:
+    """A value that is long, or cannot be shown at all, does not break the error about it."""
+    message = str(InvalidArgumentError("field", value, "something else"))
+    assert shown in message
+    assert len(message) < 300
