@@ -1,1 +1,8 @@
 """Positions and time: the only place that knows pyroaring and sortedcontainers."""
+
+from ._buckets import NEVER, TimeBuckets
+from ._due import DueIds
+from ._entries import as_entries
+from ._slots import Slot
+
+__all__ = ["NEVER", "DueIds", "Slot", "TimeBuckets", "as_entries"]

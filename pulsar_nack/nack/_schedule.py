@@ -1,17 +1,24 @@
-"""The pure schedule (interim, replaced by the time-bucket index)."""
+"""The pure schedule of negative acknowledgements: no clock, no await, integers in ms (PIP-393).
+
+A deadline is rounded down to the start of its bucket, which is ``2 ** bits`` ms wide and never wider than
+``precision_ratio`` of the delay; the id is due from the start of the bucket on. So it is early by less than a bucket
+and never late. Buckets of several widths live side by side: only their starts matter.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from ..config import NackConfig
+from ..errors import InvalidArgumentError
 from ..ids import MessageId
+from ..index import NEVER, DueIds, Slot, TimeBuckets, as_entries
 
 
 class DueRun(NamedTuple):
-    """Due entries of one ledger, ascending, as ``array('I')`` or ``array('Q')``."""
+    """Due entries of one ledger, ascending, as ``array('I')``, or ``array('Q')`` from entry 2**32 on."""
 
     partition: int
     batch_index: int
@@ -20,70 +27,126 @@ class DueRun(NamedTuple):
 
 
 class NackSchedule:
-    """Pending ids and their deadlines; integers in ms, no clock, no await."""
+    """Pending ids and when they are due.
+
+    Adding, cancelling, looking up and all counts are O(1); popping is O(popped). An id is pending once: added again,
+    the earliest deadline wins. ``earliest`` is when something is due next, later than every time while nothing is
+    pending.
+    """
 
     def __init__(self, config: NackConfig | None = None) -> None:
-        self._config = config or NackConfig()
-        self._at: dict[MessageId, int] = {}
+        self._config = NackConfig() if config is None else config
+        self._buckets = TimeBuckets()
+        self._add = self._buckets.add
+        self._delay_ms = -1
+        self._mask = -1
 
     def __len__(self) -> int:
-        return len(self._at)
+        return len(self._buckets)
+
+    def __contains__(self, message_id: object) -> bool:
+        return isinstance(message_id, MessageId) and message_id in self._buckets
+
+    @property
+    def earliest(self) -> int:
+        """Return when something is due next; :data:`pulsar_nack.index.NEVER` while nothing is pending. O(1)."""
+        return self._buckets.earliest
 
     @property
     def bucket_count(self) -> int:
-        """Return how many buckets hold something."""
-        return len(set(self._at.values()))
+        """Return about how many buckets there are. O(1)."""
+        return self._buckets.bucket_count
 
     @property
     def bytes(self) -> int:
-        """Return the memory held, O(1)."""
-        return 240 * len(self._at)
+        """Return about how many bytes are held. O(1)."""
+        return self._buckets.bytes
 
-    def __contains__(self, message_id: MessageId) -> bool:
-        return message_id in self._at
+    def next_at(self) -> int | None:
+        """Return when something is due next, None when nothing is pending. O(1)."""
+        earliest = self._buckets.earliest
+        return None if earliest == NEVER else earliest
 
     def bucket_start(self, now_ms: int, delay_ms: int) -> int:
-        """Return when an id nacked now would be sent."""
+        """Return from when on an id would be due that is nacked at ``now_ms``."""
+        if delay_ms != self._delay_ms:
+            self._use_delay(delay_ms)
+        return (now_ms + delay_ms) & self._mask
+
+    def _use_delay(self, delay_ms: int) -> None:
+        if type(delay_ms) is not int or delay_ms < 0:
+            raise InvalidArgumentError("delay_ms", delay_ms, "an integer of at least 0")
         bits = self._config.negative_ack_precision_bit_cnt
         ratio = self._config.precision_ratio
         if ratio is not None:
             bits = min(bits, max(int(delay_ms * ratio), 1).bit_length() - 1)
-        return (now_ms + delay_ms) >> bits << bits
+        self._delay_ms = delay_ms
+        self._mask = -1 << bits
 
     def add(self, message_id: MessageId, now_ms: int, delay_ms: int) -> bool:
-        """Make an id pending; True when it was not. Pending already: the earliest deadline wins."""
-        start = self.bucket_start(now_ms, delay_ms)
-        old = self._at.get(message_id)
-        self._at[message_id] = start if old is None else min(old, start)
-        return old is None
+        """Make an id pending; return whether it was not. Pending already: the earliest deadline wins.
 
-    def add_entries(self, ledger: int, entries: Sequence[int], now_ms: int, delay_ms: int) -> int:
-        """Make entries of one ledger pending; return how many were not."""
-        return sum(self.add(MessageId(ledger, entry), now_ms, delay_ms) for entry in entries)
+        :raises InvalidArgumentError: not a message's id, or a negative delay; nothing has changed
+        """
+        if delay_ms != self._delay_ms:
+            self._use_delay(delay_ms)
+        return self._add(message_id, (now_ms + delay_ms) & self._mask)
+
+    def add_entries(self, ledger: int, entries: Any, now_ms: int, delay_ms: int) -> int:
+        """Make entries of one ledger pending: a range, a sequence, an array or a numpy array. Return how many were not.
+
+        :raises InvalidArgumentError: names the ledger or the entry; nothing has changed
+        """
+        if type(ledger) is not int or not 0 <= ledger < 1 << 63:
+            raise InvalidArgumentError("ledger", ledger, "an integer from 0 to 2**63 - 1")
+        start = self.bucket_start(now_ms, delay_ms)
+        return self._buckets.add_entries(ledger, as_entries(entries), start)
+
+    def add_many(self, ids: Iterable[MessageId], now_ms: int, delay_ms: int) -> int:
+        """Make ids pending that have been checked; return how many were not."""
+        start = self.bucket_start(now_ms, delay_ms)
+        add = self._add
+        added = 0
+        for message_id in ids:
+            added += add(message_id, start)
+        return added
 
     def discard(self, message_id: MessageId) -> bool:
-        """Take an id out; True when it was pending."""
-        return self._at.pop(message_id, None) is not None
+        """Take an id out; return whether it was pending."""
+        return self._buckets.discard(message_id)
 
     def clear(self) -> int:
         """Drop everything; return how many were pending."""
-        count = len(self._at)
-        self._at.clear()
-        return count
+        return self._buckets.clear()
 
-    def next_at(self) -> int | None:
-        """Return when something comes due next, None when nothing is pending."""
-        return min(self._at.values(), default=None)
+    def pop_due(self, now_ms: int, limit: int | None = None) -> DueIds:
+        """Take out what is due, earliest bucket first and by position inside it; ids are made when they are read."""
+        return self._buckets.pop(now_ms, limit)
 
-    def pop_due(self, now_ms: int, limit: int | None = None) -> Sequence[MessageId]:
-        """Take out what is due at ``now_ms``, earliest bucket first, at most ``limit``."""
-        due = sorted((at, message_id) for message_id, at in self._at.items() if at <= now_ms)[:limit]
-        for _, message_id in due:
-            del self._at[message_id]
-        return [message_id for _, message_id in due]
+    def pop_due_runs(self, now_ms: int) -> list[DueRun]:
+        """Take out all that is due at once, as arrays of entries; ordered by ledger, not by deadline."""
+        runs: list[DueRun] = []
+        for slot, numbers in self._buckets.pop_parts(now_ms):
+            for run in _due_runs(slot, numbers):
+                if runs and runs[-1][:3] == run[:3] and runs[-1].entries.typecode == run.entries.typecode:
+                    runs[-1].entries.extend(run.entries)
+                else:
+                    runs.append(run)
+        return runs
 
     def pop_all(self) -> Sequence[MessageId]:
-        """Take out everything, due or not."""
-        ids = sorted(self._at)
-        self._at.clear()
-        return ids
+        """Take out everything, due or not, earliest first."""
+        return self._buckets.pop(NEVER)
+
+
+def _due_runs(slot: Slot, numbers: Any) -> list[DueRun]:
+    if not slot.bits:
+        return [DueRun(slot.partition, -1, slot.ledger, slot.entries(numbers))]
+    by_index: dict[int, array[int]] = {}
+    for number in numbers:
+        index = slot.batch_index(number)
+        entries = by_index.get(index)
+        if entries is None:
+            entries = by_index[index] = array("Q" if slot.first_entry >> 32 else "I")
+        entries.append(slot.entry(number))
+    return [DueRun(slot.partition, index, slot.ledger, by_index[index]) for index in sorted(by_index)]

@@ -1,0 +1,76 @@
+"""Turns what users give as entries of a ledger into a bitmap."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any, Final
+
+from pyroaring import BitMap, BitMap64
+
+from ..errors import InvalidArgumentError
+
+_EXPECTED: Final = "entry ids: integers from 0 to 2**63 - 1"
+_LARGEST: Final = 2**63 - 1
+_SIGNED: Final = "bhilq"
+_UNSIGNED: Final = "BHILQ"
+
+
+def as_entries(entries: object, field: str = "entries") -> Any:
+    """Return a range, a sequence of ints, an array or a numpy array of integers as a ``BitMap``, or a ``BitMap64``.
+
+    :raises InvalidArgumentError: something in it is not an entry id; nothing is made
+    """
+    if isinstance(entries, range):
+        return _from_range(entries, field)
+    flat = _flat(entries, field)
+    if not flat:
+        return BitMap()
+    if min(flat) < 0 or max(flat) > _LARGEST:
+        raise InvalidArgumentError(field, _first_bad(flat), _EXPECTED)
+    is_small = max(flat) < 1 << 32
+    typecode = "I" if is_small else "Q"
+    if flat.typecode != typecode:
+        flat = array(typecode, flat)
+    return BitMap(flat) if is_small else BitMap64(flat)
+
+
+def _from_range(entries: range, field: str) -> Any:
+    if not entries:
+        return BitMap()
+    low, high = min(entries[0], entries[-1]), max(entries[0], entries[-1])
+    if low < 0 or high > _LARGEST:
+        raise InvalidArgumentError(field, entries, _EXPECTED)
+    ascending = entries if entries.step > 0 else entries[::-1]
+    return BitMap(ascending) if high < 1 << 32 else BitMap64(ascending)
+
+
+def _flat(entries: object, field: str) -> array[int]:
+    if isinstance(entries, array) and entries.typecode in "IQ":
+        return entries
+    if not isinstance(entries, list | tuple):
+        try:
+            return _from_buffer(memoryview(entries), field)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    if isinstance(entries, str | bytes) or not isinstance(entries, Iterable):
+        raise InvalidArgumentError(field, entries, _EXPECTED)
+    items = list(entries)
+    try:
+        return array("Q", items)
+    except (TypeError, OverflowError):
+        bad = next((item for item in items if type(item) is not int or not 0 <= item <= _LARGEST), entries)
+        raise InvalidArgumentError(field, bad, _EXPECTED) from None
+
+
+def _from_buffer(view: memoryview, field: str) -> array[int]:
+    kind = view.format.lstrip("@=<")
+    if len(kind) != 1 or kind not in _SIGNED + _UNSIGNED or view.ndim != 1:
+        raise InvalidArgumentError(field, view.obj, _EXPECTED)
+    flat: array[int] = array(kind)
+    flat.frombytes(view.tobytes())
+    return flat
+
+
+def _first_bad(flat: array[int]) -> int:
+    return next(entry for entry in flat if not 0 <= entry <= _LARGEST)

@@ -1,0 +1,70 @@
+"""Read-only encodings of a set of numbers; the smallest one wins.
+
+Each is a ``bytes`` object whose first byte tells its kind:
+
+- ``R`` a roaring bitmap in its portable form: about 2 bytes a number when thin, 4 a run, one bit when dense
+- ``G`` gaps: the first number, then one byte for the distance to each next one (0 < gap < 256)
+- ``I`` or ``Q`` plain numbers of 4 or 8 bytes: numbers that lie far apart
+
+Sealing in ``R`` costs about 20 ns a number, in ``G`` about 70; ``G`` is tried only where it would save a quarter.
+Windows (see ``_windows``) are not made here: they need to know what is pending.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import accumulate
+from operator import sub
+from typing import Any, Final
+
+from pyroaring import BitMap, BitMap64
+
+_ROARING: Final = ord("R")
+_ROARING64: Final = ord("W")
+_GAPS: Final = ord("G")
+_HEAD: Final = 9
+
+OBJECT_BYTES: Final = 33
+"""What a ``bytes`` object takes beside its content."""
+
+
+def seal(numbers: Any) -> bytes:
+    """Encode a bitmap (``BitMap`` or ``BitMap64``, not empty); it may be run-optimized on the way."""
+    wide = isinstance(numbers, BitMap64)
+    count = len(numbers)
+    numbers.run_optimize()
+    packed: bytes = numbers.serialize()
+    if len(packed) >= count * (8 if wide else 4):
+        plain: array[int] = numbers.to_array()
+        return (b"Q" if wide else b"I") + plain.tobytes()
+    span = numbers.max() - numbers.min()
+    if len(packed) > 1.25 * (count + _HEAD) and span < 128 * count:
+        gaps = _gaps(numbers)
+        if gaps is not None and len(gaps) < len(packed):
+            return gaps
+    return (b"W" if wide else b"R") + packed
+
+
+def unseal(data: bytes, bitmap: type[Any] = BitMap) -> Any:
+    """Decode what :func:`seal` made into a new bitmap of the given type."""
+    kind = data[0]
+    typecode = "I" if bitmap is BitMap else "Q"
+    if kind in {_ROARING, _ROARING64}:
+        made_as = BitMap if kind == _ROARING else BitMap64
+        numbers = made_as.deserialize(data[1:])
+        return numbers if made_as is bitmap else bitmap(array(typecode, numbers.to_array()))
+    if kind == _GAPS:
+        first = int.from_bytes(data[1:_HEAD], "little")
+        return bitmap(array(typecode, accumulate(data[_HEAD:], initial=first)))
+    plain: array[int] = array(chr(kind))
+    plain.frombytes(data[1:])
+    return bitmap(plain if plain.typecode == typecode else array(typecode, plain))
+
+
+def _gaps(numbers: Any) -> bytes | None:
+    flat: array[int] = numbers.to_array()
+    try:
+        gaps = bytes(map(sub, flat[1:], flat))
+    except ValueError:
+        return None
+    return bytes([_GAPS]) + flat[0].to_bytes(8, "little") + gaps

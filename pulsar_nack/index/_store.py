@@ -1,0 +1,312 @@
+"""What lies in each bucket of time: numbers, from a list that still grows to nothing at all.
+
+A bucket is named by its start in ms. Its numbers are in up to four places:
+
+- *open*: an ``array`` that ids are appended to; at most ``FOLD`` of them (and what one run of the fast path adds)
+- *chunks*: sealed parts, each a ``bytes`` object of the smallest encoding
+- *windows*: sealed parts that cost nothing per id, as long as no other bucket has pending numbers in their range
+- *rest*: what is left of a bucket that is being drained with a limit, as runs of one slot each
+
+States: an open array is *folded* (made a window or a chunk, and emptied) when it is long, and *closed* (folded and
+dropped) when it has not grown between two looks; one or two buckets are looked at whenever a bucket is made, so
+nothing is scanned. Closing is only a guess that no more will come: a bucket that gets another number simply has an
+open array again.
+
+Invariants: ``starts`` holds exactly the starts of ``open``, ``chunks`` and ``rests``; every pending number has a copy
+that counts in exactly one bucket (see ``_copies``); the pending numbers in a window's range are exactly its content.
+
+Tried and dropped: a bitmap per bucket that ids are added to (150 ns an id, and its spare room is not given back),
+compressing on every add, and one container per bucket and ledger (180 bytes an id when deadlines are scattered).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+from sortedcontainers import SortedList
+
+from ._copies import Copies
+from ._positions import Positions, Run, slot_bounds
+from ._sealed import OBJECT_BYTES, seal, unseal
+from ._windows import Window, Windows
+
+FOLD: Final = 512
+"""An open array is folded when it is this long."""
+_WORTH_CLOSING: Final = 64
+_SPLIT_AT: Final = 32
+_PIECE: Final = 4096
+_OPEN_BYTES: Final = 240
+_WINDOW_BYTES: Final = 20
+
+
+class BucketStore:
+    """Buckets of numbers by start; ``positions`` says which numbers are pending, ``copies`` which copies count."""
+
+    __slots__ = (
+        "_bitmap",
+        "_growing",
+        "_newest",
+        "_positions",
+        "_typecode",
+        "chunk_bytes",
+        "chunks",
+        "copies",
+        "folded",
+        "open",
+        "rests",
+        "starts",
+        "windows",
+    )
+
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+        self._bitmap = positions.bitmap
+        self._typecode = positions.typecode
+        self.copies = Copies(self._bitmap)
+        self.open: dict[int, array[int]] = {}
+        self.chunks: dict[int, list[bytes]] = {}
+        self.rests: dict[int, deque[Run]] = {}
+        self.windows = Windows(self._bitmap, self._typecode)
+        self.starts: SortedList[int] = SortedList()
+        self.chunk_bytes = 0
+        self.folded = 0
+        self._growing: deque[tuple[int, int, bool]] = deque()
+        self._newest = -(1 << 100)
+
+    def first_start(self) -> int | None:
+        """Return the start of the earliest bucket, None when there is none. O(1)."""
+        first = self.windows.first_start()
+        if not self.starts:
+            return first
+        start: int = self.starts[0]
+        return start if first is None else min(start, first)
+
+    def bucket_count(self) -> int:
+        """Return the number of buckets; one that has both windows and other parts may count as two. O(1)."""
+        return len(self.starts) + len(self.windows)
+
+    def memory(self) -> int:
+        """Return about how many bytes the buckets take, but for the ids in open arrays. O(1).
+
+        ``folded`` counts the numbers that have left open arrays, so that the owner knows how many are in them.
+        """
+        return self.chunk_bytes + _OPEN_BYTES * len(self.starts) + _WINDOW_BYTES * len(self.windows)
+
+    # -- growing -----------------------------------------------------------------------------------------------------
+
+    def growing(self, start: int) -> array[int]:
+        """Return the open array of a bucket, made or folded when needed, to append to."""
+        numbers = self.open.get(start)
+        if numbers is None:
+            return self._make(start)
+        if len(numbers) >= FOLD:
+            self.fold(start)
+        return numbers
+
+    def _make(self, start: int) -> array[int]:
+        self._look_after_growing()
+        if start not in self.chunks and start not in self.rests:
+            self.starts.add(start)
+        numbers = self.open[start] = array(self._typecode)
+        is_newest = start > self._newest
+        if is_newest:
+            self._newest = start
+        self._growing.append((start, -1, is_newest))
+        return numbers
+
+    def _look_after_growing(self) -> None:
+        for _ in range(min(2, len(self._growing))):
+            start, length, was_newest = self._growing.popleft()
+            numbers = self.open.get(start)
+            if numbers is None:
+                continue
+            if len(numbers) != length:
+                self._growing.append((start, len(numbers), was_newest))
+            elif was_newest or length >= _WORTH_CLOSING:
+                self.close(start)
+
+    def fold(self, start: int) -> None:
+        """Seal what is in the open array of a bucket, and empty it."""
+        numbers = self.open[start]
+        content = self.copies.living(self._bitmap(numbers), self._positions.pending, start)
+        self.folded += len(numbers)
+        del numbers[:]
+        self.seal(start, content)
+
+    def close(self, start: int) -> None:
+        """Fold a bucket's open array and drop it."""
+        self.fold(start)
+        del self.open[start]
+        self._forget(start)
+
+    def _forget(self, start: int) -> None:
+        if start not in self.open and start not in self.chunks and start not in self.rests:
+            self.starts.discard(start)
+
+    # -- sealing -----------------------------------------------------------------------------------------------------
+
+    def seal(self, start: int, content: Any) -> None:
+        """Add pending numbers that count in this bucket, as windows where that is true, else as a chunk."""
+        if not content:
+            return
+        if self.copies.touches(content):
+            self._add_chunk(start, content)
+        elif not self._add_window(start, content.min(), content.max(), len(content)):
+            self._add_parts(start, content)
+
+    def _add_window(self, start: int, low: int, high: int, count: int) -> bool:
+        if self._positions.pending.range_cardinality(low, high + 1) != count:
+            return False
+        windows = self.windows
+        if windows.covered.range_cardinality(low, high + 1):
+            return False
+        last = windows.last_of(start)
+        if last is not None and last.high < low and self._is_free(last.high + 1, low):
+            windows.extend(start, high)
+        else:
+            windows.add(Window(start, low, high))
+        return True
+
+    def _is_free(self, low: int, end: int) -> bool:
+        return not self._positions.pending.range_cardinality(low, end) and not self.windows.covered.range_cardinality(
+            low, end
+        )
+
+    def _add_parts(self, start: int, content: Any) -> None:
+        flat = content.to_array()
+        slots = slot_bounds(flat)
+        if len(slots) > 1 and len(flat) >= _SPLIT_AT * len(slots):
+            for at, end, low in slots:
+                high = flat[end - 1]
+                if end - at >= _SPLIT_AT and self._add_window(start, low, high, end - at):
+                    content.remove_range(low, high + 1)
+        if content:
+            self._add_chunk(start, content)
+
+    def _add_chunk(self, start: int, content: Any) -> None:
+        if start not in self.chunks:
+            if start not in self.open and start not in self.rests:
+                self.starts.add(start)
+            self.chunks[start] = []
+        chunk = seal(content)
+        self.chunks[start].append(chunk)
+        self.chunk_bytes += len(chunk) + OBJECT_BYTES
+
+    def dissolve(self, number: int) -> None:
+        """Write down the content of the window over ``number``, since another bucket wants a number in its range."""
+        window = self.windows.take_over(number)
+        content = self._positions.pending & self._bitmap(range(window.low, window.high + 1))
+        if content:
+            self._add_chunk(window.start, content)
+
+    # -- reading and taking ------------------------------------------------------------------------------------------
+
+    def explicit(self, start: int) -> Any:
+        """Return the numbers that count in a bucket and are written down in it."""
+        content = self._bitmap()
+        for part in self._parts(start):
+            content |= part
+        return self.copies.living(content, self._positions.pending, start)
+
+    def _parts(self, start: int) -> Iterator[Any]:
+        for _, numbers in self.rests.get(start, ()):
+            yield self._bitmap(numbers)
+        for chunk in self.chunks.get(start, ()):
+            yield unseal(chunk, self._bitmap)
+        if start in self.open:
+            yield self._bitmap(self.open[start])
+
+    def content(self, start: int) -> Any:
+        """Return all numbers that count in a bucket."""
+        return self._in_windows(self.windows.of(start)) | self.explicit(start)
+
+    def is_living(self, start: int) -> bool:
+        """Return whether a bucket has a number that counts."""
+        cardinality = self._positions.pending.range_cardinality
+        if any(cardinality(window.low, window.high + 1) for window in self.windows.of(start)):
+            return True
+        pending, living = self._positions.pending, self.copies.living
+        return any(living(part, pending, start) for part in self._parts(start))
+
+    def take(self, start: int) -> Any:
+        """Take a bucket out and return the numbers that count in it, but for its rest."""
+        return self._in_windows(self.windows.take(start)) | self._take_explicit(start)
+
+    def take_until(self, start: int) -> Any:
+        """Take out all buckets up to ``start``, rests too, and return the numbers that count in them."""
+        content = self._in_windows(self.windows.take_until(start))
+        for due in list(self.starts.irange(None, start)):
+            rest = self.rests.pop(due, ())
+            for _, numbers in rest:
+                content |= self.copies.living(self._bitmap(numbers), self._positions.pending, due)
+            content |= self._take_explicit(due)
+        return content
+
+    def drop(self, start: int) -> None:
+        """Take a bucket out, whatever is in it."""
+        self.windows.take(start)
+        self.rests.pop(start, None)
+        self._take_explicit(start)
+
+    def _take_explicit(self, start: int) -> Any:
+        rest = self.rests.pop(start, None)
+        content = self.explicit(start)
+        self.folded += len(self.open.pop(start, ()))
+        for chunk in self.chunks.pop(start, ()):
+            self.chunk_bytes -= len(chunk) + OBJECT_BYTES
+        if rest is not None:
+            self.rests[start] = rest
+        self._forget(start)
+        return content
+
+    def _in_windows(self, windows: list[Window]) -> Any:
+        ranges = self._bitmap()
+        for window in windows:
+            ranges.add_range(window.low, window.high + 1)
+        return ranges & self._positions.pending if windows else ranges
+
+    def keep_rest(self, start: int, runs: list[Run]) -> deque[Run]:
+        """Keep what is left of a bucket that is being drained, in pieces that are cheap to cut."""
+        if start not in self.open and start not in self.chunks:
+            self.starts.add(start)
+        pieces = ((slot, numbers[at : at + _PIECE]) for slot, numbers in runs for at in range(0, len(numbers), _PIECE))
+        rest = self.rests[start] = deque(pieces)
+        return rest
+
+    def drop_rest(self, start: int) -> None:
+        """Forget a rest that is used up."""
+        del self.rests[start]
+        self._forget(start)
+
+    # -- pruning -----------------------------------------------------------------------------------------------------
+
+    def prune(self) -> None:
+        """Drop every copy that does not count; afterwards each pending number has exactly one. O(all written down)."""
+        copies = self.copies
+        for number in self.windows.covered & self._positions.pending & copies.doubled:
+            if number in self.windows.covered:
+                self.dissolve(number)
+        seen = self._bitmap()
+        for start in list(self.starts):
+            content = self.explicit(start)
+            doubled = content & copies.doubled
+            content -= doubled & seen
+            seen |= doubled
+            self.rests.pop(start, None)
+            self._take_explicit(start)
+            if content:
+                self._add_chunk(start, content)
+        copies.clear()
+        self._growing.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for part in (self.open, self.chunks, self.rests, self.starts, self._growing):
+            part.clear()
+        self.copies.clear()
+        self.windows = Windows(self._bitmap, self._typecode)
+        self.chunk_bytes = self.folded = 0
+        self._newest = -(1 << 100)
