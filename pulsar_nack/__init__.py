@@ -4,20 +4,34 @@ from ._version import __version__
 from .backoff import Backoff, Exponential, Fixed, Multiplier, Steps
 from .clock import AlarmClock, Clock, LoopClock, MonotonicClock, WallClock
 from .config import NackConfig
-from .consumer import ConsumerPort, Delivery, PortTraits
+from .consumer import (
+    Consumer,
+    ConsumerPort,
+    ConsumerStatistics,
+    Delivery,
+    Message,
+    PortTraits,
+    Redelivery,
+    Subscribing,
+    SupportsCumulativeAck,
+    SupportsSeek,
+    subscribe,
+    wrap,
+)
 from .errors import (
     AlreadySettledError,
     BrokerError,
     ClosedError,
     InvalidArgumentError,
     MissingExtraError,
+    NotOpenError,
     PulsarNackError,
     RedeliveryError,
     VirtualDeadlockError,
     WouldBlockError,
 )
 from .ids import MessageId, Position
-from .nack import DueRun, NackSchedule
+from .nack import DueRun, NackSchedule, NackStatistics, NegativeAcksTracker, RedeliveryCallback
 
 __all__ = [
     "AlarmClock",
@@ -26,26 +40,39 @@ __all__ = [
     "BrokerError",
     "Clock",
     "ClosedError",
+    "Consumer",
     "ConsumerPort",
+    "ConsumerStatistics",
     "Delivery",
     "DueRun",
     "Exponential",
     "Fixed",
     "InvalidArgumentError",
     "LoopClock",
+    "Message",
     "MessageId",
     "MissingExtraError",
     "MonotonicClock",
     "Multiplier",
     "NackConfig",
     "NackSchedule",
+    "NackStatistics",
+    "NegativeAcksTracker",
+    "NotOpenError",
     "PortTraits",
     "Position",
     "PulsarNackError",
+    "Redelivery",
+    "RedeliveryCallback",
     "RedeliveryError",
     "Steps",
+    "Subscribing",
+    "SupportsCumulativeAck",
+    "SupportsSeek",
     "VirtualDeadlockError",
     "WallClock",
     "WouldBlockError",
     "__version__",
+    "subscribe",
+    "wrap",
 ]

@@ -1,5 +1,23 @@
 """Consumers: a port in front of a transport, and what the user holds in the hand."""
 
-from ._port import ConsumerPort, Delivery, PortTraits
+from ._consumer import Consumer
+from ._message import Message
+from ._port import ConsumerPort, Delivery, PortTraits, SupportsCumulativeAck, SupportsSeek
+from ._statistics import ConsumerStatistics
+from ._subscribe import Subscribing, subscribe, wrap
+from ._ways import Redelivery
 
-__all__ = ["ConsumerPort", "Delivery", "PortTraits"]
+__all__ = [
+    "Consumer",
+    "ConsumerPort",
+    "ConsumerStatistics",
+    "Delivery",
+    "Message",
+    "PortTraits",
+    "Redelivery",
+    "Subscribing",
+    "SupportsCumulativeAck",
+    "SupportsSeek",
+    "subscribe",
+    "wrap",
+]

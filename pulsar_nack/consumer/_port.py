@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..ids import MessageId
 
@@ -19,6 +19,8 @@ class PortTraits:
     :param min_redelivery_delay: shortest delay that the port can carry out through the broker
     :param max_ids_per_request: most ids that one request may carry
     :param batch_index_ack: single messages of a batch are acknowledged at the broker
+    :param receiver_queue_size: most messages that the transport fetches ahead, 0 where that is not known; the broker
+        counts them as unacknowledged
     """
 
     honours_ids: bool = True
@@ -26,6 +28,7 @@ class PortTraits:
     min_redelivery_delay: float = 0.0
     max_ids_per_request: int = 1_000
     batch_index_ack: bool = False
+    receiver_queue_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +81,22 @@ class ConsumerPort(Protocol):
 
     async def close(self) -> None:
         """Give back everything that is not acknowledged and free the transport; idempotent."""
+        ...
+
+
+@runtime_checkable
+class SupportsCumulativeAck(Protocol):
+    """A port that can acknowledge everything up to a message; Exclusive and Failover subscriptions only."""
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge everything up to and including ``message_id``, in its partition."""
+        ...
+
+
+@runtime_checkable
+class SupportsSeek(Protocol):
+    """A port that can move its subscription."""
+
+    async def seek(self, position: MessageId | int) -> None:
+        """Move to a message id, or to a publish time in epoch ms."""
         ...

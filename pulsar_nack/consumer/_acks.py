@@ -1,0 +1,114 @@
+"""Acknowledgements under way: one at a time for each message, carried to their end whoever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from ..clock import Clock
+from ..errors import ClosedError
+from ..ids import MessageId
+from ._port import ConsumerPort
+from ._states import Record, States
+
+_BATCH: Final = 1_000
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 30.0
+
+
+class Acks:
+    """Carries acknowledgements out.
+
+    :param on_settled: called with the record of what was acknowledged
+    :param on_failed: called with the record of what could not be, and whether its time came meanwhile
+    """
+
+    def __init__(
+        self,
+        port: ConsumerPort,
+        states: States,
+        clock: Clock,
+        *,
+        tasks: asyncio.TaskGroup,
+        on_settled: Callable[[Record], None],
+        on_failed: Callable[..., None],
+    ) -> None:
+        self.acked = 0
+        self.acked_again = 0
+        self._port = port
+        self._states = states
+        self._clock = clock
+        self._tasks = tasks
+        self._on_settled = on_settled
+        self._on_failed = on_failed
+        self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
+        self._copies: deque[MessageId] = deque()
+        self._has_copies = asyncio.Event()
+
+    async def acknowledge(self, message_id: MessageId) -> None:
+        """Acknowledge one; nothing happens when it is done already. A cancelled call does not stop it."""
+        task = self._in_flight.get(message_id)
+        if task is None:
+            if self._states.get(message_id) is None and self._states.is_settled(message_id):
+                return
+            record = self._states.begin_ack(message_id)
+            task = self._tasks.create_task(self._carry_out(record))
+            self._in_flight[message_id] = task
+        error = await asyncio.shield(task)
+        if error is not None:
+            raise error
+
+    async def _carry_out(self, record: Record) -> Exception | None:
+        try:
+            await self._port.acknowledge([record.id])
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
+            self._failed(record)
+            return error
+        except asyncio.CancelledError:
+            self._failed(record)
+            raise
+        else:
+            self.acked += 1
+            self._states.settle(record.id, self._clock.now_ms())
+            self._on_settled(record)
+            return None
+        finally:
+            self._in_flight.pop(record.id, None)
+
+    def _failed(self, record: Record) -> None:
+        self._on_failed(record, was_due=self._states.ack_failed(record))
+
+    async def drain(self) -> None:
+        """Wait for those under way."""
+        if self._in_flight:
+            await asyncio.wait(list(self._in_flight.values()))
+
+    # --- copies of what is acknowledged ----------------------------------------------------------------------------
+
+    def again(self, message_id: MessageId) -> None:
+        """Acknowledge a copy that came after its acknowledgement."""
+        self._copies.append(message_id)
+        self._has_copies.set()
+
+    async def run(self) -> None:
+        """Acknowledge copies until cancelled; failed ones are tried again."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            await self._has_copies.wait()
+            some = [self._copies.popleft() for _ in range(min(len(self._copies), _BATCH))]
+            if not self._copies:
+                self._has_copies.clear()
+            try:
+                await self._port.acknowledge(some)
+            except ClosedError:
+                return
+            except Exception:  # noqa: BLE001 - tried again; the message stays hidden meanwhile
+                self._copies.extendleft(reversed(some))
+                self._has_copies.set()
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_S)
+            else:
+                self.acked_again += len(some)
+                pause = _FIRST_PAUSE_S

@@ -1,0 +1,107 @@
+"""Entries that hold several messages: which members are acknowledged, and whether some are busy.
+
+A redelivery request brings back a whole entry. An entry is known here from the first delivery of a member until all of
+its members are acknowledged; members that were not seen yet count as busy, for they are on their way to the user.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ..ids import MessageId
+
+EntryKey = tuple[int, int, int]
+"""Ledger, entry, partition."""
+
+_MOST_ENTRIES: Final = 50_000
+
+
+def entry_key(message_id: MessageId) -> EntryKey:
+    """Return what all members of an entry share."""
+    return message_id[:3]
+
+
+def is_member(message_id: MessageId) -> bool:
+    """Return whether an id names one of several messages in its entry, as far as it tells."""
+    return message_id.batch_index >= 0 and message_id.batch_size != 1
+
+
+def is_same_topic(message_id: MessageId, other: MessageId) -> bool:
+    """Return whether two ids are of one partition of one topic, as far as they tell."""
+    return message_id.partition == other.partition and (
+        message_id.topic is None or other.topic is None or message_id.topic == other.topic
+    )
+
+
+@dataclass(slots=True)
+class _Entry:
+    topic: str | None
+    size: int
+    acked: int = 0
+    requested: int = 0
+
+
+class Batches:
+    """Entries with an unacknowledged member, at most 50 000: the oldest are forgotten first."""
+
+    def __init__(self, most: int = _MOST_ENTRIES) -> None:
+        self._most = most
+        self._entries: dict[EntryKey, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def seen(self, message_id: MessageId) -> None:
+        """Note a delivered member; ids that are no members are passed over."""
+        key = entry_key(message_id)
+        if is_member(message_id) and message_id.batch_size > 1 and key not in self._entries:
+            self._entries[key] = _Entry(message_id.topic, message_id.batch_size)
+            if len(self._entries) > self._most:
+                del self._entries[next(iter(self._entries))]
+
+    def acked(self, message_id: MessageId) -> bool:
+        """Note an acknowledged message; True when its entry is done with, as it always is where it holds no other."""
+        key = entry_key(message_id)
+        entry = self._entries.get(key) if message_id.batch_index >= 0 else self._entries.pop(key, None)
+        if entry is None or message_id.batch_index < 0:
+            return not is_member(message_id)
+        entry.acked |= 1 << message_id.batch_index
+        if entry.acked.bit_count() < entry.size:
+            return False
+        del self._entries[key]
+        return True
+
+    def is_acked(self, message_id: MessageId) -> bool:
+        """Return whether this member of an entry that is not done with is acknowledged."""
+        entry = self._entries.get(entry_key(message_id))
+        return entry is not None and message_id.batch_index >= 0 and bool(entry.acked >> message_id.batch_index & 1)
+
+    def requested(self, message_id: MessageId, change: int) -> None:
+        """Count a member whose redelivery was asked for (1), or no longer is (-1)."""
+        entry = self._entries.get(entry_key(message_id))
+        if entry is not None:
+            entry.requested = max(entry.requested + change, 0)
+
+    def has_busy_mates(self, message_id: MessageId, due: int) -> bool:
+        """Return whether members other than the ``due`` ones, asked for ones and acknowledged ones are left."""
+        if not is_member(message_id):
+            return False
+        entry = self._entries.get(entry_key(message_id))
+        return entry is None or entry.size - entry.acked.bit_count() - entry.requested > due
+
+    def acked_through(self, message_id: MessageId) -> None:
+        """Note a cumulative acknowledgement, in its partition; O(entries)."""
+        here, index = entry_key(message_id), message_id.batch_index
+        entry = self._entries.get(here)
+        if entry is not None and index >= 0:
+            entry.acked |= (1 << index + 1) - 1
+        is_whole = entry is None or index < 0 or entry.acked.bit_count() >= entry.size
+        for key, known in list(self._entries.items()):
+            is_here = MessageId(*key, topic=known.topic)
+            if is_same_topic(is_here, message_id) and (key < here or (key == here and is_whole)):
+                del self._entries[key]
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._entries.clear()

@@ -1,0 +1,450 @@
+"""The consumer: a port below, messages above, nacks that come back in time between them.
+
+One task of its own (``_serve``) owns everything that runs: the tracker, the pump that takes deliveries while somebody
+waits for one, and the acknowledgements. Opening starts it, closing ends it, from whatever task either is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from .._delays import Delay, delay_ms
+from ..backoff import Backoff, as_backoff
+from ..clock import Clock, LoopClock
+from ..config import NackConfig
+from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError, NotOpenError
+from ..ids import MessageId
+from ..nack import HookLike
+from ._acks import Acks
+from ._inbox import Inbox
+from ._local_store import LocalStore, Recent
+from ._message import Message
+from ._port import ConsumerPort, Delivery, SupportsCumulativeAck, SupportsSeek
+from ._redelivery import Holds
+from ._room import Room
+from ._states import Record, State, States, Verdict
+from ._statistics import ConsumerStatistics
+from ._ways import Redelivery
+
+DEFAULT_MAX_LOCAL_BYTES: Final = 64 * 1024 * 1024
+DEFAULT_UNACKED_LIMIT: Final = 50_000
+_YIELD_AFTER_MS: Final = 5
+
+
+class Consumer:
+    """Receives messages, and shows those that are negatively acknowledged again at their own times.
+
+    Use it as ``async with``, or call :meth:`open` and :meth:`aclose`; all in one event loop. Any number of tasks may
+    receive. What comes back is decided by the state of each message, so that nobody sees a message twice for one nack,
+    whatever copies the broker sends.
+
+    :param port: the transport, which the consumer owns and closes
+    :param redelivery: ``"local"`` shows nacked messages again from memory, exactly in time and one by one; ``"broker"``
+        asks the broker for them, so that any consumer may get them; ``"auto"`` asks the broker except where it cannot
+        do what is wanted: delays below the port's floor, Exclusive and Failover subscriptions, batches with mates in
+        work or not due. A callable of your own gets the ids that are due and brings them back itself
+    :param backoff: the delay of nacks that name none, from the redelivery count: a callable, a delay, or a list
+    :param config: precision, default delay and bounds of the nacks
+    :param max_local_bytes: most memory for payloads that are kept; beyond it the broker is asked, and on Exclusive and
+        Failover subscriptions ``nack`` waits
+    :param unacked_limit: the broker's bound on unacknowledged messages, less its prefetch: at 80 % a warning is logged,
+        at the bound ``nack`` waits; None: no bound
+    :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not shown
+    :param hooks: callables that take each event of the tracker
+    :param clock: by default the running loop's own
+    :raises InvalidArgumentError: names the setting
+
+    ::
+
+        async with Consumer(port, backoff=[1, 5, 30]) as consumer:
+            async for message in consumer:
+                try:
+                    await work(message.data)
+                    await message.ack()
+                except Exception:
+                    await message.nack()
+    """
+
+    def __init__(
+        self,
+        port: ConsumerPort,
+        *,
+        redelivery: Redelivery = "auto",
+        backoff: Backoff | Delay | Sequence[Delay] | None = None,
+        config: NackConfig | None = None,
+        max_local_bytes: int = DEFAULT_MAX_LOCAL_BYTES,
+        unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
+        ack_memory: Delay = 60.0,
+        hooks: Sequence[HookLike] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self._port = port
+        self._config = config or NackConfig()
+        self._backoff = None if backoff is None else as_backoff(backoff)
+        self._clock = clock or LoopClock()
+        most = _whole("max_local_bytes", max_local_bytes, 0)
+        prefetched = port.traits.receiver_queue_size
+        limit = None if unacked_limit is None else _whole("unacked_limit", unacked_limit, prefetched + 1) - prefetched
+        self._prefetched = prefetched
+        self._states = States(ack_memory_ms=delay_ms(ack_memory, "ack_memory"), most_in_work=2 * (limit or 500_000))
+        self._store = LocalStore(most)
+        self._recent = Recent(most)
+        self._inbox = Inbox(self._is_current)
+        self._room = Room(self._unacked, limit, lambda: len(self._inbox) > 0)
+        self._holds = Holds(
+            port,
+            self._states,
+            self._store,
+            redelivery,
+            self._config,
+            clock=self._clock,
+            hooks=hooks,
+            show=self._show,
+            freed=self._room.changed,
+        )
+        self._acks: Acks | None = None
+        self._server: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        self._is_closed = False
+        self._yielded_at_ms = 0
+        self._received = self._shown = self._copies = self._replayed = self._nacked = 0
+
+    # --- opening and closing ---------------------------------------------------------------------------------------
+
+    async def open(self) -> Self:
+        """Start to serve; ``async with`` does it too. Open already: nothing happens.
+
+        :raises ClosedError: after :meth:`aclose`
+        """
+        if self._is_closed:
+            raise ClosedError("the consumer")
+        if self._server is None:
+            opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._server = asyncio.create_task(self._serve(opened), name="pulsar_nack.Consumer")
+            self._server.add_done_callback(self._on_end)
+            try:
+                await asyncio.wait({opened, self._server}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                await self.aclose()
+                raise
+            if self._server.done():
+                await self._server
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Give everything unacknowledged back to the broker at once, held messages too, and close the port.
+
+        Acknowledgements under way are finished first, for at most the configuration's ``close_timeout``. Calls that
+        wait raise :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled.
+        """
+        self._is_closed = True
+        self._inbox.close(ClosedError("the consumer"))
+        self._room.close(ClosedError("the consumer"))
+        self._stopping.set()
+        if self._server is None:
+            await self._port.close()
+        else:
+            await asyncio.shield(self._server)
+
+    close = aclose
+
+    async def _serve(self, opened: asyncio.Future[None]) -> None:
+        try:
+            async with self._holds.tracker, asyncio.TaskGroup() as tasks:
+                self._acks = Acks(
+                    self._port,
+                    self._states,
+                    self._clock,
+                    tasks=tasks,
+                    on_settled=self._on_settled,
+                    on_failed=self._on_ack_failed,
+                )
+                background = [tasks.create_task(self._pump()), tasks.create_task(self._acks.run())]
+                opened.set_result(None)
+                await self._stopping.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.close_timeout.total_seconds()):
+                        await self._acks.drain()
+                for task in background:
+                    task.cancel()
+        finally:
+            await self._port.close()
+
+    def _on_end(self, server: asyncio.Task[None]) -> None:
+        """Tell everybody who waits when serving ended, whatever ended it."""
+        error = ClosedError("the consumer")
+        if not server.cancelled() and server.exception() is not None:
+            error.__cause__ = server.exception()
+        self._is_closed = True
+        self._inbox.close(error)
+        self._room.close(error)
+
+    # --- receiving -------------------------------------------------------------------------------------------------
+
+    async def receive(self, timeout: Delay | None = None) -> Message:
+        """Wait for the next message. A call that is cancelled, or timed out, loses nothing.
+
+        :param timeout: seconds or a timedelta; None: wait for ever
+        :raises TimeoutError: nothing came in time
+        :raises ClosedError: the consumer is closed, also while this waits
+        :raises BrokerError: the transport failed; a later call tries again
+        """
+        self._ensure_open()
+        seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
+        async with asyncio.timeout(seconds):
+            message = await self._inbox.get()
+        self._shown += 1
+        await self._let_others_run(message)
+        return message
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        """Return the next message; iteration ends when the consumer is closed."""
+        try:
+            return await self.receive()
+        except ClosedError as error:
+            if error.__cause__ is not None:
+                raise
+            raise StopAsyncIteration from None
+
+    async def _let_others_run(self, message: Message) -> None:
+        now_ms = self._clock.now_ms()
+        if now_ms - self._yielded_at_ms < _YIELD_AFTER_MS:
+            return
+        self._yielded_at_ms = now_ms
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._shown -= 1
+            self._inbox.put(message, first=True)
+            raise
+
+    async def _pump(self) -> None:
+        while True:
+            await self._inbox.wanted.wait()
+            try:
+                delivery = await self._port.receive()
+            except ClosedError as error:
+                self._inbox.close(error)
+                return
+            except Exception as error:  # noqa: BLE001 - handed to those who wait
+                self._inbox.fail(error)
+            else:
+                self._take(delivery)
+
+    def _take(self, delivery: Delivery) -> None:
+        self._received += 1
+        verdict = self._states.deliver(delivery.id, delivery.redelivery_count, self._clock.now_ms())
+        if verdict is Verdict.COPY:
+            self._copies += 1
+        elif verdict is Verdict.ACK_AGAIN:
+            self._acknowledging.again(delivery.id)
+        else:
+            self._replayed += verdict is Verdict.REPLAY
+            self._store.pop(delivery.id)
+            record = self._states.get(delivery.id)
+            if record is not None:
+                self._show(delivery, record)
+
+    def _show(self, delivery: Delivery, record: Record) -> None:
+        if self._holds.ways.may_keep:
+            self._recent.add(delivery)
+        self._inbox.put(Message(self, delivery, record.redelivery_count))
+        self._room.note()
+        if len(self._inbox):
+            self._room.let_pass()
+
+    def _is_current(self, message: Message) -> bool:
+        record = self._states.get(message.id)
+        return record is None or (record.state is State.IN_WORK and record.redelivery_count == message.redelivery_count)
+
+    # --- settling --------------------------------------------------------------------------------------------------
+
+    async def acknowledge(self, message: Message | MessageId) -> None:
+        """Acknowledge a message, as :meth:`Message.ack`, or whatever has this id; a pending nack of it is cancelled.
+
+        :raises AlreadySettledError: this message was negatively acknowledged
+        :raises BrokerError: it failed; nothing changed
+        :raises ClosedError: the consumer is closed
+        """
+        if isinstance(message, Message):
+            await message.ack()
+        else:
+            await self._acknowledge(_checked(message))
+
+    async def negative_acknowledge(self, message: Message | MessageId, delay: Delay | None = None) -> None:
+        """Have a message, or whatever has this id, shown again after ``delay``; see :meth:`Message.nack`.
+
+        :raises AlreadySettledError: it is acknowledged
+        :raises InvalidArgumentError: the delay or the id
+        :raises ClosedError: the consumer is closed
+        """
+        if isinstance(message, Message):
+            await message.nack(delay)
+        else:
+            await self._negative_acknowledge(_checked(message), delay)
+
+    async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
+        """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: it failed (as on Shared subscriptions); nothing changed
+        :raises ClosedError: the consumer is closed
+        """
+        self._ensure_open()
+        if not isinstance(self._port, SupportsCumulativeAck):
+            raise NotImplementedError(f"{type(self._port).__name__} cannot acknowledge cumulatively")
+        message_id = self._known(message.id if isinstance(message, Message) else _checked(message))
+        await self._port.acknowledge_cumulative(message_id)
+        for settled in self._states.settle_through(message_id, self._clock.now_ms()):
+            self._holds.drop(settled)
+            self._recent.pop(settled)
+        self._room.changed()
+
+    async def seek(self, position: MessageId | int) -> None:
+        """Move the subscription to a message id or a publish time in epoch ms; forgets acks, nacks and holds.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: the broker refused
+        :raises ClosedError: the consumer is closed
+        """
+        self._ensure_open()
+        if not isinstance(self._port, SupportsSeek):
+            raise NotImplementedError(f"{type(self._port).__name__} cannot seek")
+        self._inbox.clear()
+        self._holds.clear()
+        self._recent.clear()
+        self._states.clear()
+        await self._port.seek(position)
+        self._states.clear_settled()
+        self._room.changed()
+
+    async def _acknowledge(self, message_id: MessageId) -> None:
+        self._ensure_open()
+        await self._acknowledging.acknowledge(message_id)
+
+    async def _negative_acknowledge(
+        self, message_id: MessageId, delay: Delay | None, message: Message | None = None
+    ) -> None:
+        self._ensure_open()
+        milliseconds = self._delay_ms(message_id, delay)
+        payload = self._recent.get(message_id) if message is None else message._delivery
+        self._check_unsettled(message_id, message)
+        record = self._states.get(message_id)
+        if record is None or record.state is State.IN_WORK:
+            await self._room.wait_for(lambda: self._has_room(message_id, milliseconds, payload))
+            self._check_unsettled(message_id, message)
+        record = self._states.hold(message_id)
+        self._holds.hold(record, milliseconds, payload)
+        self._nacked += 1
+        self._recent.pop(message_id)
+        self._room.note()
+
+    def _check_unsettled(self, message_id: MessageId, message: Message | None) -> None:
+        self._states.check_unsettled(message_id)
+        record = self._states.get(message_id)
+        is_new_attempt = record is not None and record.state is State.IN_WORK
+        if message is None or record is None or not is_new_attempt:
+            return
+        if record.redelivery_count != message.redelivery_count:
+            raise AlreadySettledError(message_id, "shown again")
+
+    def _has_room(self, message_id: MessageId, milliseconds: int, payload: Delivery | None) -> bool:
+        most = self._config.max_held
+        is_full = most is not None and self._states.held >= most
+        return not is_full and not self._holds.must_wait(message_id, milliseconds, payload)
+
+    def _delay_ms(self, message_id: MessageId, delay: Delay | None) -> int:
+        if delay is None and self._backoff is not None:
+            record = self._states.get(message_id)
+            delay = self._backoff(0 if record is None else record.redelivery_count)
+        return self._config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
+
+    def _on_settled(self, record: Record) -> None:
+        if record.before_ack is not State.IN_WORK:
+            self._holds.drop(record.id)
+        self._recent.pop(record.id)
+        self._room.changed()
+
+    def _on_ack_failed(self, record: Record, *, was_due: bool) -> None:
+        if was_due:
+            self._holds.hold_again(record)
+
+    # --- looking ---------------------------------------------------------------------------------------------------
+
+    @property
+    def port(self) -> Any:
+        """Return the transport."""
+        return self._port
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return a snapshot."""
+        acks = self._acks
+        return ConsumerStatistics(
+            received=self._received,
+            shown=self._shown,
+            copies_dropped=self._copies,
+            replayed=self._replayed,
+            acked=0 if acks is None else acks.acked,
+            acked_again=0 if acks is None else acks.acked_again,
+            nacked=self._nacked,
+            redelivered_local=self._holds.redelivered_local,
+            redelivered_broker=self._holds.redelivered_broker,
+            in_work=self._states.in_work,
+            ready=len(self._inbox),
+            held=self._states.held,
+            requested=self._states.requested,
+            kept=len(self._store),
+            kept_bytes=self._store.bytes,
+            unacked=self._unacked(),
+            prefetched=self._prefetched,
+            unacked_limit=None if self._room.limit is None else self._room.limit + self._prefetched,
+            is_near_unacked_limit=self._room.is_near_limit,
+            waiting_nacks=self._room.waiting,
+            nack=self._holds.tracker.statistics(),
+        )
+
+    def _unacked(self) -> int:
+        return self._states.in_work + self._states.held
+
+    def _known(self, message_id: MessageId) -> MessageId:
+        record = self._states.get(message_id)
+        return message_id if record is None else record.id
+
+    @property
+    def _acknowledging(self) -> Acks:
+        if self._acks is None:
+            raise NotOpenError("the consumer")
+        return self._acks
+
+    def _ensure_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the consumer")
+        if self._acks is None:
+            raise NotOpenError("the consumer")
+
+
+def _checked(message_id: object) -> MessageId:
+    if not isinstance(message_id, MessageId):
+        raise InvalidArgumentError("message", message_id, "a Message or a MessageId")
+    return message_id
+
+
+def _whole(field: str, value: object, lowest: int) -> int:
+    if type(value) is not int or value < lowest:
+        raise InvalidArgumentError(field, value, f"an integer of at least {lowest}")
+    return value

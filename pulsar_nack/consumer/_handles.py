@@ -1,0 +1,118 @@
+"""Ids of the official client and ours.
+
+The client's own id objects know more than their numbers: the topic that finds the partition's consumer, and the shared
+record of which members of a batch are acknowledged. So those that were delivered are kept until they are acknowledged.
+A later delivery of the same message replaces the handle: an entry is acknowledged once all its members were
+acknowledged through one delivery of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ..errors import BrokerError
+from ..ids import MessageId
+from ._port import Delivery
+
+_MOST_HANDLES: Final = 200_000
+_FIRST_CHUNK_TAG: Final = b"\x3a"
+
+
+class Handles:
+    """The client's id objects of what is not acknowledged, at most 200 000, the newest.
+
+    :param topic: the consumer's topic, for ids that carry none
+    """
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._handles: dict[MessageId, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def remember(self, message_id: MessageId, handle: Any) -> None:
+        """Keep the handle of the newest delivery."""
+        self._handles.pop(message_id, None)
+        self._handles[message_id] = handle
+        if len(self._handles) > _MOST_HANDLES:
+            del self._handles[next(iter(self._handles))]
+
+    def forget(self, message_id: MessageId) -> None:
+        """Drop the handle of what was acknowledged."""
+        self._handles.pop(message_id, None)
+
+    def forget_through(self, message_id: MessageId) -> None:
+        """Drop the handles up to and including ``message_id``, of its partition; O(handles)."""
+        for known in [k for k in self._handles if k.partition == message_id.partition and k <= message_id]:
+            del self._handles[known]
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._handles.clear()
+
+    def get(self, message_id: MessageId) -> Any:
+        """Return the handle, or build one from the numbers: enough for a redelivery."""
+        handle = self._handles.get(message_id)
+        return self.build(message_id) if handle is None else handle
+
+    def for_ack(self, message_id: MessageId) -> Any:
+        """Return a handle that can be acknowledged.
+
+        :raises BrokerError: a member of a batch that was not delivered here; the client would acknowledge its mates too
+        """
+        handle = self._handles.get(message_id)
+        if handle is not None:
+            return handle
+        if message_id.batch_index >= 0 and message_id.batch_size != 1:
+            raise BrokerError(
+                f"{message_id!r} was not delivered to this consumer: the official client cannot acknowledge one message"
+                " of a batch by its number alone, it would acknowledge the whole batch"
+            )
+        return self.build(message_id)
+
+    def build(self, message_id: MessageId) -> Any:
+        """Return a new id object of the client, with a topic if one is known."""
+        import _pulsar
+
+        handle = _pulsar.MessageId.deserialize(message_id.to_bytes())
+        topic = message_id.topic or self._partition_topic(message_id.partition)
+        if topic:
+            handle.topic_name(topic)
+        return handle
+
+    def _partition_topic(self, partition: int) -> str:
+        is_partition = "-partition-" in self._topic
+        return self._topic if partition < 0 or is_partition else f"{self._topic}-partition-{partition}"
+
+
+def delivery_of(native: Any, schema: Any) -> tuple[Delivery, Any]:
+    """Return the client's message as a delivery, and its id object."""
+    import pulsar
+
+    handle = native.message_id()
+    topic = native.topic_name()
+    message = pulsar.Message()
+    message._message = native
+    message._schema = schema
+    return Delivery(
+        id=_id_of(handle, topic),
+        data=native.data(),
+        properties=native.properties(),
+        key=native.partition_key() or None,
+        ordering_key=native.ordering_key() or None,
+        redelivery_count=native.redelivery_count(),
+        publish_time_ms=native.publish_timestamp(),
+        event_time_ms=native.event_timestamp(),
+        topic=topic,
+        native=message,
+    ), handle
+
+
+def _id_of(handle: Any, topic: str) -> MessageId:
+    if handle.batch_index() >= 0:
+        return MessageId.from_bytes(handle.serialize(), topic)
+    data = handle.serialize()
+    if _FIRST_CHUNK_TAG in data:
+        return MessageId.from_bytes(data, topic)
+    return MessageId(handle.ledger_id(), handle.entry_id(), handle.partition(), topic=topic)

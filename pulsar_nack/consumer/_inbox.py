@@ -1,0 +1,88 @@
+"""Messages that are ready for the user, and the calls that wait for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from ._message import Message
+
+
+class Inbox:
+    """First in, first out, on both sides; a cancelled call gives its message to the next one.
+
+    :param is_current: whether a message that waited here is still to be shown (it may have been settled by its id)
+    """
+
+    def __init__(self, is_current: Callable[[Message], bool]) -> None:
+        self.wanted = asyncio.Event()
+        """Set while somebody waits."""
+        self._is_current = is_current
+        self._ready: deque[Message] = deque()
+        self._waiters: deque[asyncio.Future[Message]] = deque()
+        self._closed_by: Exception | None = None
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def put(self, message: Message, *, first: bool = False) -> None:
+        """Give a message to the call that waits longest, or keep it for the next one."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                self._note_wanted()
+                waiter.set_result(message)
+                return
+        self._note_wanted()
+        if first:
+            self._ready.appendleft(message)
+        else:
+            self._ready.append(message)
+
+    async def get(self) -> Message:
+        """Wait for a message."""
+        while True:
+            if self._closed_by is not None:
+                raise self._closed_by
+            message = self._ready.popleft() if self._ready else await self._wait()
+            if self._is_current(message):
+                return message
+
+    async def _wait(self) -> Message:
+        waiter: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self.wanted.set()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.put(waiter.result(), first=True)
+            raise
+        finally:
+            self._note_wanted()
+
+    def fail(self, error: Exception) -> None:
+        """Raise ``error`` in every call that waits."""
+        waiters, self._waiters = self._waiters, deque()
+        self._note_wanted()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def close(self, error: Exception) -> None:
+        """Raise ``error`` in every call, from now on; the first error stays."""
+        if self._closed_by is None:
+            self._closed_by = error
+        self._ready.clear()
+        self.fail(self._closed_by)
+
+    def clear(self) -> None:
+        """Drop what is ready."""
+        self._ready.clear()
+
+    def _note_wanted(self) -> None:
+        while self._waiters and self._waiters[0].done():
+            self._waiters.popleft()
+        if not self._waiters:
+            self.wanted.clear()

@@ -1,0 +1,92 @@
+"""Payloads that are kept, within a budget of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from ..ids import MessageId
+from ._port import Delivery
+
+_OVERHEAD: Final = 1_024
+"""Bytes of the Python objects around one payload."""
+
+
+def kept_bytes(delivery: Delivery) -> int:
+    """Return what keeping a delivery costs: its payload, and the whole batch that the transport holds for it."""
+    size = len(delivery.data)
+    held_by_transport = size * max(delivery.id.batch_size, 1) if delivery.native is not None else 0
+    return size + held_by_transport + _OVERHEAD
+
+
+class LocalStore:
+    """Messages that will be shown again from memory; each is found by its id, O(1).
+
+    :param max_bytes: the budget; one message always finds room, however large, when nothing else is kept
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.bytes = 0
+        self._max_bytes = max_bytes
+        self._kept: dict[MessageId, Delivery] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, message_id: MessageId) -> bool:
+        return message_id in self._kept
+
+    def has_room(self, delivery: Delivery) -> bool:
+        """Return whether this one may be kept too."""
+        return not self._kept or delivery.id in self._kept or self.bytes + kept_bytes(delivery) <= self._max_bytes
+
+    def keep(self, delivery: Delivery) -> None:
+        """Keep it; the caller looked for room first."""
+        if delivery.id not in self._kept:
+            self._kept[delivery.id] = delivery
+            self.bytes += kept_bytes(delivery)
+
+    def pop(self, message_id: MessageId) -> Delivery | None:
+        """Take it out, None if it is not kept."""
+        delivery = self._kept.pop(message_id, None)
+        if delivery is not None:
+            self.bytes -= kept_bytes(delivery)
+        return delivery
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._kept.clear()
+        self.bytes = 0
+
+
+class Recent:
+    """What was shown and is in work, so that a nack by id finds the payload; over the budget the oldest are dropped."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._shown: OrderedDict[MessageId, Delivery] = OrderedDict()
+
+    def add(self, delivery: Delivery) -> None:
+        """Note what is shown."""
+        self.pop(delivery.id)
+        self._shown[delivery.id] = delivery
+        self._bytes += kept_bytes(delivery)
+        while self._bytes > self._max_bytes:
+            self.pop(next(iter(self._shown)))
+
+    def pop(self, message_id: MessageId) -> Delivery | None:
+        """Take it out, None if it is not known any more."""
+        delivery = self._shown.pop(message_id, None)
+        if delivery is not None:
+            self._bytes -= kept_bytes(delivery)
+        return delivery
+
+    def get(self, message_id: MessageId) -> Delivery | None:
+        """Return it, None if it is not known any more."""
+        return self._shown.get(message_id)
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._shown.clear()
+        self._bytes = 0

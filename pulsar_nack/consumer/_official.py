@@ -1,0 +1,250 @@
+"""The official client's asyncio consumer as a port.
+
+The client keeps negative acknowledgements in a set with one timer of a third of its delay, which every further nack
+starts anew: nacks that come faster than that starve it. So this port owns all of them. It hands them over in bursts
+that are further apart than the timer's interval, and tells its consumer (``traits.redelivery_latency``) how far ahead
+to ask: with a delay of 100 ms the interval is 33 ms, bursts are 40 ms apart, and an id comes back 106 to 146 ms later.
+
+Callbacks of the client arrive on its own threads; they do nothing but put a call on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from .._delays import Delay, delay_ms
+from ..errors import BrokerError, ClosedError, InvalidArgumentError, MissingExtraError, RedeliveryError
+from ..ids import MessageId
+from ._handles import Handles, delivery_of
+from ._port import Delivery, PortTraits
+
+NATIVE_DELAY_S: Final = 0.1
+"""The shortest delay that the client knows; what :func:`~pulsar_nack.subscribe` gives its consumers."""
+_CLIENT_DEFAULT_DELAY_S: Final = 60.0
+_SLICE: Final = 256
+
+
+class OfficialPort:
+    """A :class:`~pulsar_nack.ConsumerPort` over a ``pulsar.asyncio.Consumer``; it owns that consumer from now on.
+
+    :param consumer: nobody else may receive from it, acknowledge or close it
+    :param honours_ids: True for Shared and Key_Shared subscriptions
+    :param native_delay: the client's negative-ack delay in seconds that the consumer was made with, which cannot be
+        read back; the client's own default is 60 s
+    :param batch_index_ack: whether the consumer was made with ``batch_index_ack_enabled``
+    :param receiver_queue_size: how many messages the client may fetch ahead
+    :raises InvalidArgumentError: not a consumer of ``pulsar.asyncio``
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        *,
+        honours_ids: bool,
+        native_delay: Delay = _CLIENT_DEFAULT_DELAY_S,
+        batch_index_ack: bool = False,
+        receiver_queue_size: int = 0,
+    ) -> None:
+        if not isinstance(consumer, import_pulsar_asyncio().Consumer):
+            raise InvalidArgumentError("consumer", consumer, "a pulsar.asyncio.Consumer (not the synchronous one)")
+        interval = max(delay_ms(native_delay, "native_delay") / 1000, NATIVE_DELAY_S) / 3
+        self._traits = PortTraits(
+            honours_ids=honours_ids,
+            redelivery_latency=round(3.5 * interval, 3),
+            min_redelivery_delay=round(4.2 * interval, 3),
+            batch_index_ack=batch_index_ack,
+            receiver_queue_size=receiver_queue_size,
+        )
+        self._spacing = 1.2 * interval
+        self._consumer = consumer
+        self._native = consumer._consumer
+        self._schema = consumer._schema
+        self._handles = Handles(consumer.topic())
+        self._loop = asyncio.get_running_loop()
+        self._waiters: deque[asyncio.Future[Delivery]] = deque()
+        self._arrived: deque[Delivery] = deque()
+        self._is_receiving = False
+        self._outbox: deque[Any] = deque()
+        self._burst_timer: asyncio.Handle | None = None
+        self._last_burst_at = -1e9
+        self._closing: asyncio.Future[None] | None = None
+
+    @property
+    def traits(self) -> PortTraits:
+        """Return what this port promises."""
+        return self._traits
+
+    @property
+    def native(self) -> Any:
+        """Return the client's consumer."""
+        return self._consumer
+
+    async def receive(self) -> Delivery:
+        """Wait for the next message; first come, first served, and a cancelled call loses nothing."""
+        self._check_open()
+        if self._arrived and not self._waiters:
+            return self._arrived.popleft()
+        waiter: asyncio.Future[Delivery] = self._loop.create_future()
+        self._waiters.append(waiter)
+        self._fetch()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._arrived.appendleft(waiter.result())
+                self._hand_over()
+            raise
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Acknowledge; the client sends it within 100 ms and does not wait for the broker.
+
+        :raises BrokerError: the client refused one; the others were acknowledged
+        """
+        await self._acknowledge_each(ids, self._native.acknowledge_async)
+        for message_id in ids:
+            self._handles.forget(message_id)
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge everything up to and including ``message_id``.
+
+        :raises BrokerError: the client refused it
+        """
+        await self._acknowledge_each([message_id], self._native.acknowledge_cumulative_async)
+        self._handles.forget_through(message_id)
+
+    async def redeliver(self, ids: Sequence[MessageId]) -> None:
+        """Ask for these again, in the next burst.
+
+        :raises RedeliveryError: an id that the client cannot read; nothing was asked for
+        """
+        self._check_open()
+        try:
+            self._outbox.extend([self._handles.get(message_id) for message_id in ids])
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise RedeliveryError(f"the client refused a redelivery: {error}") from error
+        if self._burst_timer is None and self._outbox:
+            at = max(self._last_burst_at + self._spacing, self._loop.time())
+            self._burst_timer = self._loop.call_at(at, self._burst)
+
+    async def seek(self, position: MessageId | int) -> None:
+        """Move the subscription to a message id, or to a publish time in epoch ms.
+
+        :raises BrokerError: the broker refused it
+        """
+        self._check_open()
+        target = position if isinstance(position, int) else self._handles.build(position)
+        self._handles.clear()
+        self._arrived.clear()
+        await self._call(self._native.seek_async, target)
+
+    async def close(self) -> None:
+        """Give back what is not acknowledged; calls that wait get :class:`~pulsar_nack.ClosedError`."""
+        if self._closing is None:
+            self._closing = self._loop.create_future()
+            self._stop()
+            try:
+                await self._call(self._native.close_async)
+            except BrokerError as error:
+                if "AlreadyClosed" not in str(error):
+                    raise
+            finally:
+                self._closing.set_result(None)
+        await asyncio.shield(self._closing)
+
+    # --- receiving -------------------------------------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        if not self._is_receiving and self._waiters:
+            self._is_receiving = True
+            self._native.receive_async(partial(_call_soon, self._loop, self._on_message))
+
+    def _on_message(self, result: Any, native: Any) -> None:
+        self._is_receiving = False
+        if result.name != "Ok":
+            self._fail_waiters(BrokerError(f"receive: {result.name}"))
+            return
+        delivery, handle = delivery_of(native, self._schema)
+        self._handles.remember(delivery.id, handle)
+        self._arrived.append(delivery)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        while self._arrived and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(self._arrived.popleft())
+        while self._waiters and self._waiters[0].done():
+            self._waiters.popleft()
+        self._fetch()
+
+    def _fail_waiters(self, error: Exception) -> None:
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(ClosedError("the consumer") if self._closing is not None else error)
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    async def _acknowledge_each(self, ids: Sequence[MessageId], function: Callable[..., None]) -> None:
+        self._check_open()
+        calls = [self._call(function, self._handles.for_ack(message_id)) for message_id in ids]
+        if len(calls) == 1:
+            await calls[0]
+            return
+        errors = [error for error in await asyncio.gather(*calls, return_exceptions=True) if error is not None]
+        if errors:
+            raise errors[0]
+
+    def _call(self, function: Callable[..., None], *args: object) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self._loop.create_future()
+        what = getattr(function, "__name__", "call").removesuffix("_async")
+        function(*args, partial(_call_soon, self._loop, _resolve, future, what))
+        return future
+
+    def _burst(self) -> None:
+        for _ in range(min(len(self._outbox), _SLICE)):
+            self._native.negative_acknowledge(self._outbox.popleft())
+        self._last_burst_at = self._loop.time()
+        self._burst_timer = self._loop.call_soon(self._burst) if self._outbox else None
+
+    def _stop(self) -> None:
+        if self._burst_timer is not None:
+            self._burst_timer.cancel()
+        self._outbox.clear()
+        self._fail_waiters(ClosedError("the consumer"))
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise ClosedError("the consumer")
+
+
+def import_pulsar_asyncio() -> Any:
+    """Return the module ``pulsar.asyncio``.
+
+    :raises MissingExtraError: pulsar-client is not installed
+    """
+    try:
+        import pulsar.asyncio
+    except ImportError as error:
+        raise MissingExtraError("the official client's consumer", "pulsar-client>=3.13", "pulsar") from error
+    return pulsar.asyncio
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:  # the loop is closed: nobody waits for this any more
+        return
+
+
+def _resolve(future: asyncio.Future[None], what: str, result: Any) -> None:
+    if future.done():
+        return
+    if result.name == "Ok":
+        future.set_result(None)
+    else:
+        future.set_exception(BrokerError(f"{what}: {result.name}"))

@@ -1,0 +1,167 @@
+"""Holds nacked messages until they are due and brings them back, one way or the other."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..clock import Clock
+from ..config import NackConfig
+from ..errors import RedeliveryError
+from ..ids import MessageId
+from ..nack import HookLike, NegativeAcksTracker, RedeliveryCallback
+from ._batches import EntryKey, entry_key, is_member
+from ._local_store import LocalStore
+from ._port import ConsumerPort, Delivery
+from ._states import Record, State, States
+from ._ways import Redelivery, Ways
+
+
+class Holds:
+    """The tracker's user and its callback.
+
+    :param show: called with what is shown from memory, and its record
+    :param freed: called when room was made
+    """
+
+    def __init__(
+        self,
+        port: ConsumerPort,
+        states: States,
+        store: LocalStore,
+        redelivery: Redelivery,
+        config: NackConfig,
+        *,
+        clock: Clock,
+        hooks: Sequence[HookLike],
+        show: Callable[[Delivery, Record], None],
+        freed: Callable[[], None],
+    ) -> None:
+        self.ways = Ways(redelivery, port.traits)
+        self.redelivered_local = 0
+        self.redelivered_broker = 0
+        self._port = port
+        self._states = states
+        self._store = store
+        self._custom: RedeliveryCallback | None = redelivery if callable(redelivery) else None
+        self._clock = clock
+        self._show = show
+        self._freed = freed
+        most = min(config.max_batch, port.traits.max_ids_per_request)
+        self.tracker = NegativeAcksTracker(
+            self.on_due,
+            config.model_copy(update={"max_batch": most, "max_held": None}),
+            clock=clock,
+            hooks=hooks,
+            collapse=self.ways.only_rewinds,
+        )
+
+    def hold(self, record: Record, delay_ms: int, payload: Delivery | None) -> None:
+        """Hold a message; held already, the earlier deadline counts.
+
+        :param payload: what to keep if that is wanted and there is room, None if it is not known
+        """
+        if record.state is State.REQUESTED:
+            return
+        plan = self.ways.plan(record.id, delay_ms)
+        due_at_ms = self._clock.now_ms() + delay_ms
+        is_earlier = not record.is_held or due_at_ms < record.due_at_ms
+        record.is_held = True
+        if plan.keeps and payload is not None and self._store.has_room(payload):
+            self._store.keep(payload)
+        if not is_earlier:
+            return
+        record.due_at_ms = due_at_ms
+        record.is_local = plan.is_local and record.id in self._store
+        record.is_ahead = not record.is_local and plan.ahead_ms > 0
+        self._arm(record.id, delay_ms - plan.ahead_ms if record.is_ahead else delay_ms)
+
+    def must_wait(self, message_id: MessageId, delay_ms: int, payload: Delivery | None) -> bool:
+        """Return whether there is no room for a payload that had better be kept."""
+        if payload is None or not self.ways.plan(message_id, delay_ms).must_keep:
+            return False
+        return not self._store.has_room(payload)
+
+    def drop(self, message_id: MessageId) -> None:
+        """Forget a hold: the message is settled."""
+        self.tracker.ack(message_id)
+        self._store.pop(message_id)
+
+    def hold_again(self, record: Record) -> None:
+        """Let a message come due at once: its time came while an acknowledgement was under way that failed."""
+        self._arm(record.id, 0)
+
+    def clear(self) -> None:
+        """Forget all holds."""
+        self.tracker.clear()
+        self._store.clear()
+
+    def _arm(self, message_id: MessageId, delay_ms: int) -> None:
+        self.tracker.nack_nowait(message_id, delay_ms / 1000)
+
+    # --- what is due -----------------------------------------------------------------------------------------------
+
+    async def on_due(self, ids: Sequence[MessageId]) -> None:
+        """Bring due messages back: the tracker's callback."""
+        records = [record for record in map(self._states.get, ids) if record is not None and self._is_due(record)]
+        due_members = Counter(entry_key(record.id) for record in records if is_member(record.id))
+        asked_for = [record for record in records if not self._bring_back_locally(record, due_members)]
+        if asked_for:
+            await self._request(asked_for)
+
+    def _is_due(self, record: Record) -> bool:
+        if record.state is State.ACKING and record.before_ack is State.HELD:
+            record.is_due = True
+        return record.state is State.HELD
+
+    def _bring_back_locally(self, record: Record, due_members: Counter[EntryKey]) -> bool:
+        """Show a message from memory, or at its time if the broker was to be asked ahead; False: the broker's turn."""
+        if record.id not in self._store:
+            return False
+        batches, due = self._states.batches, due_members[entry_key(record.id)]
+        if not record.is_local and not batches.has_busy_mates(record.id, due):
+            return False
+        early_ms = record.due_at_ms - self._clock.now_ms() if record.is_ahead else 0
+        record.is_local, record.is_ahead = True, False
+        if early_ms > 0:
+            self._arm(record.id, early_ms)
+        else:
+            self._show_again(record)
+        return True
+
+    def _show_again(self, record: Record) -> None:
+        delivery = self._store.pop(record.id)
+        if delivery is None:
+            return
+        self.redelivered_local += 1
+        self._states.show(record)
+        self._show(delivery, record)
+        self._freed()
+
+    async def _request(self, records: Sequence[Record]) -> None:
+        now_ms = self._clock.now_ms()
+        for record in records:
+            self._states.request(record, now_ms)
+        ids = [record.id for record in records]
+        try:
+            await self._send(ids)
+        except BaseException as error:
+            failed = [record.id for record in records if self._states.request_failed(record)]
+            if isinstance(error, Exception):
+                raise RedeliveryError(str(error), failed=failed) from error
+            raise
+        self.redelivered_broker += len(ids)
+        for record in records:
+            if record.state is State.REQUESTED:
+                self._store.pop(record.id)
+        self._freed()
+
+    async def _send(self, ids: Sequence[MessageId]) -> None:
+        if self._custom is None:
+            await self._port.redeliver(ids)
+            return
+        result: Any = self._custom(ids)
+        if inspect.isawaitable(result):
+            await result

@@ -1,0 +1,105 @@
+"""Back-pressure: how much may be unacknowledged, and who waits for room.
+
+A broker stops delivering when a consumer holds too many unacknowledged messages (50 000 by default). Holding one more
+nack then helps nobody, so it waits. It never waits while a message is ready for the user: the caller may be the only
+one who takes messages, and taking one is what makes room. So the bounds are exceeded by the number of callers at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+_log = logging.getLogger("pulsar_nack.consumer")
+NEAR: Final = 0.8
+
+
+class Room:
+    """Lets nacks in, first come, first served.
+
+    :param count: how many messages are unacknowledged here
+    :param limit: how many may be, None: any number
+    :param has_ready: whether a message is ready for the user
+    """
+
+    def __init__(self, count: Callable[[], int], limit: int | None, has_ready: Callable[[], bool]) -> None:
+        self.limit = limit
+        self._count = count
+        self._has_ready = has_ready
+        self._waiters: deque[asyncio.Future[bool]] = deque()
+        self._has_warned = False
+        self._closed_by: Exception | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Return how many calls wait."""
+        return len(self._waiters)
+
+    @property
+    def is_near_limit(self) -> bool:
+        """Return whether 80 % of the limit are reached."""
+        return self.limit is not None and self._count() >= NEAR * self.limit
+
+    async def wait_for(self, fits: Callable[[], bool]) -> None:
+        """Wait until the count is below the limit and ``fits`` says yes, or a message is ready for the user."""
+        while not self._may_pass(fits):
+            if self._closed_by is not None:
+                raise self._closed_by
+            waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                must_pass = await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self.changed()
+                raise
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+            if must_pass:
+                return
+            if not self._may_pass(fits):
+                continue
+            self.changed()
+            return
+
+    def _may_pass(self, fits: Callable[[], bool]) -> bool:
+        is_free = (self.limit is None or self._count() < self.limit) and fits()
+        return is_free or self._has_ready()
+
+    def changed(self) -> None:
+        """Let the call that waits longest look again."""
+        self._wake(must_pass=False)
+
+    def let_pass(self) -> None:
+        """Let one call pass whatever the bounds say: a message is ready."""
+        self._wake(must_pass=True)
+
+    def _wake(self, *, must_pass: bool) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(must_pass)
+                return
+
+    def note(self) -> None:
+        """Warn, once, when the count comes near the limit."""
+        if not self._has_warned and self.is_near_limit:
+            self._has_warned = True
+            _log.warning(
+                "%d messages are unacknowledged, of %s before the broker stops delivering; shorter delays or faster"
+                " handlers would help",
+                self._count(),
+                self.limit,
+            )
+
+    def close(self, error: Exception) -> None:
+        """Raise ``error`` in every call that waits."""
+        self._closed_by = error
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)

@@ -1,0 +1,319 @@
+"""What each message is to this consumer, and what a delivery of it therefore means. Pure: no clock, no await.
+
+::
+
+              deliver            hold               request             deliver
+    (unknown) -------> IN_WORK ---------> HELD ----------------> REQUESTED -------> IN_WORK
+                          |                |  show (local)           |
+                          |                +---------> IN_WORK       +-- 30 s --> (unknown)
+                          +--- begin_ack / end_ack, from every state ---> (settled)
+
+=============  ==========================================================================================
+state          what a delivery from the broker means
+=============  ==========================================================================================
+unknown        show it
+IN_WORK        a copy: the broker sent it twice, or its entry came back for a batch mate. Drop it
+HELD           a copy too: nacked, its time has not come. Drop it
+REQUESTED      what was asked for: show it
+ACKING         an acknowledgement is under way: acknowledge this copy also
+settled        acknowledge it again, while the acknowledgement is younger than ``ack_memory``, or while its
+               batch is not wholly acknowledged (until then the broker need not know). Later it was
+               replayed on purpose: show it
+=============  ==========================================================================================
+
+State decides, not time, with two limits that keep it from being wrong for ever: REQUESTED ends after 30 s, and what is
+settled is remembered for ``ack_memory``. Forgetting is always safe: a message that is not known is shown.
+
+Memory: unacknowledged messages are bounded by the broker and by ``most_in_work``, of which the oldest are forgotten;
+settled ones and the counts of forgotten requests by numbers below.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from ..errors import AlreadySettledError
+from ..ids import MessageId
+from ._batches import Batches, EntryKey, entry_key, is_member, is_same_topic
+
+REQUEST_MEMORY_MS: Final = 30_000
+_MOST_SETTLED: Final = 100_000
+_MOST_COUNTS: Final = 10_000
+
+
+class State(Enum):
+    """Where an unacknowledged message is."""
+
+    IN_WORK = "in work"
+    HELD = "negatively acknowledged"
+    REQUESTED = "asked for again"
+    ACKING = "acknowledged"
+
+
+class Verdict(Enum):
+    """What to do with a delivery."""
+
+    SHOW = "show"
+    REPLAY = "show, replayed"
+    COPY = "drop"
+    ACK_AGAIN = "acknowledge again"
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One unacknowledged message; ``id`` is as it was delivered, ``redelivery_count`` of the newest time shown."""
+
+    id: MessageId
+    state: State
+    redelivery_count: int = 0
+    is_held: bool = False
+    """``due_at_ms`` and the next two are of the present hold."""
+    due_at_ms: int = 0
+    is_local: bool = False
+    """It is to be shown from memory, whatever its mates do."""
+    is_ahead: bool = False
+    """Its timer fires the port's latency before ``due_at_ms``."""
+    before_ack: State | None = None
+    is_due: bool = False
+    """Its timer fired while an acknowledgement was under way."""
+    expires_at_ms: int = 0
+
+
+class States:
+    """The states of all messages of one consumer.
+
+    :param ack_memory_ms: how long an acknowledged message that comes back is hidden
+    :param most_in_work: how many messages in work are known at most
+    """
+
+    def __init__(self, *, ack_memory_ms: int = 60_000, most_in_work: int = 100_000) -> None:
+        self.batches = Batches()
+        self.held = 0
+        self.in_work = 0
+        self.requested = 0
+        self._records: dict[MessageId, Record] = {}
+        self._requests: deque[tuple[int, Record]] = deque()
+        self._settled: OrderedDict[EntryKey, int] = OrderedDict()
+        self._counts: OrderedDict[MessageId, int] = OrderedDict()
+        self._marks: dict[tuple[str | None, int], tuple[MessageId, int]] = {}
+        self._ack_memory_ms = ack_memory_ms
+        self._most_in_work = most_in_work
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, message_id: MessageId) -> Record | None:
+        """Return what is known of an unacknowledged message."""
+        return self._records.get(message_id)
+
+    def state(self, message_id: MessageId) -> State | None:
+        """Return the state of an unacknowledged message, None of any other."""
+        record = self._records.get(message_id)
+        return None if record is None else record.state
+
+    def is_settled(self, message_id: MessageId) -> bool:
+        """Return whether it is known to be acknowledged."""
+        return self.batches.is_acked(message_id) or entry_key(message_id) in self._settled
+
+    # --- what the broker sends -------------------------------------------------------------------------------------
+
+    def deliver(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
+        """Decide on a delivery and note it; amortized O(1)."""
+        self._expire(now_ms)
+        record = self._records.get(message_id)
+        if record is None:
+            return self._deliver_unknown(message_id, broker_count, now_ms)
+        if record.state is State.REQUESTED:
+            self._count_again(record, broker_count)
+            self._move(record, State.IN_WORK)
+            return Verdict.SHOW
+        return Verdict.ACK_AGAIN if record.state is State.ACKING else Verdict.COPY
+
+    def _deliver_unknown(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
+        acked_at = self._acked_at(message_id)
+        if self.batches.is_acked(message_id) or (acked_at is not None and now_ms - acked_at < self._ack_memory_ms):
+            return Verdict.ACK_AGAIN
+        verdict = Verdict.SHOW if acked_at is None else Verdict.REPLAY
+        if not is_member(message_id):
+            self._settled.pop(entry_key(message_id), None)
+        self.batches.seen(message_id)
+        count = max(broker_count, self._counts.pop(message_id, -1) + 1)
+        self._add(Record(message_id, State.IN_WORK, count))
+        return verdict
+
+    def _acked_at(self, message_id: MessageId) -> int | None:
+        acked_at = self._settled.get(entry_key(message_id))
+        mark = self._marks.get((message_id.topic, message_id.partition))
+        if mark is not None and _is_through(message_id, mark[0]):
+            return mark[1] if acked_at is None else max(acked_at, mark[1])
+        return acked_at
+
+    def _count_again(self, record: Record, broker_count: int) -> None:
+        """Count a redelivery; the broker counts whole entries, so that its count says nothing of a batch member."""
+        ours = record.redelivery_count + 1
+        record.redelivery_count = ours if is_member(record.id) else max(ours, broker_count)
+
+    # --- negative acknowledgement ----------------------------------------------------------------------------------
+
+    def check_unsettled(self, message_id: MessageId) -> None:
+        """Raise :class:`AlreadySettledError` for what is acknowledged or being so."""
+        if self.state(message_id) is State.ACKING or (message_id not in self._records and self.is_settled(message_id)):
+            raise AlreadySettledError(message_id, State.ACKING.value)
+
+    def hold(self, message_id: MessageId) -> Record:
+        """Note a negative acknowledgement, also of a message that was never seen.
+
+        :raises AlreadySettledError: it is acknowledged, or being so
+        """
+        self.check_unsettled(message_id)
+        record = self._records.get(message_id)
+        if record is None:
+            record = Record(message_id, State.HELD, self._counts.pop(message_id, 0))
+            self._add(record)
+        elif record.state is State.IN_WORK:
+            self._move(record, State.HELD)
+        return record
+
+    def show(self, record: Record) -> None:
+        """Note that a held message is shown again from memory."""
+        record.redelivery_count += 1
+        record.is_held = False
+        self._move(record, State.IN_WORK)
+
+    def request(self, record: Record, now_ms: int) -> None:
+        """Note that the broker is asked for a held message."""
+        self._expire(now_ms)
+        record.is_held = False
+        record.expires_at_ms = now_ms + REQUEST_MEMORY_MS
+        self._requests.append((record.expires_at_ms, record))
+        self._move(record, State.REQUESTED)
+
+    def request_failed(self, record: Record) -> bool:
+        """Note that asking failed; True when the message is held again, False when it has arrived or is settled."""
+        if self._records.get(record.id) is not record:
+            return False
+        if record.state is State.ACKING and record.before_ack is State.REQUESTED:
+            record.before_ack = State.HELD
+        if record.state is State.REQUESTED:
+            self._move(record, State.HELD)
+        return record.state is State.HELD
+
+    # --- acknowledgement -------------------------------------------------------------------------------------------
+
+    def begin_ack(self, message_id: MessageId) -> Record:
+        """Note that an acknowledgement is under way; the caller makes sure that it is the only one."""
+        record = self._records.get(message_id)
+        if record is None:
+            record = Record(message_id, State.IN_WORK, self._counts.pop(message_id, 0))
+            self._add(record)
+        record.before_ack = record.state
+        self._move(record, State.ACKING)
+        return record
+
+    def ack_failed(self, record: Record) -> bool:
+        """Put it back where it was; True when its time came meanwhile."""
+        if self._records.get(record.id) is not record:
+            return False
+        self._move(record, record.before_ack or State.IN_WORK)
+        was_due, record.is_due = record.is_due, False
+        return was_due
+
+    def settle(self, message_id: MessageId, now_ms: int) -> None:
+        """Note that it is acknowledged."""
+        record = self._records.get(message_id)
+        if record is not None:
+            self._remove(record)
+        if self.batches.acked(message_id):
+            self._settled[entry_key(message_id)] = now_ms
+            self._settled.move_to_end(entry_key(message_id))
+            if len(self._settled) > _MOST_SETTLED:
+                self._settled.popitem(last=False)
+
+    def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageId]:
+        """Forget everything up to and including ``message_id`` in its partition; return those; O(unacknowledged)."""
+        gone = [record for record in self._records.values() if _is_through(record.id, message_id)]
+        for record in gone:
+            self._remove(record)
+        self.batches.acked_through(message_id)
+        self._marks[message_id.topic, message_id.partition] = (message_id, now_ms)
+        return [record.id for record in gone]
+
+    def clear(self) -> None:
+        """Forget everything: after a seek all messages are new."""
+        self._records.clear()
+        self._requests.clear()
+        self._counts.clear()
+        self.held = self.in_work = self.requested = 0
+        self.clear_settled()
+
+    def clear_settled(self) -> None:
+        """Forget what was acknowledged."""
+        self._settled.clear()
+        self._marks.clear()
+        self.batches.clear()
+
+    # --- keeping count ---------------------------------------------------------------------------------------------
+
+    def _add(self, record: Record) -> None:
+        self._records[record.id] = record
+        self._count(record.state, 1)
+        if self.in_work > self._most_in_work:
+            self._forget_oldest()
+
+    def _remove(self, record: Record) -> None:
+        del self._records[record.id]
+        self._count(record.state, -1)
+        if record.state is State.REQUESTED:
+            self.batches.requested(record.id, -1)
+
+    def _move(self, record: Record, state: State) -> None:
+        self._count(record.state, -1)
+        self._count(state, 1)
+        if (record.state is State.REQUESTED) is not (state is State.REQUESTED):
+            self.batches.requested(record.id, 1 if state is State.REQUESTED else -1)
+        record.state = state
+
+    def _count(self, state: State, change: int) -> None:
+        if state is State.HELD:
+            self.held += change
+        elif state is State.REQUESTED:
+            self.requested += change
+        else:
+            self.in_work += change
+
+    def _expire(self, now_ms: int) -> None:
+        while self._requests and self._requests[0][0] <= now_ms:
+            expires_at_ms, record = self._requests.popleft()
+            is_stale = self._records.get(record.id) is not record or record.expires_at_ms != expires_at_ms
+            if not is_stale and record.state is State.REQUESTED:
+                self._remove(record)
+                self._remember_count(record)
+
+    def _remember_count(self, record: Record) -> None:
+        self._counts[record.id] = record.redelivery_count
+        if len(self._counts) > _MOST_COUNTS:
+            self._counts.popitem(last=False)
+
+    def _forget_oldest(self) -> None:
+        """Forget the oldest 1/16 of what is in work, so that this costs O(1) for each new message."""
+        oldest = (record for record in self._records.values() if record.state is State.IN_WORK)
+        for record in [record for record, _ in zip(oldest, range(self._most_in_work // 16 + 1), strict=False)]:
+            self._remove(record)
+
+    def _check(self) -> None:
+        """Assert every invariant; for tests."""
+        states = [record.state for record in self._records.values()]
+        assert self.held == states.count(State.HELD)
+        assert self.requested == states.count(State.REQUESTED)
+        assert self.in_work == states.count(State.IN_WORK) + states.count(State.ACKING)
+        assert all(known == record.id for known, record in self._records.items())
+
+
+def _is_through(message_id: MessageId, mark: MessageId) -> bool:
+    """Return whether a cumulative acknowledgement of ``mark`` covers a message."""
+    is_before = message_id[:2] < mark[:2]
+    is_here = message_id[:2] == mark[:2] and (mark.batch_index < 0 or message_id.batch_index <= mark.batch_index)
+    return (is_before or is_here) and is_same_topic(message_id, mark)

@@ -1,0 +1,55 @@
+"""What a consumer counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..nack._statistics import NackStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatistics:
+    """A snapshot of a consumer; totals count since it was opened.
+
+    :param received: deliveries from the transport
+    :param shown: messages given to the user, redelivered ones each time
+    :param copies_dropped: deliveries of what was in work or held
+    :param replayed: acknowledged messages that came back long after, and were shown
+    :param acked: messages acknowledged
+    :param acked_again: copies of acknowledged messages that were acknowledged and not shown
+    :param nacked: negative acknowledgements
+    :param redelivered_local: messages shown again from memory
+    :param redelivered_broker: messages that the broker was asked for
+    :param in_work: shown (or ready to be) and not settled
+    :param ready: of these, how many wait for a call of ``receive``
+    :param held: nacked and not due
+    :param requested: asked for at the broker and not yet here
+    :param kept: messages whose payload is kept, and ``kept_bytes`` their memory
+    :param unacked: in work and held; with ``prefetched``, the most that the transport fetches ahead, this counts
+        against ``unacked_limit``
+    :param is_near_unacked_limit: whether 80 % of the limit are reached
+    :param waiting_nacks: calls of ``nack`` that wait for room
+    :param nack: the tracker's own statistics
+    """
+
+    received: int
+    shown: int
+    copies_dropped: int
+    replayed: int
+    acked: int
+    acked_again: int
+    nacked: int
+    redelivered_local: int
+    redelivered_broker: int
+    in_work: int
+    ready: int
+    held: int
+    requested: int
+    kept: int
+    kept_bytes: int
+    unacked: int
+    prefetched: int
+    unacked_limit: int | None
+    is_near_unacked_limit: bool
+    waiting_nacks: int
+    nack: NackStatistics

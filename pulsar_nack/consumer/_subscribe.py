@@ -1,0 +1,169 @@
+"""Consumers over the official client: subscribed anew, or around one that the user has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+from .._delays import Delay
+from ..backoff import Backoff
+from ..clock import Clock
+from ..config import NackConfig
+from ..errors import BrokerError, InvalidArgumentError
+from ..nack import HookLike
+from ._consumer import DEFAULT_MAX_LOCAL_BYTES, DEFAULT_UNACKED_LIMIT, Consumer
+from ._official import NATIVE_DELAY_S, OfficialPort, import_pulsar_asyncio
+from ._ways import Redelivery
+
+_TYPES: Final = {"exclusive": "Exclusive", "shared": "Shared", "failover": "Failover", "key_shared": "KeyShared"}
+_HONOUR_IDS: Final = {"Shared", "KeyShared"}
+_DEFAULT_QUEUE: Final = 1_000
+
+
+class Subscribing:
+    """What :func:`subscribe` returns: ``async with`` it, or ``await`` it and close the consumer yourself."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._consumer: Consumer | None = None
+
+    def __await__(self) -> Generator[Any, None, Consumer]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Consumer:
+        self._consumer = await self._open()
+        return self._consumer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._consumer is not None:
+            await self._consumer.aclose()
+
+    async def _open(self) -> Consumer:
+        consumer: Consumer = await self._make()
+        return await consumer.open()
+
+
+def subscribe(
+    client: Any,
+    topic: str | list[str],
+    subscription: str,
+    *,
+    consumer_type: Any = "shared",
+    redelivery: Redelivery = "auto",
+    backoff: Backoff | Delay | Sequence[Delay] | None = None,
+    config: NackConfig | None = None,
+    max_local_bytes: int = DEFAULT_MAX_LOCAL_BYTES,
+    unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
+    ack_memory: Delay = 60.0,
+    hooks: Sequence[HookLike] = (),
+    clock: Clock | None = None,
+    **options: Any,
+) -> Subscribing:
+    """Subscribe with the official client, on a Shared subscription unless told otherwise.
+
+    :param client: a ``pulsar.asyncio.Client``
+    :param topic: a topic, a list of topics, or a pattern with ``is_pattern_topic=True``
+    :param subscription: its name
+    :param consumer_type: ``"shared"``, ``"key_shared"``, ``"exclusive"``, ``"failover"``, or a ``pulsar.ConsumerType``
+    :param options: go to the client's ``subscribe`` as they are (``schema``, ``receiver_queue_size``,
+        ``initial_position``, ``batch_index_ack_enabled``, ...); ``negative_ack_redelivery_delay_ms`` is ours
+    :return: to be used as ``async with``, or awaited. The other parameters are those of :class:`Consumer`
+    :raises InvalidArgumentError: names the argument
+    :raises MissingExtraError: pulsar-client is not installed
+    :raises BrokerError: when entered or awaited: the client could not subscribe
+
+    ::
+
+        async with pulsar_nack.subscribe(client, "orders", "billing") as consumer:
+            message = await consumer.receive()
+            await message.nack(delay=2.5)
+    """
+    if not isinstance(client, import_pulsar_asyncio().Client):
+        raise InvalidArgumentError("client", client, "a pulsar.asyncio.Client (not the synchronous pulsar.Client)")
+    native_type = _native_type(consumer_type)
+    for name in ("negative_ack_redelivery_delay_ms", "subscription_name"):
+        if name in options:
+            raise InvalidArgumentError(name, options[name], "nothing: pulsar_nack sets it")
+
+    async def make() -> Consumer:
+        port = await _port(client, topic, subscription, native_type, options)
+        try:
+            return Consumer(
+                port,
+                redelivery=redelivery,
+                backoff=backoff,
+                config=config,
+                max_local_bytes=max_local_bytes,
+                unacked_limit=unacked_limit,
+                ack_memory=ack_memory,
+                hooks=hooks,
+                clock=clock,
+            )
+        except BaseException:
+            await port.close()
+            raise
+
+    return Subscribing(make)
+
+
+def wrap(
+    consumer: Any,
+    *,
+    consumer_type: Any = None,
+    native_delay: Delay = 60.0,
+    batch_index_ack: bool = False,
+    **settings: Any,
+) -> Consumer:
+    """Make a :class:`Consumer` of one that the official client made; it owns it and closes it.
+
+    The client tells neither the subscription's type nor its own negative-ack delay. Not knowing the type, redelivery is
+    local, as it has to be on Exclusive subscriptions; name it, and the delay that the consumer was made with
+    (100 ms is best), and the broker way is open too.
+
+    :param consumer: a ``pulsar.asyncio.Consumer``
+    :param consumer_type: as in :func:`subscribe`; None: not known, taken for Exclusive
+    :param native_delay: its ``negative_ack_redelivery_delay_ms`` in seconds; the client's default is 60 s, with which
+        the broker way cannot do delays below 84 s
+    :param batch_index_ack: whether it was made with ``batch_index_ack_enabled``
+    :param settings: those of :class:`Consumer`
+    :raises InvalidArgumentError: names the argument
+    """
+    honours_ids = consumer_type is not None and _native_type(consumer_type).name in _HONOUR_IDS
+    port = OfficialPort(consumer, honours_ids=honours_ids, native_delay=native_delay, batch_index_ack=batch_index_ack)
+    return Consumer(port, **settings)
+
+
+async def _port(client: Any, topic: Any, subscription: str, native_type: Any, options: dict[str, Any]) -> OfficialPort:
+    try:
+        consumer = await client.subscribe(
+            topic,
+            subscription,
+            consumer_type=native_type,
+            negative_ack_redelivery_delay_ms=round(NATIVE_DELAY_S * 1000),
+            **options,
+        )
+    except import_pulsar_asyncio().PulsarException as error:
+        raise BrokerError(f"subscribing to {topic!r} as {subscription!r}: {error}") from error
+    return OfficialPort(
+        consumer,
+        honours_ids=native_type.name in _HONOUR_IDS,
+        native_delay=NATIVE_DELAY_S,
+        batch_index_ack=bool(options.get("batch_index_ack_enabled", False)),
+        receiver_queue_size=int(options.get("receiver_queue_size", _DEFAULT_QUEUE)),
+    )
+
+
+def _native_type(consumer_type: Any) -> Any:
+    import pulsar
+
+    if isinstance(consumer_type, pulsar.ConsumerType):
+        return consumer_type
+    name = _TYPES.get(consumer_type.lower()) if isinstance(consumer_type, str) else None
+    if name is None:
+        raise InvalidArgumentError(
+            "consumer_type", consumer_type, f"one of {', '.join(_TYPES)}, or a pulsar.ConsumerType"
+        )
+    return getattr(pulsar.ConsumerType, name)
