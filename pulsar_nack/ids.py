@@ -7,6 +7,8 @@ from typing import Any, Final, NamedTuple, Self
 
 from .errors import InvalidArgumentError
 
+__all__ = ["MessageId", "Position"]
+
 _INT64_MAX: Final = 2**63 - 1
 _INT32_MAX: Final = 2**31 - 1
 _MAX_CHUNKS: Final = 1_000_000
@@ -70,7 +72,8 @@ class MessageId(_Identity):
             raise InvalidArgumentError("topic", topic, "a str or None")
         if first_chunk is not None:
             _check_first_chunk(first_chunk, ledger, entry)
-        self = _Identity.__new__(cls, ledger, entry, partition, batch_index)
+        kind = _ChunkedId if cls is MessageId and (first_chunk is not None or chunks) else cls
+        self = _Identity.__new__(kind, ledger, entry, partition, batch_index)
         extras = self.__dict__
         if batch_size:
             extras["batch_size"] = batch_size
@@ -148,6 +151,10 @@ class MessageId(_Identity):
         return f"MessageId({', '.join(fields)})"
 
     __str__ = __repr__
+
+
+class _ChunkedId(MessageId):
+    """The id of a chunked message: a class of its own, so that one look at the type tells that it cannot be rebuilt."""
 
 
 def _check(field: str, value: object, lowest: int, highest: int) -> None:

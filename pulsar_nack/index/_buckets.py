@@ -21,7 +21,7 @@ from ..ids import MessageId
 from ._due import DueIds
 from ._positions import Positions, Run, slot_bounds
 from ._slots import SLOT_SIZE, Slot, slot_key
-from ._store import BucketStore
+from ._store import FOLD, BucketStore
 
 NEVER: Final = 1 << 100
 """``earliest`` while nothing is pending: later than every start."""
@@ -61,6 +61,8 @@ class TimeBuckets:
         self._guard = -1
         self._release_at = _FEW_SLOTS
         self._insert: Callable[[int], None] = positions.pending.add_checked
+        self._slots_by_key = positions.slots.by_key
+        self._open = self._store.open
         self._leave_fast_path()
 
     def _leave_fast_path(self) -> None:
@@ -110,6 +112,28 @@ class TimeBuckets:
                         return self._add_again(number, start)
                     self._append(number)  # type: ignore[misc]
                     self._count += 1
+                    return True
+        return self._add_elsewhere(message_id, start)
+
+    def _add_elsewhere(self, message_id: MessageId, start: int) -> bool:
+        """Take the second fast path: another slot or bucket than the last time, both known already."""
+        if type(message_id) is MessageId:
+            ledger, entry, partition, batch_index = message_id
+            slot = self._slots_by_key.get((ledger, entry >> 16, partition, 0, 0)) if batch_index < 0 else None
+            numbers = self._open.get(start)
+            if slot is not None and numbers is not None and len(numbers) < FOLD and start > self.earliest:
+                number = slot.base - slot.first_entry + entry
+                if number > self._guard:
+                    try:
+                        self._insert(number)
+                    except KeyError:
+                        return self._add_again(number, start)
+                    numbers.append(number)
+                    self._count += 1
+                    self._start = start
+                    self._append = numbers.append
+                    if slot is not self._positions.slot or number - slot.base >= self._span:
+                        self._use_slot(slot, number)
                     return True
         return self._add(message_id, start)
 
@@ -166,13 +190,17 @@ class TimeBuckets:
             )
         slot = self._slot_of(slot_key(ledger, entry, partition, batch_index), message_id.topic)
         number = slot.number(entry, batch_index)
+        self._use_slot(slot, number)
+        return number
+
+    def _use_slot(self, slot: Slot, number: int) -> None:
+        self._positions.slot = slot
         if slot.bits:
             self._span = 0
-        else:
-            self._first, self._base = slot.first_entry, slot.base
-            self._ledger, self._partition = ledger, partition
-            self._span = min(SLOT_SIZE, number - slot.base + _SPAN)
-        return number
+            return
+        self._first, self._base = slot.first_entry, slot.base
+        self._ledger, self._partition = slot.ledger, slot.partition
+        self._span = min(SLOT_SIZE, number - slot.base + _SPAN)
 
     def _slot_of(self, key: tuple[int, int, int, int, int], topic: str | None = None) -> Slot:
         if len(self._positions.slots) >= self._release_at:

@@ -109,28 +109,28 @@ def _with_topic(message_id: MessageId, topic: str | None) -> MessageId:
 class SlotTable:
     """Gives out slots by key and finds them by index; all methods O(1) but :meth:`release_unused`."""
 
-    __slots__ = ("_by_index", "_by_key", "_fresh", "_released", "_topics", "limit")
+    __slots__ = ("_by_index", "_fresh", "_released", "_topics", "by_key", "limit")
 
     def __init__(self, limit: int = SLOT_SIZE) -> None:
         self.limit = limit
-        self._by_key: dict[SlotKey, Slot] = {}
+        self.by_key: dict[SlotKey, Slot] = {}
         self._by_index: dict[int, Slot] = {}
         self._released: deque[int] = deque()
         self._topics: dict[tuple[str, int], str] = {}
         self._fresh = 0
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self.by_key)
 
     def __iter__(self) -> Iterator[Slot]:
-        return iter(list(self._by_key.values()))
+        return iter(list(self.by_key.values()))
 
     def __getitem__(self, index: int) -> Slot:
         return self._by_index[index]
 
     def find(self, key: SlotKey) -> Slot | None:
         """Return the slot of a key, None when it has none."""
-        return self._by_key.get(key)
+        return self.by_key.get(key)
 
     @property
     def is_full(self) -> bool:
@@ -139,7 +139,7 @@ class SlotTable:
 
     def get(self, key: SlotKey, topic: str | None) -> Slot:
         """Return the slot of a key, a new one when it has none; the first topic that is told stays."""
-        slot = self._by_key.get(key)
+        slot = self.by_key.get(key)
         if slot is None:
             slot = self._new(key)
         if slot.topic is None and topic is not None:
@@ -153,19 +153,19 @@ class SlotTable:
         else:
             index = self._released.popleft()
         slot = Slot(index, key, None)
-        self._by_key[key] = self._by_index[index] = slot
+        self.by_key[key] = self._by_index[index] = slot
         return slot
 
     def release(self, slot: Slot) -> None:
         """Give a slot back; none of its numbers may be in use."""
-        del self._by_key[slot.key], self._by_index[slot.index]
+        del self.by_key[slot.key], self._by_index[slot.index]
         self._released.append(slot.index)
-        if not self._by_key:
+        if not self.by_key:
             self._topics.clear()
 
     def clear(self) -> None:
         """Forget every slot."""
-        self._by_key.clear()
+        self.by_key.clear()
         self._by_index.clear()
         self._released.clear()
         self._topics.clear()
