@@ -14,6 +14,8 @@ from typing import Final
 from ._delays import Delay, delay_seconds
 from .errors import InvalidArgumentError
 
+__all__ = ["Backoff", "Exponential", "Fixed", "Multiplier", "Steps", "as_backoff"]
+
 _MAX_COUNT: Final = 2**32 - 1  # Pulsar counts redeliveries in 32 bits
 
 Backoff = Callable[[int], float | timedelta]

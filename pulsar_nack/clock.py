@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+__all__ = ["AlarmClock", "Clock", "LoopClock", "MonotonicClock", "WallClock"]
+
 
 @runtime_checkable
 class Clock(Protocol):

@@ -10,6 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
+__all__ = ["MAX_PRECISION_BITS", "NackConfig"]
+
 MAX_PRECISION_BITS: Final = 62
 _DAY_S: Final = 86_400
 

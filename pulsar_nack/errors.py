@@ -5,6 +5,7 @@
     PulsarNackError
     ├── InvalidArgumentError  (ValueError)   a value that was refused before anything changed
     ├── ClosedError                          you closed it, or its consumer
+    ├── NotOpenError                         it has to be entered with ``async with`` first
     ├── WouldBlockError                      a ``*_nowait`` call found no room
     ├── MissingExtraError     (ImportError)  an optional dependency is not installed
     ├── RedeliveryError                      a port could not ask for a redelivery; the ids stay pending
@@ -18,6 +19,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+
+__all__ = [
+    "AlreadySettledError",
+    "BrokerError",
+    "ClosedError",
+    "InvalidArgumentError",
+    "MissingExtraError",
+    "NotOpenError",
+    "PulsarNackError",
+    "RedeliveryError",
+    "VirtualDeadlockError",
+    "WouldBlockError",
+]
 
 if TYPE_CHECKING:
     from .ids import MessageId
@@ -49,6 +63,14 @@ class ClosedError(PulsarNackError):
     def __init__(self, what: str = "this object") -> None:
         self.what = what
         super().__init__(f"{what} is closed")
+
+
+class NotOpenError(PulsarNackError):
+    """The object was used before it was entered."""
+
+    def __init__(self, what: str = "this object") -> None:
+        self.what = what
+        super().__init__(f"{what} is not open yet: use it inside 'async with'")
 
 
 class WouldBlockError(PulsarNackError):

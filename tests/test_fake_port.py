@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, ClosedError, ConsumerPort, Delivery, InvalidArgumentError, MessageId
+from pulsar_nack.consumer import SupportsCumulativeAck, SupportsSeek
 from pulsar_nack.testing import FakeMessage, FakePort, FakeTopic, virtual_time
 
 
@@ -578,6 +579,53 @@ async def test_reset_and_restart() -> None:
     assert port.subscription.is_acked(ids[0])
     port.subscription.reset()
     assert [each.id for each in await take(port, 4)] == ids
+
+
+@virtual_time
+async def test_cumulative_acknowledgement() -> None:
+    """U35: on an exclusive subscription everything up to a message is done, within a batch where indexes count."""
+    for is_by_index, backlog in ((False, 4), (True, 2)):
+        port = FakePort(subscription_type="exclusive", batch_index_ack=is_by_index)
+        ids = [port.topic.publish(b"0"), *port.topic.publish_batch([b"1", b"2", b"3"]), port.topic.publish(b"4")]
+        await take(port, 5)
+        await port.acknowledge_cumulative(ids[2])
+        assert port.subscription.backlog == backlog
+        await port.acknowledge_cumulative(ids[3])
+        assert port.subscription.backlog == 1
+        await port.acknowledge_cumulative(ids[4])
+        assert port.subscription.backlog == 0
+    with pytest.raises(BrokerError, match="shared"):
+        await FakePort().acknowledge_cumulative(ids[0])
+
+
+@virtual_time
+async def test_seek() -> None:
+    """Seeking to a message or a publish time brings everything from there on again, also past the end."""
+    port = FakePort()
+    ids = []
+    for number in range(4):
+        ids.append(port.topic.publish(bytes([number])))
+        await asyncio.sleep(1)
+    await take(port, 4)
+    await port.acknowledge(ids)
+    await port.seek(ids[2])
+    assert [each.id for each in await take(port, 2)] == ids[2:]
+    await port.seek(1000)
+    assert [each.id for each in await take(port, 3)] == ids[1:]
+    await port.seek(MessageId(-1, -1))
+    assert [each.id for each in await take(port, 4)] == ids
+    await port.seek(5000)
+    assert port.subscription.backlog == 0
+    assert await is_quiet(port)
+
+
+@virtual_time
+async def test_offers_what_consumers_may_use() -> None:
+    """It supports the optional calls of ports, and tells how much it fetches ahead."""
+    port = FakePort(receiver_queue_size=7)
+    assert isinstance(port, SupportsCumulativeAck)
+    assert isinstance(port, SupportsSeek)
+    assert port.traits.receiver_queue_size == 7
 
 
 @virtual_time

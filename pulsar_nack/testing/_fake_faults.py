@@ -10,8 +10,8 @@ from typing import Literal
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
 
-CallName = Literal["receive", "acknowledge", "redeliver", "close"]
-_CAN_FAIL = ("receive", "acknowledge", "redeliver")
+CallName = Literal["receive", "acknowledge", "acknowledge_cumulative", "redeliver", "seek", "close"]
+_CAN_FAIL = ("receive", "acknowledge", "acknowledge_cumulative", "redeliver", "seek")
 
 
 @dataclass(frozen=True, slots=True)

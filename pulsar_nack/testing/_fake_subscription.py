@@ -8,7 +8,8 @@ publishing serves both first deliveries and redeliveries, for a redelivered entr
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -81,8 +82,15 @@ class FakeSubscription:
 
         Everything from there on is delivered again, acknowledged or not; everything before counts as acknowledged.
         """
-        start = None if to is None else self.topic.entry_of(to)
-        first = 0 if start is None else start.number
+        start = to or MessageId(-1, -1)
+        self._reset_where(lambda entry: start.partition in {-1, entry.partition} and entry.position >= start.position)
+
+    def reset_to_time(self, publish_time_ms: int) -> None:
+        """Go to the first message that was published at or after a time, as :meth:`reset` goes to one."""
+        self._reset_where(lambda entry: entry.published_ms >= publish_time_ms)
+
+    def _reset_where(self, is_wanted: Callable[[FakeEntry], bool]) -> None:
+        first = next((entry.number for entry in self.topic.entries if is_wanted(entry)), sys.maxsize)
         self._done = {entry for entry in self.topic.entries if entry.number < first}
         self._done_indexes.clear()
         self.restart()
@@ -120,6 +128,18 @@ class FakeSubscription:
             self._release(entry)
             self._done.add(entry)
         self._dispatch()
+
+    def _ack_up_to(self, last: MessageId, members: int) -> None:
+        """Acknowledge the entries of a partition before ``last``, and the first ``members`` of its own entry."""
+        earlier = [entry for entry in self.topic.entries if entry.partition == last.partition]
+        self._ack_entries(entry for entry in earlier if entry.position < last.position)
+        own = self.topic.entry_of(last)
+        if own is None:
+            return
+        for index in range(min(members, len(own.messages))):
+            self._ack_index(own, index)
+        if members >= len(own.messages) or not self._open_indexes(own):
+            self._ack_entries([own])
 
     def _ack_index(self, entry: FakeEntry, index: int) -> None:
         if not self._is_open(entry, index) or not self.topic.batch_index_ack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal, get_args
@@ -79,8 +80,8 @@ class FakePort:
             min_redelivery_delay=seconds("min_redelivery_delay", min_redelivery_delay),
             max_ids_per_request=whole("max_ids_per_request", max_ids_per_request, 1),
             batch_index_ack=true_or_false("batch_index_ack", batch_index_ack),
+            receiver_queue_size=whole("receiver_queue_size", receiver_queue_size, 1),
         )
-        self._queue_size = whole("receiver_queue_size", receiver_queue_size, 1)
         self._unacked_limit = None if unacked_limit is None else whole("unacked_limit", unacked_limit, 1)
         self.topic = topic or FakeTopic(batch_index_ack=batch_index_ack)
         self.calls: list[FakeCall] = []
@@ -116,7 +117,7 @@ class FakePort:
     def fail_next(
         self, call: CallName, times: int = 1, *, error: BaseException | None = None, carried_out: bool = False
     ) -> None:
-        """Let the next calls of ``receive``, ``acknowledge`` or ``redeliver`` raise; a receive loses nothing by it.
+        """Let the next calls of one kind raise, any but ``close``; a receive loses nothing by it.
 
         :param error: what they raise, by default a :class:`~pulsar_nack.BrokerError`
         :param carried_out: they take effect all the same, as when only the answer is lost
@@ -155,6 +156,22 @@ class FakePort:
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
         """Acknowledge messages; ids that the topic does not hold are ignored."""
         await self._call("acknowledge", ids, self._carry_out_ack)
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge everything up to a message, in its partition.
+
+        A batch that it ends in the middle of is acknowledged up to there where the broker acknowledges indexes.
+
+        :raises BrokerError: the subscription is shared
+        """
+        if self._traits.honours_ids:
+            raise BrokerError("a shared subscription has no cumulative acknowledgement")
+        await self._call("acknowledge_cumulative", [message_id], self._carry_out_cumulative_ack)
+
+    async def seek(self, position: MessageId | int) -> None:
+        """Move the subscription, so that this message, or the first from this publish time in ms on, is next."""
+        ids = [position] if isinstance(position, MessageId) else []
+        await self._call("seek", ids, lambda _: self._carry_out_seek(position))
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
         """Have these sent again; ids that this port does not hold are ignored.
@@ -216,6 +233,16 @@ class FakePort:
                 done.append(entry)
         self._subscription._ack_entries(done)
 
+    def _carry_out_cumulative_ack(self, ids: Sequence[MessageId]) -> None:
+        for message_id in ids:
+            self._subscription._ack_up_to(message_id, message_id.batch_index + 1 or sys.maxsize)
+
+    def _carry_out_seek(self, position: MessageId | int) -> None:
+        if isinstance(position, MessageId):
+            self._subscription.reset(position)
+        else:
+            self._subscription.reset_to_time(position)
+
     def _completes(self, entry: FakeEntry, index: int) -> bool:
         if not entry.is_batch or index == -1:
             return True
@@ -245,7 +272,7 @@ class FakePort:
     def _has_room(self, unacked: int) -> bool:
         if self._unacked_limit is not None and unacked >= self._unacked_limit:
             return False
-        return len(self._inbox) < self._queue_size
+        return len(self._inbox) < self._traits.receiver_queue_size
 
     def _accept(self, entry: FakeEntry, indexes: Collection[int], count: int, forced: Collection[int]) -> None:
         self._inbox.send(entry, indexes, count, forced)

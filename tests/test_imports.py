@@ -1,0 +1,147 @@
+"""What importing the library brings in, and what it does not do; each case in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+OPTIONAL = (
+    "_pulsar", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar", "pulsar_lite", "pyspark", "rich",
+    "structlog", "typer", "uvloop",
+)  # fmt: skip
+NEEDED = {
+    "annotated_types", "anyio", "cython_runtime", "exceptiongroup", "idna", "pulsar_nack", "pydantic", "pydantic_core",
+    "pyroaring", "sniffio", "sortedcontainers", "typing_extensions", "typing_inspection",
+}  # fmt: skip
+CORE = (
+    "pulsar_nack",
+    "pulsar_nack.index",
+    "pulsar_nack.nack",
+    "pulsar_nack.consumer",
+    "pulsar_nack.testing",
+    "pulsar_nack.observe",
+)
+
+PROBE = """
+import json, logging, signal, sys, threading
+
+optional, names = json.loads(sys.argv[1])
+touched, acts = [], []
+
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in optional:
+            touched.append(name)
+            raise ImportError(f"{name} is blocked")
+
+
+def watch(event, args):
+    if event.startswith(("socket.", "subprocess.", "os.exec", "os.fork", "os.system", "os.putenv", "signal.")):
+        acts.append(event)
+    if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+        acts.append(f"open {args[0]} to write")
+
+
+sys.meta_path.insert(0, Blocker())
+sys.dont_write_bytecode = True
+interrupt = signal.getsignal(signal.SIGINT)
+before = set(sys.modules)
+sys.addaudithook(watch)
+for name in names:
+    __import__(name)
+acts = list(acts)
+loggers = [logging.getLogger(), *map(logging.getLogger, list(logging.Logger.manager.loggerDict))]
+print(json.dumps({
+    "touched": touched,
+    "acts": acts,
+    "modules": sorted(set(sys.modules) - before),
+    "threads": threading.active_count(),
+    "handlers": [f"{logger.name}: {logger.handlers}" for logger in loggers if logger.handlers],
+    "levels": [logger.name for logger in loggers[1:] if logger.level],
+    "interrupt": signal.getsignal(signal.SIGINT) is interrupt,
+    "stdlib": sorted(sys.stdlib_module_names),
+}))
+"""
+
+
+@cache
+def import_freshly(*names: str) -> dict[str, Any]:
+    """Import modules in a new process that refuses the optional packages; return what happened."""
+    command = [sys.executable, "-W", "error", "-c", PROBE, json.dumps([OPTIONAL, names])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def own(modules: list[str]) -> set[str]:
+    """Return the library's modules among these."""
+    return {name for name in modules if name.partition(".")[0] == "pulsar_nack"}
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_imports_without_optional_packages(name: str) -> None:
+    """Each part of the core is imported alone without an optional package being asked for, let alone loaded."""
+    report = import_freshly(name)
+    assert report["touched"] == []
+    assert [module for module in report["modules"] if module.partition(".")[0] in OPTIONAL] == []
+    assert name in report["modules"]
+
+
+def test_brings_in_what_it_depends_on_only() -> None:
+    """The packages that come along are the declared dependencies of the core and theirs."""
+    report = import_freshly("pulsar_nack")
+    foreign = {module.partition(".")[0] for module in report["modules"]} - set(report["stdlib"])
+    assert {name for name in foreign if not name.startswith("_")} <= NEEDED
+
+
+def test_is_bounded() -> None:
+    """An import of the core brings in a bounded number of modules, and of our own only what it stands for."""
+    modules = import_freshly("pulsar_nack")["modules"]
+    assert len(modules) < 450
+    assert len(own(modules)) < 80
+    parts = {name.split(".")[1] for name in own(modules) if "." in name}
+    assert parts <= {"_delays", "_version", "backoff", "clock", "config", "consumer", "errors", "ids", "index", "nack"}
+
+
+def test_has_no_side_effects() -> None:
+    """Importing opens no socket, starts no thread, process or loop, writes no file, and touches no signal or logger."""
+    report = import_freshly(*CORE)
+    assert report["acts"] == []
+    assert report["threads"] == 1
+    assert report["handlers"] == []
+    assert [name for name in report["levels"] if name.startswith("pulsar_nack")] == []
+    assert report["interrupt"]
+
+
+def test_the_probe_sees_faults() -> None:
+    """The probe itself works: it reports a blocked package and what a loop opens."""
+    blocked = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps([["colorsys"], ["colorsys"]])],
+        capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert "colorsys is blocked" in blocked.stderr
+    probe = PROBE.replace("__import__(name)", "import asyncio; asyncio.new_event_loop().close()")
+    opened = subprocess.run(
+        [sys.executable, "-c", probe, json.dumps([[], ["any"]])], capture_output=True, text=True, timeout=50, check=True
+    )
+    assert "socket.__new__" in json.loads(opened.stdout)["acts"]
+
+
+@pytest.mark.parametrize("missing", ["structlog"])
+def test_hooks_import_their_package_when_made(missing: str) -> None:
+    """The package of a hook is loaded when the hook is made, not when its module is imported."""
+    code = (
+        "import sys, pulsar_nack.observe as observe\n"
+        f"assert {missing!r} not in sys.modules\n"
+        f"observe.{missing}_hook()\n"
+        f"assert {missing!r} in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,228 @@
+"""The public names are complete and documented, and imports between the parts point down only."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+import pulsar_nack
+
+ROOT = Path(pulsar_nack.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+PUBLIC = {
+    "pulsar_nack",
+    "pulsar_nack.backoff",
+    "pulsar_nack.cli",
+    "pulsar_nack.clock",
+    "pulsar_nack.config",
+    "pulsar_nack.consumer",
+    "pulsar_nack.errors",
+    "pulsar_nack.ids",
+    "pulsar_nack.index",
+    "pulsar_nack.nack",
+    "pulsar_nack.observe",
+    "pulsar_nack.testing",
+}
+LAYERS = {
+    "foundation": 0,
+    "index": 1,
+    "ledger": 1,
+    "nack": 2,
+    "delayed": 2,
+    "cursor": 2,
+    "consumer": 3,
+    "topic": 3,
+    "wire": 3,
+    "names": 4,
+    "observe": 5,
+    "testing": 5,
+    "pipeline": 5,
+    "cli": 6,
+}
+"""From below to above; the foundation is every module of the top package, ``names`` its ``__init__``."""
+ANYWHERE = ("",)
+OFFICIAL = ("consumer/_official", "consumer/_handles", "consumer/_subscribe")
+CONFINED: dict[str, tuple[str, ...]] = {
+    "anyio": ANYWHERE,
+    "pydantic": ANYWHERE,
+    "pyroaring": ("index/",),
+    "sortedcontainers": ("index/",),
+    "pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
+    "_pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
+    "pulsar_lite": ("cli/", "testing/_lite"),
+    "structlog": ("observe/_structlog",),
+    "typer": ("cli/",),
+    "rich": ("cli/",),
+    "matplotlib": ("cli/",),
+}
+"""Which files may import which package from outside, by the beginnings of their paths."""
+
+
+class Import(NamedTuple):
+    """One import statement: who imports what, with full names."""
+
+    importer: str
+    imported: str
+    line: int
+
+
+def module_name(file: Path) -> str:
+    """Return the dotted name of a file of the package."""
+    parts = file.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_public(name: str) -> bool:
+    """Return whether no part of a dotted name is private."""
+    return not any(part.startswith("_") for part in name.split("."))
+
+
+def imports_of(file: Path) -> Iterator[Import]:
+    """Read the imports of a file, those inside of functions and for type checkers included."""
+    name = module_name(file)
+    package = name if file.stem == "__init__" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (Import(name, alias.name, node.lineno) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (Import(name, f"{stem}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def layer_of(name: str) -> int:
+    """Return the layer of one of our modules."""
+    parts = name.split(".")
+    if len(parts) == 1:
+        return LAYERS["names"]
+    if (ROOT / parts[1]).is_dir():
+        return LAYERS[parts[1]]
+    return LAYERS["foundation" if (ROOT / f"{parts[1]}.py").is_file() else "names"]
+
+
+def same_part(one: str, other: str) -> bool:
+    """Return whether two modules lie in the same package below the top."""
+    return one.split(".")[1:2] == other.split(".")[1:2]
+
+
+ALL_IMPORTS = [found for file in FILES for found in imports_of(file)]
+
+
+def load(name: str) -> ModuleType:
+    """Import a public module; skip where its optional packages are not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        pytest.skip(f"needs an optional package: {error}")
+
+
+def test_public_modules_are_these() -> None:
+    """Code lies in private modules: a module without underscore is public on purpose, and listed here."""
+    assert {name for name in map(module_name, FILES) if is_public(name)} == PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_all_is_complete(name: str) -> None:
+    """Each public module has a docstring and a sorted ``__all__`` without doubles, and every name in it exists."""
+    module = load(name)
+    promised = module.__all__
+    assert module.__doc__
+    assert sorted(set(promised)) == sorted(promised)
+    assert [each for each in promised if not hasattr(module, each)] == []
+    assert [each for each in promised if each.startswith("_") and each != "__version__"] == []
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"pulsar_nack.cli"}))
+def test_nothing_public_is_left_out(name: str) -> None:
+    """A class or function that a public module defines, or a package takes from its own parts, is in ``__all__``."""
+    module = load(name)
+    mine = [
+        each
+        for each, value in vars(module).items()
+        if not each.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and (value.__module__ == name or value.__module__.startswith(f"{name}."))
+    ]
+    assert sorted(set(mine) - set(module.__all__)) == []
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_public_objects_are_documented(name: str) -> None:
+    """Each public class and function has a docstring of its own, and so have their public methods."""
+    module = load(name)
+    missing = []
+    for each in module.__all__:
+        value = getattr(module, each)
+        if not (inspect.isclass(value) or inspect.isfunction(value)):
+            continue
+        if not value.__doc__ or (inspect.isclass(value) and "__doc__" not in vars(value)):
+            missing.append(each)
+        methods = vars(value).items() if inspect.isclass(value) else ()
+        missing += [
+            f"{each}.{method}"
+            for method, function in methods
+            if not method.startswith("_")
+            and (inspect.isfunction(function) or isinstance(function, property))
+            and not inspect.getdoc(function)
+        ]
+    assert missing == []
+
+
+def test_the_top_exports_what_users_need() -> None:
+    """The names that documentation and examples import from the top are there."""
+    needed = {"MessageId", "Position", "NackConfig", "NegativeAcksTracker", "NackSchedule", "Fixed", "Multiplier"}
+    needed |= {"Exponential", "Steps", "Clock", "ConsumerPort", "Delivery", "PulsarNackError", "__version__"}
+    assert needed <= set(pulsar_nack.__all__)
+
+
+def test_arrows_point_down() -> None:
+    """A part imports itself and what lies below it, never what lies beside or above."""
+    wrong = [
+        found
+        for found in ALL_IMPORTS
+        if found.imported.startswith("pulsar_nack")
+        and not same_part(found.importer, found.imported)
+        and layer_of(found.imported) >= layer_of(found.importer)
+        and not (layer_of(found.imported) == layer_of(found.importer) == LAYERS["foundation"])
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("part", ["index", "nack", "ledger", "cursor", "delayed"])
+def test_the_core_knows_no_consumer(part: str) -> None:
+    """The parts below never import consumers, the command line, the integrations or the test tools."""
+    above = {"consumer", "cli", "observe", "testing", "topic", "wire", "pipeline"}
+    found = [each for each in ALL_IMPORTS if each.importer.startswith(f"pulsar_nack.{part}")]
+    assert [each for each in found if "".join(each.imported.split(".")[1:2]) in above] == []
+
+
+def test_packages_from_outside_are_confined() -> None:
+    """A package from outside is imported where it belongs only; a new one has to be added to the table here."""
+    wrong = []
+    for file in FILES:
+        path = file.relative_to(ROOT).as_posix()
+        for found in imports_of(file):
+            top = found.imported.partition(".")[0]
+            if top in sys.stdlib_module_names or top in {"pulsar_nack", "__future__"}:
+                continue
+            if not path.startswith(CONFINED.get(top, ())):
+                wrong.append(f"{path}:{found.line} imports {top}")
+    assert wrong == []
+
+
+def test_the_reader_of_imports_sees_them() -> None:
+    """The checks above look at something: relative, absolute and late imports are all found, with full names."""
+    seen = {(each.importer, each.imported) for each in ALL_IMPORTS}
+    assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
+    assert ("pulsar_nack.ids", "pulsar_nack._id_codec.encode_message_id") in seen
+    assert ("pulsar_nack.testing._port", "pulsar_nack.consumer.Delivery") in seen
+    assert ("pulsar_nack.observe._structlog", "structlog") in seen
+    assert layer_of("pulsar_nack.nack.X") > layer_of("pulsar_nack.index._slots.Y") > layer_of("pulsar_nack.ids.Z")
