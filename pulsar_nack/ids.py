@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, cast
 
 from .errors import InvalidArgumentError
 
@@ -72,7 +72,7 @@ class MessageId(_Identity):
             raise InvalidArgumentError("topic", topic, "a str or None")
         if first_chunk is not None:
             _check_first_chunk(first_chunk, ledger, entry)
-        kind = _ChunkedId if cls is MessageId and (first_chunk is not None or chunks) else cls
+        kind = cast("type[Self]", _ChunkedId) if cls is MessageId and (first_chunk is not None or chunks) else cls
         self = _Identity.__new__(kind, ledger, entry, partition, batch_index)
         extras = self.__dict__
         if batch_size:
@@ -133,13 +133,17 @@ class MessageId(_Identity):
         raise AttributeError(f"MessageId is frozen: cannot delete {name}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), tuple(self), self.__dict__)
+        return _rebuild, (self._maker(), tuple(self), self.__dict__)
 
     def _replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed, checked as a new one is; what is not named is kept."""
-        return type(self)(**{**self._asdict(), **self.__dict__, **changes})
+        return self._maker()(**{**self._asdict(), **self.__dict__, **changes})
 
     __replace__ = _replace
+
+    def _maker(self) -> type[Self]:
+        """Return the class to make copies with: the public one, which chooses the one for chunked ids itself."""
+        return type(self)
 
     def __repr__(self) -> str:
         fields = [str(self.ledger), str(self.entry)]
@@ -155,6 +159,9 @@ class MessageId(_Identity):
 
 class _ChunkedId(MessageId):
     """The id of a chunked message: a class of its own, so that one look at the type tells that it cannot be rebuilt."""
+
+    def _maker(self) -> type[MessageId]:  # type: ignore[override]
+        return MessageId
 
 
 def _check(field: str, value: object, lowest: int, highest: int) -> None:

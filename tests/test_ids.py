@@ -74,7 +74,7 @@ def test_is_frozen(field: str) -> None:
 def test_pickle(protocol: int) -> None:
     """Pickling keeps every field, in every protocol."""
     again = pickle.loads(pickle.dumps(FULL, protocol))
-    assert type(again) is MessageId
+    assert type(again) is type(FULL)
     assert again == FULL
     assert vars(again) == vars(FULL)
     assert repr(again) == repr(FULL)
@@ -83,7 +83,7 @@ def test_pickle(protocol: int) -> None:
 @pytest.mark.parametrize("copied", [copy.copy(FULL), copy.deepcopy(FULL), FULL._replace()])
 def test_copy(copied: MessageId) -> None:
     """A copy is an equal id with every field."""
-    assert type(copied) is MessageId
+    assert type(copied) is type(FULL)
     assert (copied, vars(copied)) == (FULL, vars(FULL))
 
 
@@ -93,6 +93,17 @@ def test_replace_keeps_and_checks() -> None:
     assert (other.batch_index, other.topic, other.batch_size, other.partition) == (3, "t", 4, 2)
     with pytest.raises(InvalidArgumentError, match="batch_index"):
         FULL._replace(batch_index=-2)
+
+
+def test_chunked_ids_can_be_told_by_their_type() -> None:
+    """An id has the public type exactly when it is not chunked, however it was made; both are message ids."""
+    plain = FULL._replace(first_chunk=None, chunks=())
+    assert type(plain) is MessageId
+    assert type(pickle.loads(pickle.dumps(plain))) is MessageId
+    for chunked in (FULL, plain._replace(chunks=[(3, 1)]), MessageId(3, 7, first_chunk=MessageId(3, 5))):
+        assert isinstance(chunked, MessageId)
+        assert type(chunked) is not MessageId
+        assert type(copy.copy(chunked)) is type(chunked)
 
 
 def test_repr() -> None:
