@@ -23,10 +23,12 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder."""
+    """Mark every test of this folder; the time limit holds for the start of the broker too, on a busy machine."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.broker)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(180))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -23,55 +23,11 @@ from typing import NoReturn, Self
 
 from pulsar_nack.testing._process import GuardedProcess, free_port
 from tests.broker._assembly import AssemblyError, assemble, find_java
+from tests.broker._settings import HOST, JVM, SETTINGS
 
-HOST = "127.0.0.1"
 SERVICE_URL = "PULSAR_SERVICE_URL"
 ADMIN_URL = "PULSAR_ADMIN_URL"
 START_ATTEMPTS = 3  # a port may be taken between looking and binding
-
-_OPENS = [
-    *(
-        f"java.base/{package}"
-        for package in (
-            "java.lang",
-            "java.io",
-            "java.nio",
-            "java.util.zip",
-            "jdk.internal.misc",
-            "jdk.internal.loader",
-            "sun.net",
-        )
-    ),
-    "java.management/sun.management",
-    "jdk.management/com.sun.management.internal",
-]
-_JVM = ["-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-Dio.netty.tryReflectionSetAccessible=true"]
-
-# BookKeeper takes the port that it is given only with allowEphemeralPorts, and listens on all addresses unless told of
-# an interface. A retention keeps acknowledged messages, for tests that move a subscription back.
-_SETTINGS = {
-    "bindAddress": HOST,
-    "advertisedAddress": HOST,
-    "clusterName": "standalone",
-    "managedLedgerDefaultEnsembleSize": "1",
-    "managedLedgerDefaultWriteQuorum": "1",
-    "managedLedgerDefaultAckQuorum": "1",
-    "acknowledgmentAtBatchIndexLevelEnabled": "true",
-    "allowAutoTopicCreation": "true",
-    "allowAutoTopicCreationType": "non-partitioned",
-    "brokerDeleteInactiveTopicsEnabled": "false",
-    "defaultRetentionTimeInMinutes": "60",
-    "defaultRetentionSizeInMB": "256",
-    "transactionCoordinatorEnabled": "false",
-    "functionsWorkerEnabled": "false",
-    "systemTopicEnabled": "false",
-    "topicLevelPoliciesEnabled": "false",
-    "loadBalancerEnabled": "false",
-    "allowEphemeralPorts": "true",
-    "journalSyncData": "false",
-    "diskUsageThreshold": "0.99",
-    "diskUsageWarnThreshold": "0.98",
-}
 
 
 class StandaloneError(RuntimeError):
@@ -93,7 +49,7 @@ class Standalone:
         startup_timeout: float = 120.0,
     ) -> None:
         self._settings = (
-            _SETTINGS | {"acknowledgmentAtBatchIndexLevelEnabled": str(index_acks).lower()} | dict(settings or {})
+            SETTINGS | {"acknowledgmentAtBatchIndexLevelEnabled": str(index_acks).lower()} | dict(settings or {})
         )
         self._startup_timeout = startup_timeout
         self._process: GuardedProcess | None = None
@@ -140,7 +96,7 @@ class Standalone:
     def stop(self) -> None:
         """Shut it down in order; its data stay for ``start``."""
         if self._process is not None:
-            self._process.stop(grace=10.0)
+            self._process.stop(grace=20.0)
             self._process = None
 
     def kill(self) -> None:
@@ -199,8 +155,7 @@ class Standalone:
     def _command(self, java: str, lib: Path, folder: Path) -> list[str]:
         return [
             java,
-            *_JVM,
-            *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS),
+            *JVM,
             "-cp",
             f"{lib}/*",
             "org.apache.pulsar.PulsarStandaloneStarter",
@@ -249,11 +204,10 @@ def run(command: Sequence[str], broker: Standalone) -> int:
 def _run_command(command: Sequence[str], urls: tuple[str, str]) -> int:
     child = subprocess.Popen(command, env=os.environ | dict(zip((SERVICE_URL, ADMIN_URL), urls, strict=True)))
     try:
-        while True:
-            try:
-                return child.wait()
-            except KeyboardInterrupt:  # the terminal told the command too: it may finish what it does
-                continue
+        try:
+            return child.wait()
+        except KeyboardInterrupt:  # the terminal told the command too: it may finish what it does, until the next one
+            return child.wait()
     finally:
         if child.poll() is None:
             _end(child)

@@ -1,0 +1,55 @@
+"""How the standalone broker is set up: small, on loopback alone, without what these tests never use."""
+
+from __future__ import annotations
+
+HOST = "127.0.0.1"
+
+OPENS = [
+    *(
+        f"java.base/{package}"
+        for package in (
+            "java.lang",
+            "java.io",
+            "java.nio",
+            "java.util.zip",
+            "jdk.internal.misc",
+            "jdk.internal.loader",
+            "sun.net",
+        )
+    ),
+    "java.management/sun.management",
+    "jdk.management/com.sun.management.internal",
+]
+JVM = [
+    "-Xmx512m",
+    "-XX:TieredStopAtLevel=1",  # halves the processor time of a start
+    "-XX:MaxDirectMemorySize=512m",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    *(f"--add-opens={package}=ALL-UNNAMED" for package in OPENS),
+]
+
+# BookKeeper takes the port that it is given only with allowEphemeralPorts, and listens on all addresses unless told of
+# an interface. A retention keeps acknowledged messages, for tests that move a subscription back.
+SETTINGS = {
+    "bindAddress": HOST,
+    "advertisedAddress": HOST,
+    "clusterName": "standalone",
+    "managedLedgerDefaultEnsembleSize": "1",
+    "managedLedgerDefaultWriteQuorum": "1",
+    "managedLedgerDefaultAckQuorum": "1",
+    "acknowledgmentAtBatchIndexLevelEnabled": "true",
+    "allowAutoTopicCreation": "true",
+    "allowAutoTopicCreationType": "non-partitioned",
+    "brokerDeleteInactiveTopicsEnabled": "false",
+    "defaultRetentionTimeInMinutes": "60",
+    "defaultRetentionSizeInMB": "256",
+    "transactionCoordinatorEnabled": "false",
+    "functionsWorkerEnabled": "false",
+    "systemTopicEnabled": "false",
+    "topicLevelPoliciesEnabled": "false",
+    "loadBalancerEnabled": "false",
+    "allowEphemeralPorts": "true",
+    "journalSyncData": "false",
+    "diskUsageThreshold": "0.99",
+    "diskUsageWarnThreshold": "0.98",
+}

@@ -1,0 +1,147 @@
+"""The broker of these tests: it keeps its data and ports over a crash, and goes away with whoever started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pulsar.asyncio
+import pytest
+
+from tests.broker._admin import Admin
+from tests.broker.standalone import ADMIN_URL, SERVICE_URL, Standalone, StandaloneError, is_healthy
+
+COMMAND = [sys.executable, "-m", "tests.broker.standalone", "run", "--"]
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.timeout(300)  # a start takes 6 s, and much more while others use the processors
+
+
+def without_urls() -> dict[str, str]:
+    """The environment with no broker named in it."""
+    return {key: value for key, value in os.environ.items() if key not in {SERVICE_URL, ADMIN_URL}}
+
+
+async def send(url: str, topic: str, payloads: list[bytes]) -> None:
+    """Send payloads with the official client."""
+    client = pulsar.asyncio.Client(url)
+    try:
+        producer = await client.create_producer(topic)
+        for payload in payloads:
+            await producer.send(payload)
+    finally:
+        await client.close()
+
+
+async def receive(url: str, topic: str, count: int) -> list[bytes]:
+    """Receive so many payloads from the start of a topic."""
+    client = pulsar.asyncio.Client(url)
+    try:
+        consumer = await client.subscribe(topic, "reader", initial_position=pulsar.InitialPosition.Earliest)
+        return [(await consumer.receive()).data() for _ in range(count)]
+    finally:
+        await client.close()
+
+
+async def test_survives_kill_and_stop(own_broker: Standalone) -> None:
+    """After kill -9, or an orderly stop, it is another process on the same ports, with what had been stored."""
+    topic, pid = "persistent://public/default/kept", own_broker.pid
+    urls = (own_broker.service_url, own_broker.admin_url)
+    await send(own_broker.service_url, topic, [b"one", b"two"])
+    with pytest.raises(StandaloneError, match="already"):
+        own_broker.start()
+    own_broker.kill()
+    assert not is_healthy(own_broker.admin_url)
+    own_broker.start()
+    assert (own_broker.service_url, own_broker.admin_url) == urls
+    assert own_broker.pid != pid
+    assert await receive(own_broker.service_url, topic, 2) == [b"one", b"two"]
+    await send(own_broker.service_url, topic, [b"three"])
+    own_broker.restart()
+    assert await receive(own_broker.service_url, topic, 3) == [b"one", b"two", b"three"]
+
+
+def test_tells_why_it_did_not_start() -> None:
+    """A setting that the broker refuses is an error that ends with its log, and nothing is left behind."""
+    broker = Standalone(settings={"managedLedgerDefaultEnsembleSize": "many"})
+    with pytest.raises(StandaloneError, match=r"(?s)ended with \d+ while starting.*managedLedgerDefaultEnsembleSize"):
+        broker.start()
+    assert broker.log_tail() == ""
+
+
+def test_run_uses_a_broker_that_is_named() -> None:
+    """With both URLs set the command runs beside no new broker, and its exit code is passed on."""
+    named = without_urls() | {SERVICE_URL: "pulsar://named:1", ADMIN_URL: "http://named:2"}
+    script = f"echo ${SERVICE_URL} ${ADMIN_URL}; exit 7"
+    done = subprocess.run(
+        [*COMMAND, "sh", "-c", script], env=named, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 7
+    assert done.stdout == "pulsar://named:1 http://named:2\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_run_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """The runner stopped by SIGTERM or SIGKILL takes the broker and its folder with it."""
+    env = without_urls() | {"TMPDIR": str(tmp_path)}
+    command = [*COMMAND, "sh", "-c", f"echo ${ADMIN_URL}; exec cat"]  # cat ends when this test lets go of its input
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=env, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as runner:
+        assert runner.stdout is not None
+        url = runner.stdout.readline().strip()
+        assert is_healthy(url)
+        assert any(tmp_path.iterdir())
+        runner.send_signal(number)
+        runner.wait()
+    assert wait_until(lambda: not is_healthy(url))
+    assert wait_until(lambda: not any(tmp_path.iterdir()))
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> bool:
+    """Poll a condition of another process."""
+    give_up_at = time.monotonic() + timeout
+    while not condition() and time.monotonic() < give_up_at:
+        time.sleep(0.1)
+    return condition()
+
+
+async def test_index_acks_can_be_off(broker_without_index_acks: Standalone, service_url: str) -> None:
+    """The second broker is one of its own, and keeps no acknowledgements of single batch members."""
+    assert broker_without_index_acks.service_url != service_url
+    admin = Admin(broker_without_index_acks.admin_url)
+    settings = admin.request("GET", "brokers/configuration/runtime")
+    assert settings["acknowledgmentAtBatchIndexLevelEnabled"] == "false"
+
+
+def test_index_acks_are_on(admin: Admin) -> None:
+    """The broker under test keeps acknowledgements of single batch members: other tests rely on it."""
+    settings = admin.request("GET", "brokers/configuration/runtime")
+    assert settings["acknowledgmentAtBatchIndexLevelEnabled"] == "true"
+
+
+async def test_admin_calls(service_url: str, topic: str, partitioned_topic: Callable[[int], str], admin: Admin) -> None:
+    """The admin helper sees a backlog, empties it, moves a subscription back and makes partitions."""
+    started_ms = int(time.time() * 1_000) - 60_000
+    await send(service_url, topic, [b"one", b"two", b"three"])
+    admin.create_subscription(topic, "reader")
+    assert admin.backlog(topic, "reader") == 3
+    admin.skip(topic, "reader", 1)
+    assert admin.backlog(topic, "reader") == 2
+    admin.clear(topic, "reader")
+    assert admin.backlog(topic, "reader") == 0
+    admin.reset_cursor(topic, "reader", started_ms)
+    assert admin.backlog(topic, "reader") == 3
+    assert admin.subscription(topic, "reader")["consumers"] == []
+    admin.unload(topic)
+    assert "reader" in admin.internal_stats(topic)["cursors"]
+    parted = partitioned_topic(3)
+    client = pulsar.asyncio.Client(service_url)
+    try:
+        assert len(await client.get_topic_partitions(parted)) == 3
+    finally:
+        await client.close()
