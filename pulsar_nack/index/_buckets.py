@@ -23,8 +23,8 @@ from ._positions import Positions, Run, slot_bounds
 from ._slots import SLOT_SIZE, Slot, slot_key
 from ._store import FOLD, BucketStore
 
-NEVER: Final = 1 << 100
-"""``earliest`` while nothing is pending: later than every start."""
+NEVER: Final = (1 << 63) - 1
+"""``earliest`` while nothing is pending: later than every start, which has to fit into 63 bits."""
 
 _SPAN: Final = 8192
 _SEAL_FROM: Final = 64
@@ -63,6 +63,8 @@ class TimeBuckets:
         self._insert: Callable[[int], None] = positions.pending.add_checked
         self._slots_by_key = positions.slots.by_key
         self._open = self._store.open
+        self._covered = self._store.windows.covered
+        self._stale = self._store.copies.stale
         self._leave_fast_path()
 
     def _leave_fast_path(self) -> None:
@@ -123,7 +125,7 @@ class TimeBuckets:
             numbers = self._open.get(start)
             if slot is not None and numbers is not None and len(numbers) < FOLD and start > self.earliest:
                 number = slot.base - slot.first_entry + entry
-                if number > self._guard:
+                if number > self._guard or not (number in self._covered or number in self._stale):
                     try:
                         self._insert(number)
                     except KeyError:

@@ -301,12 +301,3 @@ class BucketStore:
                 self._add_chunk(start, content)
         copies.clear()
         self._growing.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        for part in (self.open, self.chunks, self.rests, self.starts, self._growing):
-            part.clear()
-        self.copies.clear()
-        self.windows = Windows(self._bitmap, self._typecode)
-        self.chunk_bytes = self.folded = 0
-        self._newest = -(1 << 100)

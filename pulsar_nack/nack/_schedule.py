@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from .._delays import MAX_DELAY_MS
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
@@ -74,8 +75,8 @@ class NackSchedule:
         return (now_ms + delay_ms) & self._mask
 
     def _use_delay(self, delay_ms: int) -> None:
-        if type(delay_ms) is not int or delay_ms < 0:
-            raise InvalidArgumentError("delay_ms", delay_ms, "an integer of at least 0")
+        if type(delay_ms) is not int or not 0 <= delay_ms <= MAX_DELAY_MS:
+            raise InvalidArgumentError("delay_ms", delay_ms, f"an integer from 0 to {MAX_DELAY_MS}")
         bits = self._config.negative_ack_precision_bit_cnt
         ratio = self._config.precision_ratio
         if ratio is not None:

@@ -1,0 +1,296 @@
+"""The time-bucket index against a dumb reference, with its rare paths forced by small limits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pulsar_nack import InvalidArgumentError, MessageId
+from pulsar_nack.index import NEVER, TimeBuckets, as_entries
+from pulsar_nack.index import _buckets as buckets_module
+from pulsar_nack.index import _store as store_module
+
+LIMITS = {
+    (buckets_module, "FOLD"): 512,
+    (store_module, "FOLD"): 512,
+    (buckets_module, "_SPAN"): 8192,
+    (buckets_module, "_PRUNE_AT"): 4096,
+    (buckets_module, "_SEAL_FROM"): 64,
+    (store_module, "_WORTH_CLOSING"): 64,
+    (store_module, "_SPLIT_AT"): 32,
+    (store_module, "_PIECE"): 4096,
+}
+SMALL = [2, 2, 10, 3, 4, 1, 2, 2]
+
+
+@pytest.fixture(params=["usual limits", "small limits"])
+def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run a test with the limits as they are, and with such as force the rare paths."""
+    if request.param == "small limits":
+        for (module, name), value in zip(LIMITS, SMALL, strict=True):
+            monkeypatch.setattr(module, name, value)
+    return
+
+
+def check(buckets: TimeBuckets) -> None:
+    """Assert the invariants that the heads of the index's files state."""
+    store, positions = buckets._store, buckets._positions
+    assert len(positions.pending) == len(buckets)
+    assert set(store.starts) == {*store.open, *store.chunks, *store.rests}
+    assert list(store.starts) == sorted(store.starts)
+    ranges = [(window.low, window.high) for window in store.windows]
+    assert len(store.windows.covered) == sum(high - low + 1 for low, high in ranges)
+    starts = {*store.starts, *(window.start for window in store.windows)}
+    found: dict[int, list[int]] = {}
+    for start in starts:
+        for number in store.content(start):
+            found.setdefault(number, []).append(start)
+    assert set(found) == set(positions.pending)
+    doubled = {number for number, where in found.items() if len(where) > 1}
+    assert doubled <= set(store.copies.doubled)
+    if store.copies.stale:
+        assert max(store.copies.stale) <= buckets._guard
+    if store.windows.covered:
+        assert max(store.windows.covered) <= buckets._guard
+    assert all(number >> 16 in {slot.index for slot in positions.slots} for number in positions.pending)
+
+
+ENTRIES = st.integers(0, 40)
+IDS = st.one_of(
+    st.tuples(st.integers(1, 3), ENTRIES).map(lambda fields: MessageId(*fields)),
+    st.tuples(
+        st.integers(1, 3),
+        st.integers(65_530, 65_545),
+        st.sampled_from([-1, 0, 3]),
+        st.sampled_from([-1, 0, 1, 15, 16, 1023, 70_000]),
+    ).map(lambda fields: MessageId(*fields)),
+    st.builds(lambda entry: MessageId(9, entry + 2, first_chunk=MessageId(9, entry)), ENTRIES),
+)
+STARTS = st.integers(0, 12)
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Every operation in any order beside a dict of starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buckets = TimeBuckets()
+        self.starts: dict[MessageId, int] = {}
+        self.now = 0
+        self.kept = {key: getattr(*key) for key in LIMITS}
+
+    def teardown(self) -> None:
+        for (module, name), value in self.kept.items():
+            setattr(module, name, value)
+
+    @initialize(small=st.booleans())
+    def choose_limits(self, small: bool) -> None:
+        for (module, name), usual, little in zip(LIMITS, LIMITS.values(), SMALL, strict=True):
+            setattr(module, name, little if small else usual)
+
+    @rule(message_id=IDS, ahead=STARTS)
+    def add(self, message_id: MessageId, ahead: int) -> None:
+        start = self.now + ahead
+        assert self.buckets.add(message_id, start) == (message_id not in self.starts)
+        self.starts[message_id] = min(start, self.starts.get(message_id, NEVER))
+
+    @rule(first=ENTRIES, count=st.integers(1, 30), ahead=STARTS)
+    def add_in_order(self, first: int, count: int, ahead: int) -> None:
+        for entry in range(first, first + count):
+            self.add(MessageId(2, entry), ahead)  # type: ignore[arg-type]
+
+    @rule(first=st.integers(65_500, 65_540), count=st.integers(1, 80), ahead=STARTS)
+    def add_entries(self, first: int, count: int, ahead: int) -> None:
+        start = self.now + ahead
+        ids = [MessageId(1, entry) for entry in range(first, first + count)]
+        fresh = sum(message_id not in self.starts for message_id in ids)
+        assert self.buckets.add_entries(1, as_entries(range(first, first + count)), start) == fresh
+        for message_id in ids:
+            self.starts[message_id] = min(start, self.starts.get(message_id, NEVER))
+
+    @rule(message_id=IDS)
+    def discard(self, message_id: MessageId) -> None:
+        assert self.buckets.discard(message_id) == (self.starts.pop(message_id, None) is not None)
+
+    @precondition(lambda self: self.starts)
+    @rule(data=st.data())
+    def discard_one_that_is_pending(self, data: Any) -> None:
+        self.discard(data.draw(st.sampled_from(sorted(self.starts))))
+
+    @rule(by=STARTS, limit=st.one_of(st.none(), st.integers(1, 5)))
+    def pop(self, by: int, limit: int | None) -> None:
+        self.now += by
+        due = sorted(start for start in self.starts.values() if start <= self.now)
+        got = list(self.buckets.pop(self.now, limit))
+        assert len(set(got)) == len(got)
+        assert all(message_id.is_chunked == (message_id.ledger == 9) for message_id in got)
+        assert [self.starts.pop(message_id) for message_id in got] == due[:limit]
+
+    @rule(by=STARTS)
+    def pop_parts(self, by: int) -> None:
+        self.now += by
+        got = [
+            message_id
+            for slot, numbers in self.buckets.pop_parts(self.now)
+            for message_id in slot.message_ids(numbers.to_array())
+        ]
+        due = {message_id for message_id, start in self.starts.items() if start <= self.now}
+        assert sorted(got) == sorted(due)
+        for message_id in got:
+            del self.starts[message_id]
+
+    @rule()
+    def prune(self) -> None:
+        self.buckets._prune()
+
+    @rule()
+    def clear(self) -> None:
+        assert self.buckets.clear() == len(self.starts)
+        self.starts.clear()
+
+    @invariant()
+    def agrees(self) -> None:
+        assert len(self.buckets) == len(self.starts)
+        assert self.buckets.bytes > 0
+        earliest = min(self.starts.values(), default=NEVER)
+        if earliest > self.now and not self.buckets._store.rests:
+            assert self.buckets.earliest == earliest
+        else:
+            assert self.buckets.earliest <= earliest
+        check(self.buckets)
+
+
+IndexMachine.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestIndex = IndexMachine.TestCase
+
+
+@pytest.mark.usefixtures("limits")
+def test_a_long_random_run_agrees_with_a_dict() -> None:
+    """Thousands of operations over few ids give the same ids at the same times as a dict of deadlines."""
+    chance = random.Random(393)
+    buckets, starts, now = TimeBuckets(), {}, 0
+    for step in range(6_000):
+        message_id = MessageId(chance.randrange(1, 4), chance.randrange(60), -1, chance.choice([-1, -1, 0, 20]))
+        action = chance.random()
+        if action < 0.6:
+            start = now + chance.randrange(50)
+            assert buckets.add(message_id, start) == (message_id not in starts)
+            starts[message_id] = min(start, starts.get(message_id, NEVER))
+        elif action < 0.85:
+            assert buckets.discard(message_id) == (starts.pop(message_id, None) is not None)
+        else:
+            now += chance.randrange(10)
+            due = sorted(start for start in starts.values() if start <= now)
+            limit = chance.choice([None, 1, 7])
+            assert [starts.pop(popped) for popped in buckets.pop(now, limit)] == due[:limit]
+        if step % 100 == 0:
+            check(buckets)
+
+
+def test_ids_in_order_cost_next_to_nothing() -> None:
+    """100 000 ids in order in 40 buckets are kept as windows: no bytes per id."""
+    buckets = TimeBuckets()
+    for entry in range(100_000):
+        buckets.add(MessageId(5, entry), entry // 2500 * 256)
+    assert len(buckets._store.windows) >= 38
+    assert buckets.bytes < 60_000
+
+
+def test_an_id_from_another_bucket_dissolves_the_window_over_it() -> None:
+    """A late id inside a sealed range keeps its own deadline and leaves its neighbours theirs."""
+    buckets = TimeBuckets()
+    for entry in range(0, 2_000, 2):
+        buckets.add(MessageId(5, entry), 100)
+    buckets.add(MessageId(5, 5_000), 200)
+    buckets.add(MessageId(5, 6_000), 300)
+    assert len(buckets._store.windows) > 0
+    buckets.add(MessageId(5, 1_001), 250)
+    check(buckets)
+    assert list(buckets.pop(100)) == [MessageId(5, entry) for entry in range(0, 2_000, 2)]
+    assert list(buckets.pop(250)) == [MessageId(5, 5_000), MessageId(5, 1_001)]
+
+
+def test_a_bucket_drains_in_order_of_position_under_a_limit() -> None:
+    """Inside a bucket ids come by ledger and entry, whatever the order of arrival was, also piece by piece."""
+    buckets = TimeBuckets()
+    ids = [MessageId(ledger, entry) for ledger in (3, 1, 2) for entry in range(5)]
+    for message_id in ids:
+        buckets.add(message_id, 10)
+    got = []
+    while len(buckets):
+        got += buckets.pop(10, 4)
+    assert got == sorted(ids)
+
+
+def test_cancelling_the_last_of_the_earliest_bucket_moves_the_earliest_on() -> None:
+    """Buckets whose ids were all cancelled are never waited for."""
+    buckets = TimeBuckets()
+    for entry in range(30):
+        buckets.add(MessageId(1, entry), entry // 10)
+    for entry in range(29):
+        buckets.discard(MessageId(1, entry))
+        assert buckets.earliest == (entry + 1) // 10
+    buckets.discard(MessageId(1, 29))
+    assert buckets.earliest == NEVER
+
+
+def test_cancelling_and_adding_again_without_end_keeps_memory_bounded() -> None:
+    """An id that is nacked and acked in a loop beside one that waits leaves no growing trail."""
+    buckets = TimeBuckets()
+    buckets.add(MessageId(1, 1), NEVER - 1)
+    for round_ in range(30_000):
+        buckets.add(MessageId(1, 2), round_ + 60_000)
+        buckets.discard(MessageId(1, 2))
+    check(buckets)
+    assert buckets.bytes < 2_000_000
+    assert len(buckets) == 1
+
+
+def test_slots_are_given_back() -> None:
+    """Ledgers that come and go leave nothing behind while one id stays pending."""
+    buckets = TimeBuckets()
+    buckets.add(MessageId(1, 1), NEVER - 1)
+    for ledger in range(2, 5_000):
+        buckets.add(MessageId(ledger, 7), ledger)
+        assert list(buckets.pop(ledger)) == [MessageId(ledger, 7)]
+    assert len(buckets._positions.slots) < 200
+
+
+def test_more_slots_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more slots than fit, numbers go over to 64 bits and nothing is lost, doubled or moved."""
+    monkeypatch.setattr("pulsar_nack.index._positions.SLOT_SIZE", 8)
+    buckets = TimeBuckets()
+    monkeypatch.undo()
+    ids = [MessageId(ledger, 1, -1, ledger % 3 - 1) for ledger in range(1, 40)]
+    chunked = MessageId(50, 3, first_chunk=MessageId(50, 1))
+    for message_id in [*ids[:6], chunked, *ids[6:]]:
+        assert buckets.add(message_id, 100 - message_id.ledger)
+    assert buckets._positions.is_wide
+    assert not buckets.add(ids[20], 5)
+    assert buckets.discard(ids[3])
+    assert buckets.add_entries(60, as_entries(range(100)), 200) == 100
+    check(buckets)
+    assert list(buckets.pop(5)) == [ids[20]]
+    assert next(iter(buckets.pop(50))).first_chunk == MessageId(50, 1)
+    rest = [message_id for message_id in ids if message_id not in {ids[3], ids[20]}]
+    assert sorted(buckets.pop(100)) == rest
+    assert len(buckets.pop(200)) == 100
+
+
+@pytest.mark.parametrize("bad", [MessageId(-1, -1), MessageId(3, -1), "1:2", None, (1, 2, -1, -1)])
+def test_what_is_not_the_id_of_a_message_is_refused(bad: Any) -> None:
+    """An id without a ledger or an entry, or no id at all, is named in the error and nothing changes."""
+    buckets = TimeBuckets()
+    buckets.add(MessageId(1, 1), 10)
+    with pytest.raises(InvalidArgumentError, match="id"):
+        buckets.add(bad, 10)
+    assert len(buckets) == 1
+    check(buckets)
