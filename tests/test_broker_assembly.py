@@ -1,0 +1,147 @@
+"""Putting the broker for tests together: once, whole or not at all, and with a clear word when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fcntl", reason="the broker for tests needs Linux or macOS")
+
+from tests.broker import _assembly
+from tests.broker._assembly import AssemblyError, assemble
+
+Maven = Callable[[str], Path]
+WORKS = 'mkdir "$lib"; echo jar > "$lib/pulsar-broker-3.0.7.jar"; echo jar > "$lib/other.jar"'
+
+
+@pytest.fixture
+def maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maven:
+    """Puts a shell script in Maven's place, with ``$lib`` as the folder asked for; returns the list of its calls."""
+    monkeypatch.setenv("PULSAR_NACK_CACHE", str(tmp_path / "cache"))
+    script, calls = tmp_path / "mvn", tmp_path / "calls"
+    calls.touch()
+    monkeypatch.setattr("shutil.which", lambda *_, **__: str(script))
+
+    def put(body: str) -> Path:
+        find = "for word; do case $word in -DoutputDirectory=*) lib=${word#*=};; esac; done"
+        script.write_text(f'#!/bin/sh\necho "$*" >> {calls}\n{find}\n{body}\n')
+        script.chmod(0o755)
+        return calls
+
+    return put
+
+
+def count(calls: Path) -> int:
+    """How often the stand-in was run."""
+    return len(calls.read_text().splitlines())
+
+
+def test_assembles_once(maven: Maven, tmp_path: Path) -> None:
+    """The first call fetches the runtime jars of our pom, the second finds them."""
+    calls = maven(WORKS)
+    lib = assemble()
+    assert lib == tmp_path / "cache" / "pulsar-3.0.7" / "lib"
+    assert sorted(jar.name for jar in lib.iterdir()) == ["other.jar", "pulsar-broker-3.0.7.jar"]
+    assert assemble() == lib
+    assert count(calls) == 1
+    assert f"-f {_assembly.POM} dependency:copy-dependencies" in calls.read_text()
+    assert calls.read_text().rstrip().endswith("-DincludeScope=runtime")
+
+
+@pytest.mark.parametrize("harm", ["missing", "cut", "added", "stamp"])
+def test_assembles_anew_what_is_broken(maven: Maven, harm: str) -> None:
+    """A jar that is missing, cut short or strange, or a folder without a stamp, makes it be fetched again."""
+    calls = maven(WORKS)
+    lib = assemble()
+    if harm == "missing":
+        (lib / "other.jar").unlink()
+    elif harm == "cut":
+        (lib / "other.jar").write_text("")
+    elif harm == "added":
+        (lib / "third.jar").touch()
+    else:
+        (lib.parent / "stamp").unlink()
+    assemble()
+    assert count(calls) == 2
+    assert sorted(jar.name for jar in lib.iterdir()) == ["other.jar", "pulsar-broker-3.0.7.jar"]
+
+
+def test_assembles_anew_for_another_pom(maven: Maven, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed pom makes it be fetched again."""
+    calls = maven(WORKS)
+    assemble()
+    changed = tmp_path / "pom.xml"
+    changed.write_text(_assembly.POM.read_text() + "<!-- changed -->")
+    monkeypatch.setattr(_assembly, "POM", changed)
+    assemble()
+    assert count(calls) == 2
+
+
+def test_failure_leaves_nothing(maven: Maven, tmp_path: Path) -> None:
+    """When Maven fails half-way the error holds its words, and nothing half-made is left or taken for whole."""
+    maven(f"{WORKS}; echo could not resolve; exit 3")
+    with pytest.raises(AssemblyError, match=r"(?s)exit code 3.*could not resolve"):
+        assemble()
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["pulsar-3.0.7.lock"]
+    maven(WORKS)
+    assert (assemble() / "other.jar").exists()
+
+
+def test_failure_keeps_the_old_one_apart(maven: Maven, tmp_path: Path) -> None:
+    """A failed attempt to replace a broken folder does not make that folder good."""
+    maven(WORKS)
+    lib = assemble()
+    (lib / "other.jar").unlink()
+    maven("exit 1")
+    with pytest.raises(AssemblyError, match="exit code 1"):
+        assemble()
+    assert not _assembly.is_whole(lib.parent)
+
+
+def test_success_without_a_broker(maven: Maven) -> None:
+    """A Maven that reports success and brings no broker is not believed."""
+    maven('mkdir "$lib"')
+    with pytest.raises(AssemblyError, match="pulsar-broker is not among the jars"):
+        assemble()
+
+
+def test_no_maven(maven: Maven, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Maven the error says so; once assembled, Maven is not needed."""
+    monkeypatch.setattr(_assembly, "find_java", lambda: "java")
+    with monkeypatch.context() as without:
+        without.setattr("shutil.which", lambda *_, **__: None)
+        with pytest.raises(AssemblyError, match="Maven is needed"):
+            assemble()
+        assert "Maven is needed" in str(_assembly.missing_tools())
+    maven(WORKS)
+    lib = assemble()
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    assert _assembly.missing_tools() is None
+    assert assemble() == lib
+
+
+@pytest.mark.parametrize(
+    ("told", "fits"),
+    [('openjdk version "17.0.15"', True), ('openjdk version "21" 2023', True), ('java version "1.8.0_1"', False)],
+)
+def test_java_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, *, fits: bool) -> None:
+    """A Java before version 17 is refused with what it says of itself, a later one is taken."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    if fits:
+        assert _assembly.find_java() == str(java)
+    else:
+        with pytest.raises(AssemblyError, match="too old"):
+            _assembly.find_java()
+
+
+def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Java the error says which version is needed."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(AssemblyError, match="version 17 or later is needed"):
+        _assembly.find_java()
