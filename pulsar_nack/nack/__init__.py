@@ -12,6 +12,9 @@ from ._events import (
     RedeliveryFailed,
 )
 from ._schedule import DueRun, NackSchedule
+from ._sender import RedeliveryCallback
+from ._statistics import Lateness, NackStatistics
+from ._tracker import NegativeAcksTracker
 
 __all__ = [
     "Cancelled",
@@ -19,10 +22,14 @@ __all__ = [
     "Closed",
     "DueRun",
     "HookLike",
+    "Lateness",
     "NackEvent",
     "NackHook",
     "NackSchedule",
+    "NackStatistics",
     "Nacked",
+    "NegativeAcksTracker",
     "Redelivered",
+    "RedeliveryCallback",
     "RedeliveryFailed",
 ]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..errors import InvalidArgumentError
 from ..ids import MessageId
 
 
@@ -83,3 +84,27 @@ class NackHook(Protocol):
 
 
 HookLike = Callable[[NackEvent], None]
+
+
+class Hooks:
+    """Calls hooks in turn; counts what they raise."""
+
+    __slots__ = ("_hooks", "errors")
+
+    def __init__(self, hooks: Sequence[HookLike]) -> None:
+        self._hooks = tuple(hooks)
+        for index, hook in enumerate(self._hooks):
+            if not callable(hook):
+                raise InvalidArgumentError(f"hooks[{index}]", hook, "a callable that takes one event")
+        self.errors = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def emit(self, event: NackEvent) -> None:
+        """Tell every hook; one that raises does not keep the others from hearing of it."""
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:  # noqa: BLE001 - a hook's fault is counted and never that of the tracker's user
+                self.errors += 1

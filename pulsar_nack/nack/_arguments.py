@@ -1,0 +1,47 @@
+"""Checks of what is given to a tracker; each raises before anything has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .._delays import delay_ms
+from ..backoff import Backoff
+from ..errors import InvalidArgumentError
+from ..ids import MessageId
+
+
+def check_id(message_id: object, field: str = "message_id") -> None:
+    """Refuse what is not the id of a stored message."""
+    if not isinstance(message_id, MessageId):
+        raise InvalidArgumentError(field, message_id, "a MessageId")
+    if message_id.ledger < 0 or message_id.entry < 0:
+        raise InvalidArgumentError(field, message_id, "the id of a message: ledger and entry of at least 0")
+
+
+def check_ids(ids: Iterable[MessageId]) -> Sequence[MessageId]:
+    """Return ids as a sequence, all of them good."""
+    if isinstance(ids, MessageId):
+        raise InvalidArgumentError("ids", ids, "several ids; nack() takes one")
+    sequence = ids if isinstance(ids, list | tuple) else list(ids)
+    for message_id in sequence:
+        if type(message_id) is not MessageId or message_id[0] < 0 or message_id[1] < 0:
+            check_id(message_id, "ids")
+    return sequence
+
+
+def check_count(count: object) -> None:
+    """Refuse what is not a redelivery count."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise InvalidArgumentError("redelivery_count", count, "an integer of at least 0")
+
+
+def backoff_ms(backoff: Backoff, count: int) -> int:
+    """Return the delay that a strategy gives.
+
+    :raises InvalidArgumentError: it raised, or returned what is no delay; names ``backoff``
+    """
+    try:
+        delay = backoff(count)
+    except Exception as error:
+        raise InvalidArgumentError(f"backoff({count})", error, "a delay from the strategy, and it raised") from error
+    return delay_ms(delay, f"backoff({count})")

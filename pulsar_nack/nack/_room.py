@@ -1,0 +1,73 @@
+"""How many more ids a tracker may hold, and who waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from ..errors import WouldBlockError
+
+UNBOUNDED: Final = 1 << 62
+
+
+class Room:
+    """Counts free places. A freed place is handed to the first who waits, before anybody else can take it.
+
+    ``free`` is changed by its users directly when they take (the hot path), and by :meth:`give` when they give back.
+    """
+
+    __slots__ = ("_size", "_waiting", "free")
+
+    def __init__(self, size: int | None) -> None:
+        self._size = UNBOUNDED if size is None else size
+        self.free = self._size
+        self._waiting: deque[asyncio.Future[bool]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Return how many callers wait."""
+        return len(self._waiting)
+
+    @property
+    def taken(self) -> int:
+        """Return how many places are taken, those handed to a caller who has not run yet included."""
+        return self._size - self.free
+
+    def give(self, places: int) -> None:
+        """Give places back."""
+        self.free += places
+        while self._waiting and self.free > 0:
+            future = self._waiting.popleft()
+            if not future.done():
+                self.free -= 1
+                future.set_result(True)
+
+    async def wait(self) -> None:
+        """Wait in line for one place; it is free (not taken) when this returns, until the next await.
+
+        Cancelled, it leaves the line, and hands on a place that it had got already.
+        """
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            has_place = await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                self._waiting.remove(future)
+            elif future.result():
+                self.give(1)
+            raise
+        if has_place:
+            self.free += 1
+
+    def dismiss(self) -> None:
+        """Wake all who wait, without a place."""
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(False)
+
+    def refuse(self, wanted: int) -> WouldBlockError:
+        """Return the error for ``wanted`` places that are not there."""
+        return WouldBlockError("NegativeAcksTracker (max_held)", wanted=wanted, room=max(self.free, 0))
