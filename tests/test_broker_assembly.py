@@ -89,6 +89,15 @@ def test_failure_leaves_nothing(maven: Maven, tmp_path: Path) -> None:
     assert (assemble() / "other.jar").exists()
 
 
+def test_clears_what_a_killed_run_left(maven: Maven, tmp_path: Path) -> None:
+    """The half-made folder of a run that was killed is removed by the next one."""
+    stale = tmp_path / "cache" / "pulsar-3.0.7.part-killed"
+    (stale / "fresh" / "lib").mkdir(parents=True)
+    maven(WORKS)
+    assemble()
+    assert not stale.exists()
+
+
 def test_failure_keeps_the_old_one_apart(maven: Maven, tmp_path: Path) -> None:
     """A failed attempt to replace a broken folder does not make that folder good."""
     maven(WORKS)

@@ -82,7 +82,9 @@ def _assemble_into(home: Path) -> None:
     if maven is None:
         raise AssemblyError("no mvn found: Maven is needed to fetch the broker")
     print(f"Fetching Apache Pulsar {VERSION} with Maven into {home} (once, about 200 MB)", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(prefix=f"{home.name}.", dir=home.parent, ignore_cleanup_errors=True) as made:
+    for stale in home.parent.glob(f"{home.name}.part-*"):  # of a run that was killed: we alone hold the lock
+        shutil.rmtree(stale, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{home.name}.part-", dir=home.parent, ignore_cleanup_errors=True) as made:
         fresh = Path(made) / "fresh"
         fresh.mkdir()
         _copy_dependencies(maven, fresh / "lib")

@@ -245,6 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (AssemblyError, StandaloneError) as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":
