@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -52,6 +52,10 @@ class _Settings(BaseModel):
         populate_by_name=True,
         ser_json_timedelta="float",  # what model_dump_json writes, model_validate_json reads
     )
+
+    if TYPE_CHECKING:  # delays as numbers and Pulsar's names are good too, which a type checker cannot derive
+
+        def __init__(self, **settings: Any) -> None: ...
 
 
 class NackConfig(_Settings):

@@ -48,12 +48,12 @@ def _from_range(entries: range, field: str) -> Any:
 def _flat(entries: object, field: str) -> array[int]:
     if isinstance(entries, array) and entries.typecode in "IQ":
         return entries
-    if not isinstance(entries, list | tuple):
+    if not isinstance(entries, list | tuple | str | bytes | bytearray):
         try:
             return _from_buffer(memoryview(entries), field)  # type: ignore[arg-type]
         except TypeError:
             pass
-    if isinstance(entries, str | bytes) or not isinstance(entries, Iterable):
+    if isinstance(entries, str | bytes | bytearray) or not isinstance(entries, Iterable):
         raise InvalidArgumentError(field, entries, _EXPECTED)
     items = list(entries)
     try:

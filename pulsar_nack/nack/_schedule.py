@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .._delays import MAX_DELAY_MS
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
 from ..index import NEVER, DueIds, Slot, TimeBuckets, as_entries
+
+_UNSET: Final = object()
 
 
 class DueRun(NamedTuple):
@@ -39,7 +41,11 @@ class NackSchedule:
         self._config = NackConfig() if config is None else config
         self._buckets = TimeBuckets()
         self._add = self._buckets.add
-        self._delay_ms = -1
+        bits = self._config.negative_ack_precision_bit_cnt
+        ratio = self._config.precision_ratio
+        self._full_width_mask = -1 << bits
+        self._full_width_from = 0 if ratio is None else (1 << bits) / ratio
+        self._delay_ms: object = _UNSET
         self._mask = -1
 
     def __len__(self) -> int:
@@ -77,12 +83,13 @@ class NackSchedule:
     def _use_delay(self, delay_ms: int) -> None:
         if type(delay_ms) is not int or not 0 <= delay_ms <= MAX_DELAY_MS:
             raise InvalidArgumentError("delay_ms", delay_ms, f"an integer from 0 to {MAX_DELAY_MS}")
-        bits = self._config.negative_ack_precision_bit_cnt
-        ratio = self._config.precision_ratio
-        if ratio is not None:
-            bits = min(bits, max(int(delay_ms * ratio), 1).bit_length() - 1)
         self._delay_ms = delay_ms
-        self._mask = -1 << bits
+        if delay_ms >= self._full_width_from:
+            self._mask = self._full_width_mask
+            return
+        ratio = self._config.precision_ratio
+        widest = int(delay_ms * (ratio or 1))
+        self._mask = -1 << (max(widest, 1).bit_length() - 1)
 
     def add(self, message_id: MessageId, now_ms: int, delay_ms: int) -> bool:
         """Make an id pending; return whether it was not. Pending already: the earliest deadline wins.

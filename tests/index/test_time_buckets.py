@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,12 +29,11 @@ SMALL = [2, 2, 10, 3, 4, 1, 2, 2]
 
 
 @pytest.fixture(params=["usual limits", "small limits"])
-def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with the limits as they are, and with such as force the rare paths."""
     if request.param == "small limits":
         for (module, name), value in zip(LIMITS, SMALL, strict=True):
             monkeypatch.setattr(module, name, value)
-    return
 
 
 def check(buckets: TimeBuckets) -> None:
@@ -103,7 +101,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(first=ENTRIES, count=st.integers(1, 30), ahead=STARTS)
     def add_in_order(self, first: int, count: int, ahead: int) -> None:
         for entry in range(first, first + count):
-            self.add(MessageId(2, entry), ahead)  # type: ignore[arg-type]
+            self.add(MessageId(2, entry), ahead)
 
     @rule(first=st.integers(65_500, 65_540), count=st.integers(1, 80), ahead=STARTS)
     def add_entries(self, first: int, count: int, ahead: int) -> None:
@@ -176,7 +174,8 @@ TestIndex = IndexMachine.TestCase
 def test_a_long_random_run_agrees_with_a_dict() -> None:
     """Thousands of operations over few ids give the same ids at the same times as a dict of deadlines."""
     chance = random.Random(393)
-    buckets, starts, now = TimeBuckets(), {}, 0
+    buckets, now = TimeBuckets(), 0
+    starts: dict[MessageId, int] = {}
     for step in range(6_000):
         message_id = MessageId(chance.randrange(1, 4), chance.randrange(60), -1, chance.choice([-1, -1, 0, 20]))
         action = chance.random()
@@ -224,7 +223,7 @@ def test_a_bucket_drains_in_order_of_position_under_a_limit() -> None:
     ids = [MessageId(ledger, entry) for ledger in (3, 1, 2) for entry in range(5)]
     for message_id in ids:
         buckets.add(message_id, 10)
-    got = []
+    got: list[MessageId] = []
     while len(buckets):
         got += buckets.pop(10, 4)
     assert got == sorted(ids)
