@@ -54,7 +54,7 @@ class OfficialPort:
         interval = max(delay_ms(native_delay, "native_delay") / 1000, NATIVE_DELAY_S) / 3
         self._traits = PortTraits(
             honours_ids=honours_ids,
-            redelivery_latency=round(3.5 * interval, 3),
+            redelivery_latency=round(3.6 * interval, 3),
             min_redelivery_delay=round(4.2 * interval, 3),
             batch_index_ack=batch_index_ack,
             receiver_queue_size=receiver_queue_size,

@@ -1,0 +1,161 @@
+"""Conformance cases that run on more than one broker; each takes a service URL and a fresh topic.
+
+Times are on the real clock, so that they are bounded loosely; what must be exact is what comes back and how often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pulsar
+
+from pulsar_nack import Consumer
+from tests.consumer.official import (
+    Stopwatch,
+    nothing_comes,
+    numbered,
+    official_client,
+    payloads,
+    send,
+    subscribed,
+    take,
+)
+
+SLACK = 0.6
+"""Seconds that a loaded machine may add."""
+
+
+async def nacks_keep_coming(url: str, topic: str) -> None:
+    """N32."""
+    ours, official = await asyncio.gather(_ours_while_nacking(url, topic), _official_while_nacking(url, topic + "-off"))
+    assert len(ours) == 25
+    late = {number: back - 1.0 for number, back in ours.items()}
+    assert all(-0.2 < error < SLACK for error in late.values()), late
+    assert official < len(ours) / 2
+
+
+async def _ours_while_nacking(url: str, topic: str) -> dict[bytes, float]:
+    async with subscribed(url, topic) as (client, consumer):
+        await send(client, topic, numbered(25))
+        nacked_at: dict[bytes, float] = {}
+        back: dict[bytes, float] = {}
+
+        async def nack_one_by_one() -> None:
+            for _ in range(25):
+                message = await fresh.get()
+                nacked_at[message.data] = time.monotonic()
+                await message.nack(delay=1.0)
+                await asyncio.sleep(0.2)
+
+        fresh: asyncio.Queue[Any] = asyncio.Queue()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(nack_one_by_one())
+            while len(back) < 25:
+                message = await consumer.receive(timeout=10)
+                if message.attempt == 1:
+                    fresh.put_nowait(message)
+                    continue
+                assert message.data not in back
+                back[message.data] = time.monotonic() - nacked_at[message.data]
+                await message.ack()
+        assert await nothing_comes(consumer)
+        return back
+
+
+async def _official_while_nacking(url: str, topic: str) -> int:
+    """Return how many came back while nacks were still given."""
+    async with official_client(url) as client:
+        consumer = await client.subscribe(
+            topic, "sub", consumer_type=pulsar.ConsumerType.Shared, negative_ack_redelivery_delay_ms=1000
+        )
+        await send(client, topic, numbered(25))
+        messages = [await consumer.receive() for _ in range(25)]
+        came_back = 0
+
+        async def count() -> None:
+            nonlocal came_back
+            while True:
+                await consumer.receive()
+                came_back += 1
+
+        counting = asyncio.create_task(count())
+        for message in messages:
+            await consumer.negative_acknowledge(message)
+            await asyncio.sleep(0.2)
+        during = came_back
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
+        return during
+
+
+async def each_at_its_own_time(url: str, topic: str) -> None:
+    """N33."""
+    async with subscribed(url, topic) as (client, consumer):
+        await send(client, topic, numbered(3))
+        messages = sorted(await take(consumer, 3), key=lambda message: message.data)
+        watch = Stopwatch()
+        for message, delay in zip(messages, (3.0, 0.5, 1.5), strict=True):
+            await message.nack(delay=delay)
+        for payload, delay in ((b"1", 0.5), (b"2", 1.5), (b"0", 3.0)):
+            message = await consumer.receive(timeout=10)
+            assert message.data == payload
+            assert -0.1 < watch.seconds - delay < SLACK
+            await message.ack()
+
+
+async def counts_grow(url: str, topic: str) -> None:
+    """N34."""
+    async with subscribed(url, topic) as (client, consumer):
+        await send(client, topic, [b"x"])
+        counts = []
+        for _ in range(4):
+            message = await consumer.receive(timeout=10)
+            counts.append(message.redelivery_count)
+            await message.nack(delay=0.5)
+        assert counts == [0, 1, 2, 3]
+        await (await consumer.receive(timeout=10)).ack()
+
+
+async def only_the_nacked_ones(url: str, topic: str) -> None:
+    """N35."""
+    async with subscribed(url, topic) as (client, consumer):
+        await send(client, topic, numbered(5))
+        for message in await take(consumer, 5):
+            await (message.ack() if message.data in {b"1", b"3"} else message.nack(delay=0.3))
+        again = await take(consumer, 3)
+        assert payloads(again) == [b"0", b"2", b"4"]
+        for message in again:
+            await message.ack()
+        assert await nothing_comes(consumer)
+
+
+async def half_by_message_half_by_id(url: str, topic: str, *, batched: bool) -> None:
+    """N37."""
+    async with subscribed(url, topic) as (client, consumer):
+        await send(client, topic, numbered(20), batched=batched)
+        for message in await take(consumer, 20):
+            await (message.nack(delay=0.4) if int(message.data) % 2 else consumer.negative_acknowledge(message.id, 0.4))
+        again = await take(consumer, 20)
+        assert payloads(again) == sorted(numbered(20))
+        for message in again:
+            await message.ack()
+        assert await nothing_comes(consumer, 1.0)
+        assert all_given_back(consumer)
+
+
+def all_given_back(consumer: Consumer) -> bool:
+    """Return whether nothing is unacknowledged any more."""
+    statistics = consumer.statistics()
+    return statistics.unacked == statistics.requested == statistics.kept == statistics.kept_bytes == 0
+
+
+async def receive_loses_nothing_by_timeout(url: str, topic: str) -> None:
+    """U1."""
+    async with subscribed(url, topic) as (client, consumer):
+        for _ in range(3):
+            assert await nothing_comes(consumer, 0.2)
+        await send(client, topic, [b"m0", b"m1", b"m2"])
+        assert payloads(await take(consumer, 3)) == [b"m0", b"m1", b"m2"]
+        assert await nothing_comes(consumer)
