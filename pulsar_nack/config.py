@@ -53,10 +53,6 @@ class _Settings(BaseModel):
         ser_json_timedelta="float",  # what model_dump_json writes, model_validate_json reads
     )
 
-    if TYPE_CHECKING:  # delays as numbers and Pulsar's names are good too, which a type checker cannot derive
-
-        def __init__(self, **settings: Any) -> None: ...
-
 
 class NackConfig(_Settings):
     """How negative acknowledgements are kept (PIP-393).
@@ -80,6 +76,10 @@ class NackConfig(_Settings):
     """Most redelivery callbacks that run at once."""
     close_timeout: DelayField = timedelta(seconds=5)
     """How long closing waits for callbacks that are under way."""
+
+    if TYPE_CHECKING:  # delays as numbers and Pulsar's names are good too, which a type checker cannot derive
+
+        def __init__(self, **settings: Any) -> None: ...
 
     @model_validator(mode="before")
     @classmethod
