@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 from ..errors import WouldBlockError
@@ -53,10 +54,10 @@ class Room:
         try:
             has_place = await future
         except asyncio.CancelledError:
-            if future.cancelled():
-                self._waiting.remove(future)
-            elif future.result():
+            if not future.cancelled() and future.result():
                 self.give(1)
+            with suppress(ValueError):
+                self._waiting.remove(future)
             raise
         if has_place:
             self.free += 1

@@ -39,7 +39,7 @@ class NackSchedule:
 
     def __init__(self, config: NackConfig | None = None) -> None:
         self._config = NackConfig() if config is None else config
-        self._buckets = TimeBuckets()
+        self.buckets = self._buckets = TimeBuckets()  # in public for ``earliest`` without a property's cost
         self._add = self._buckets.add
         bits = self._config.negative_ack_precision_bit_cnt
         ratio = self._config.precision_ratio

@@ -142,7 +142,8 @@ class Sender:
                 while not self._is_closing:
                     await self._kick.wait()
                     self._kick.clear()
-                    await self._send_due(group)
+                    if self.armed_at == ATTENDED:
+                        await self._send_due(group)
                 with anyio.move_on_after(self._config.close_timeout.total_seconds()):
                     while self._flights:
                         self._landed.clear()
@@ -151,8 +152,6 @@ class Sender:
                 group.cancel_scope.cancel()
 
     async def _send_due(self, group: TaskGroup) -> None:
-        self.disarm()
-        self.armed_at = ATTENDED
         while not self._is_closing and len(self._flights) < self._max_in_flight:
             flight = self._next_flight(self.now_ms())
             if flight is None:

@@ -70,6 +70,7 @@ class NegativeAcksTracker:
         "__weakref__",
         "_add",
         "_backoff",
+        "_buckets",
         "_cached_delay",
         "_cached_ms",
         "_clock",
@@ -113,6 +114,7 @@ class NegativeAcksTracker:
         self._room = self._sender.room
         self._counters = self._sender.counters
         self._add = self._schedule.add
+        self._buckets = self._schedule.buckets
         self._cached_delay: object = _UNSET
         self._cached_ms = 0
         self._host: asyncio.Task[None] | None = None
@@ -189,7 +191,7 @@ class NegativeAcksTracker:
         if self._add(message_id, now_ms, delay_ms):
             self._room.free -= 1
         self._counters.nacked += 1
-        if self._schedule.earliest < sender.armed_at:
+        if self._buckets.earliest < sender.armed_at:
             sender.arm(now_ms)
 
     def nack_many(self, ids: Iterable[MessageId], delay: Delay | None = None) -> None:

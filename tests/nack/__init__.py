@@ -1,0 +1,1 @@
+"""The schedule and the tracker, case by case."""

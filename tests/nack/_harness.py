@@ -1,0 +1,103 @@
+"""What the tracker's tests share: a callback that records, a clock that records, and names for ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from pulsar_nack import MessageId
+from pulsar_nack.testing import ManualClock
+
+Outcome = BaseException | float | None
+
+
+def mid(entry: int, ledger: int = 3, **more: int) -> MessageId:
+    """Return an id of one entry."""
+    return MessageId(ledger, entry, **more)
+
+
+def loop_ms() -> int:
+    """Return the virtual loop's time in ms."""
+    return round(asyncio.get_running_loop().time() * 1000)
+
+
+async def settle(rounds: int = 30) -> None:
+    """Let everything run that is ready; takes no virtual time."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+
+
+class Recorder:
+    """A redelivery callback: notes when it got which ids, and does what it was told to do next.
+
+    ``outcomes``: for each command in turn an error to raise, seconds to take, or None; afterwards ``seconds`` each.
+    """
+
+    def __init__(
+        self, now: Callable[[], int] = loop_ms, *, seconds: float = 0, outcomes: Sequence[Outcome] = ()
+    ) -> None:
+        self.now = now
+        self.seconds = seconds
+        self.outcomes = deque(outcomes)
+        self.commands: list[tuple[int, list[MessageId]]] = []
+        self.running = 0
+        self.most_running = 0
+
+    async def __call__(self, ids: Sequence[MessageId]) -> None:
+        """Take one command."""
+        self.commands.append((self.now(), list(ids)))
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            outcome = self.outcomes.popleft() if self.outcomes else self.seconds
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if outcome:
+                await asyncio.sleep(outcome)
+        finally:
+            self.running -= 1
+
+    @property
+    def times(self) -> list[int]:
+        """Return when each command came."""
+        return [at for at, _ in self.commands]
+
+    @property
+    def ids(self) -> list[MessageId]:
+        """Return all ids in the order in which they came."""
+        return [message_id for _, ids in self.commands for message_id in ids]
+
+    def at(self, message_id: MessageId) -> list[int]:
+        """Return when an id came."""
+        return [at for at, ids in self.commands if message_id in ids]
+
+    def assert_once_each(self, ids: Sequence[MessageId]) -> None:
+        """Check that these ids and no others came, once each."""
+        assert Counter(self.ids) == Counter(ids)
+
+
+class RecordingClock(ManualClock):
+    """A manual clock that notes every alarm that is set, and how many were cancelled."""
+
+    def __init__(self, now_ms: int = 0) -> None:
+        super().__init__(now_ms)
+        self.set_for: list[int] = []
+        self.cancelled = 0
+
+    def call_at(self, at_ms: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Set an alarm."""
+        self.set_for.append(at_ms)
+        cancel = super().call_at(at_ms, callback)
+
+        def noting() -> None:
+            self.cancelled += 1
+            cancel()
+
+        return noting
+
+    async def run_to(self, ms: int, step: int = 1) -> None:
+        """Move to a time in steps, letting everything run after each."""
+        while self.now_ms() < ms:
+            self.advance(min(step, ms - self.now_ms()))
+            await settle(8)
