@@ -1,0 +1,98 @@
+"""The demo itself: messages arrive all the time, each fails once, and a journal notes when it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ._journal import LONGEST, Journal, delays
+from ._stage import OFFICIAL_DELAY, Stage
+
+OURS: Final = "pulsar-nack"
+OFFICIAL: Final = "official client alone"
+_PATIENCE: Final = 10.0  # seconds after the last deadline until what is not back counts as missing
+_LINGER: Final = 0.5  # seconds in which a message that is shown once too often is still seen
+_LOOK_INTERVAL: Final = 0.1
+
+Watch = Callable[[Sequence[Journal]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How much is played, and for how long.
+
+    :param seconds: from the first message to the last
+    """
+
+    messages: int
+    seconds: float
+    seed: int
+
+
+async def play(stage: Stage, script: Script, watch: Watch) -> list[Journal]:
+    """Play it; return the journal of each consumer, ours first.
+
+    :param watch: is shown the journals ten times a second
+    """
+    ours = Journal(OURS, script.messages)
+    journals = [ours]
+    asked = delays(script.messages, script.seed)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_fail_ours(stage, ours, asked))]
+        if stage.official is not None:
+            journals.append(Journal(OFFICIAL, script.messages))
+            tasks.append(group.create_task(_fail_official(stage, journals[1])))
+        tasks.append(group.create_task(_look(watch, journals)))
+        await _send(stage, script)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST + _PATIENCE):
+                for journal in journals:
+                    await journal.all_back.wait()
+        await asyncio.sleep(_LINGER)
+        for task in tasks:
+            task.cancel()
+    watch(journals)
+    return journals
+
+
+async def _send(stage: Stage, script: Script) -> None:
+    """Send the messages at even intervals, whatever the single one takes."""
+    now = asyncio.get_running_loop().time
+    start = now()
+    for number in range(script.messages):
+        await asyncio.sleep(start + script.seconds * number / max(script.messages - 1, 1) - now())
+        await stage.publish(str(number).encode())
+
+
+async def _fail_ours(stage: Stage, journal: Journal, asked: Sequence[float]) -> None:
+    now = asyncio.get_running_loop().time
+    async for message in stage.consumer:
+        number = int(message.data)
+        if journal.knows(number):
+            journal.came_back(number, now())
+            await message.ack()
+        else:
+            journal.failed(number, asked[number], now())
+            await message.nack(delay=asked[number])
+
+
+async def _fail_official(stage: Stage, journal: Journal) -> None:
+    now = asyncio.get_running_loop().time
+    while True:
+        message = await stage.official.receive()
+        number = int(message.data())
+        if journal.knows(number):
+            journal.came_back(number, now())
+            await stage.official.acknowledge(message)
+        else:
+            journal.failed(number, OFFICIAL_DELAY, now())
+            await stage.official.negative_acknowledge(message)
+
+
+async def _look(watch: Watch, journals: Sequence[Journal]) -> None:
+    while True:
+        watch(journals)
+        await asyncio.sleep(_LOOK_INTERVAL)

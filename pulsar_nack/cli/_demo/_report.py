@@ -1,0 +1,96 @@
+"""What the demo shows in the terminal: progress on stderr, the table on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ._figures import MARGIN, Figures, Row
+from ._journal import Journal
+from ._play import OFFICIAL, Watch
+
+_WIDTH: Final = 100  # where stdout is not a terminal
+
+
+@contextlib.contextmanager
+def progress(messages: int) -> Iterator[Watch]:
+    """Show bars for as long as the block runs; nothing where stderr is not a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        nacked = bars.add_task("nacked", total=messages)
+
+        def watch(journals: Sequence[Journal]) -> None:
+            bars.update(nacked, completed=min(len(journal.failures) for journal in journals))
+            for journal in journals:
+                if journal.name not in tasks:
+                    tasks[journal.name] = bars.add_task(f"back: {journal.name}", total=messages)
+                bars.update(tasks[journal.name], completed=journal.back)
+
+        yield watch
+
+
+def show(figures: Sequence[Figures]) -> None:
+    """Print the table and what it says."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
+    console.print(_table(figures))
+    for each in figures:
+        total = each.total
+        console.print(
+            f"[bold]{each.name}[/bold]: {total.back_meanwhile} of {total.due_meanwhile} back in the meantime, "
+            f"{each.missing} missing, {each.shown_twice} shown twice"
+        )
+    if any(each.name == OFFICIAL for each in figures):
+        console.print("(The official client: one delay a consumer, and each nack starts its only timer anew.)")
+
+
+def _table(figures: Sequence[Figures]) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption="error: between asked and actual delay, either way\n"
+        f"meantime: back while nacks kept coming, of those due {MARGIN:g} s before the last nack",
+        caption_justify="left",
+    )
+    table.add_column("asked delay (s)", no_wrap=True)
+    for heading in ("count", "back after (s)", "error p50", "p99", "max (ms)", "meantime"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in figures:
+        table.add_section()
+        table.add_row(f"[bold]{each.name}[/bold]")
+        for row in each.rows:
+            table.add_row(*_cells(row, _span(row.asked_from_ms, row.asked_to_ms)))
+        if len(each.rows) > 1:
+            table.add_row(*_cells(each.total, "all"), style="bold")
+    return table
+
+
+def _cells(row: Row, asked: str) -> tuple[str, ...]:
+    return (
+        f"  {asked}",
+        str(row.messages),
+        "-" if row.actual_min_ms is None else _span(row.actual_min_ms, row.actual_max_ms),
+        _time(row.error_p50_ms),
+        _time(row.error_p99_ms),
+        _time(row.error_max_ms),
+        f"{row.back_meanwhile} of {row.due_meanwhile}",
+    )
+
+
+def _span(low_ms: float, high_ms: float | None) -> str:
+    """Return a range in seconds, or one value where both ends are the same."""
+    low, high = f"{low_ms / 1000:.2f}", f"{(high_ms or low_ms) / 1000:.2f}"
+    return low if low == high else f"{low} - {high}"
+
+
+def _time(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms:,.0f}"

@@ -1,0 +1,126 @@
+"""Where the demo plays: an embedded broker, a broker of the user's, or the fake port where neither is to be had."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ... import Consumer, NackConfig, subscribe
+from ...errors import BrokerError, MissingExtraError
+from ...testing import EmbeddedBroker, FakePort, FakeTopic
+
+OFFICIAL_DELAY: Final = 1.0
+"""Seconds; the official client knows one delay for a whole consumer."""
+_FAKE_LATENCY: Final = 0.001
+_TIMEOUT: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the demo plays with; both consumers see every message.
+
+    :param broker: what it is, for people
+    :param publish: sends one message
+    :param consumer: ours
+    :param official: the official client's own ``pulsar.asyncio.Consumer``, None where there is no broker for it
+    """
+
+    broker: str
+    publish: Callable[[bytes], Awaitable[None]]
+    consumer: Consumer
+    official: Any = None
+
+
+@contextlib.asynccontextmanager
+async def open_stage(url: str | None, config: NackConfig) -> AsyncIterator[Stage]:
+    """Set the stage, and clear it away whatever happens.
+
+    :param url: a broker of the user's; None: the embedded one, or the fake port where that does not run
+    :raises BrokerError: no broker there, or it refused something
+    :raises MissingExtraError: pulsar-client is not installed
+    """
+    if url is None and not EmbeddedBroker.available():
+        async with _fake(config) as stage:
+            yield stage
+        return
+    client_module = import_client()
+    async with contextlib.AsyncExitStack() as stack:
+        if url is None:
+            broker = "pulsar-lite, embedded"
+            url = (await stack.enter_async_context(EmbeddedBroker())).service_url
+            is_ours = True
+        else:
+            broker, is_ours = url, False
+        try:
+            yield await _connect(stack, client_module, url, broker, config, is_ours=is_ours)
+        except client_module.PulsarException as error:
+            raise BrokerError(f"{broker}: {error}") from error
+
+
+def import_client() -> Any:
+    """Return the module ``pulsar.asyncio``.
+
+    :raises MissingExtraError: pulsar-client is not installed
+    """
+    try:
+        import pulsar.asyncio
+    except ImportError as error:
+        raise MissingExtraError("the demo", "pulsar-client>=3.13", "demo") from error
+    return pulsar.asyncio
+
+
+@contextlib.asynccontextmanager
+async def _fake(config: NackConfig) -> AsyncIterator[Stage]:
+    topic = FakeTopic()
+
+    async def publish(data: bytes) -> None:
+        topic.publish(data)
+
+    async with Consumer(FakePort(topic, latency=_FAKE_LATENCY), config=config) as consumer:
+        yield Stage("fake port, in memory", publish, consumer)
+
+
+async def _connect(
+    stack: contextlib.AsyncExitStack, module: Any, url: str, broker: str, config: NackConfig, *, is_ours: bool
+) -> Stage:
+    import pulsar
+
+    topic = f"persistent://public/default/pulsar-nack-demo-{secrets.token_hex(4)}"
+    # The client logs to the terminal by itself, and deadlocks now and then with a Python logger.
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pulsar-nack-demo-", ignore_cleanup_errors=True))
+    logger = pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(Path(folder, "client.log")))
+    try:
+        client = module.Client(url, logger=logger, operation_timeout_seconds=_TIMEOUT)
+    except (ValueError, RuntimeError) as error:
+        raise BrokerError(f"{url}: {error}") from error
+    stack.push_async_callback(_quietly, client.close)
+    producer = await client.create_producer(topic, batching_enabled=False, send_timeout_millis=_TIMEOUT * 1000)
+    official = await client.subscribe(
+        topic,
+        "official",
+        consumer_type=pulsar.ConsumerType.Shared,
+        negative_ack_redelivery_delay_ms=round(OFFICIAL_DELAY * 1000),
+    )
+    consumer = await stack.enter_async_context(subscribe(client, topic, "pulsar-nack", config=config))
+    if not is_ours:
+        # Without subscriptions a broker removes the topic in its own time.
+        stack.push_async_callback(_quietly, official.unsubscribe)
+        stack.push_async_callback(_quietly, consumer.port.native.unsubscribe)
+
+    async def publish(data: bytes) -> None:
+        await producer.send(data)
+
+    return Stage(broker, publish, consumer, official)
+
+
+async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
+    """Clean up for at most a few seconds; the broker may have gone."""
+    with contextlib.suppress(import_client().PulsarException, TimeoutError):
+        async with asyncio.timeout(5):
+            await close()
