@@ -98,13 +98,14 @@ class TimeBuckets:
     def add(self, message_id: MessageId, start: int) -> bool:
         """Make an id pending in a bucket; return whether it was not pending. Amortized O(1)."""
         if type(message_id) is MessageId:
-            low = message_id[1] - self._first
+            ledger, entry, partition, batch_index = message_id
+            low = entry - self._first
             if (
                 start == self._start
                 and 0 <= low < self._span
-                and message_id[0] == self._ledger
-                and message_id[2] == self._partition
-                and message_id[3] < 0
+                and ledger == self._ledger
+                and partition == self._partition
+                and batch_index < 0
             ):
                 number = self._base + low
                 if number > self._guard:

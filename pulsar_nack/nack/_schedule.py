@@ -76,9 +76,13 @@ class NackSchedule:
 
     def bucket_start(self, now_ms: int, delay_ms: int) -> int:
         """Return from when on an id would be due that is nacked at ``now_ms``."""
+        return (now_ms + delay_ms) & self.mask(delay_ms)
+
+    def mask(self, delay_ms: int) -> int:
+        """Return what a deadline is combined with by AND to get the start of its bucket."""
         if delay_ms != self._delay_ms:
             self._use_delay(delay_ms)
-        return (now_ms + delay_ms) & self._mask
+        return self._mask
 
     def _use_delay(self, delay_ms: int) -> None:
         if type(delay_ms) is not int or not 0 <= delay_ms <= MAX_DELAY_MS:

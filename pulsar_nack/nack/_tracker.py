@@ -80,6 +80,7 @@ class NegativeAcksTracker:
         "_host",
         "_is_finished",
         "_left",
+        "_mask",
         "_now_ms",
         "_retries",
         "_room",
@@ -117,6 +118,7 @@ class NegativeAcksTracker:
         self._buckets = self._schedule.buckets
         self._cached_delay: object = _UNSET
         self._cached_ms = 0
+        self._mask = -1
         self._host: asyncio.Task[None] | None = None
         self._left: Sequence[MessageId] = ()
         self._is_finished = False
@@ -160,8 +162,7 @@ class NegativeAcksTracker:
         The delay runs from when there is room. Cancelled, the id is either pending or it is not. See
         :meth:`nack_nowait` for the rest. Lets the loop run when it has not done so for 5 ms.
         """
-        room = self._room
-        if room.free > 0 and not room.waiting:
+        if self._room.free > 0:  # then nobody waits: a place that is given back goes to the first in line
             self.nack_nowait(message_id, delay, redelivery_count=redelivery_count)
         else:
             await self._nack_in_line(message_id, delay, redelivery_count)
@@ -188,7 +189,7 @@ class NegativeAcksTracker:
             self._nack_specially(message_id, delay_ms)
             return
         self._now_ms = now_ms = self._ticks() // NS_PER_MS
-        if self._add(message_id, now_ms, delay_ms):
+        if self._buckets.add(message_id, (now_ms + delay_ms) & self._mask):
             self._room.free -= 1
         self._counters.nacked += 1
         if self._buckets.earliest < sender.armed_at:
@@ -225,13 +226,17 @@ class NegativeAcksTracker:
         self._added(count, added, now_ms)
 
     def _resolve(self, delay: Delay | None, redelivery_count: int) -> int:
+        """Return the delay in ms; keep it, and the mask that goes with it, for the next call with the same object."""
+        cached: object = delay
         if delay is not None:
             milliseconds = delay_ms(delay)
         elif self._backoff is not None:
-            return backoff_ms(self._backoff, redelivery_count)
+            milliseconds = backoff_ms(self._backoff, redelivery_count)
+            cached = _UNSET
         else:
             milliseconds = self._config.negative_ack_redelivery_delay_ms
-        self._cached_delay, self._cached_ms = delay, milliseconds
+        self._cached_delay, self._cached_ms = cached, milliseconds
+        self._mask = self._schedule.mask(milliseconds)
         return milliseconds
 
     async def _nack_in_line(self, message_id: MessageId, delay: Delay | None, redelivery_count: int) -> None:
