@@ -69,6 +69,8 @@ class Record:
     id: MessageId
     state: State
     redelivery_count: int = 0
+    hidden_count: int = 0
+    """How many redeliveries the broker counts beyond that: of copies that were dropped."""
     is_held: bool = False
     """``due_at_ms`` and the next two are of the present hold."""
     due_at_ms: int = 0
@@ -130,6 +132,7 @@ class States:
             self._count_again(record, broker_count)
             self._move(record, State.IN_WORK)
             return Verdict.SHOW
+        record.hidden_count = max(record.hidden_count, broker_count - record.redelivery_count)
         return Verdict.ACK_AGAIN if record.state is State.ACKING else Verdict.COPY
 
     def _deliver_unknown(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
@@ -151,10 +154,10 @@ class States:
             return mark[1] if acked_at is None else max(acked_at, mark[1])
         return acked_at
 
-    def _count_again(self, record: Record, broker_count: int) -> None:
-        """Count a redelivery; the broker counts whole entries, so that its count says nothing of a batch member."""
-        ours = record.redelivery_count + 1
-        record.redelivery_count = ours if is_member(record.id) else max(ours, broker_count)
+    @staticmethod
+    def _count_again(record: Record, broker_count: int) -> None:
+        """Count a redelivery; what the broker counted for copies that nobody saw is left out."""
+        record.redelivery_count = max(record.redelivery_count + 1, broker_count - record.hidden_count)
 
     # --- negative acknowledgement ----------------------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ async def _by_id_and_by_rebuilt_id(url: str, read: str | list[str], written: lis
 async def test_rebuilt_ids_reach_partitions_without_a_handle(
     service_url: str, partitioned_topic: Callable[[int], str]
 ) -> None:
-    """N36: an id that this process knows by its bytes and topic alone is asked for and acknowledged at its partition."""
+    """N36: an id that is known by its bytes and topic alone is asked for and acknowledged at its partition."""
     topic = partitioned_topic(2)
     async with subscribed(service_url, topic, redelivery="broker") as (client, consumer):
         await send(client, topic, numbered(4))

@@ -1,0 +1,1 @@
+"""The consumer, on virtual time and on the embedded broker."""

@@ -1,0 +1,313 @@
+"""Receiving, closing and back-pressure through the official client on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import random
+import sys
+
+import pytest
+
+import pulsar_nack
+from pulsar_nack import Consumer, Message, MessageId
+from tests.consumer import scenarios
+from tests.consumer.official import (
+    EXACT,
+    Stopwatch,
+    nothing_comes,
+    numbered,
+    official_client,
+    payloads,
+    send,
+    subscribed,
+    take,
+)
+
+
+async def test_a_timeout_loses_nothing(service_url: str, topic: str) -> None:
+    """U1: what is sent after a receive timed out arrives, once, the first message too."""
+    await scenarios.receive_loses_nothing_by_timeout(service_url, topic)
+
+
+async def test_cancelled_receives_lose_nothing(service_url: str, topic: str) -> None:
+    """U2: 1 000 receives are cancelled at random moments while 1 000 messages are sent; each arrives once."""
+    moments = random.Random(2)
+    async with subscribed(service_url, topic) as (client, consumer):
+        seen: collections.Counter[bytes] = collections.Counter()
+
+        async def one() -> None:
+            message = await consumer.receive()
+            seen[message.data] += 1
+            await message.ack()
+
+        sending = asyncio.create_task(send(client, topic, numbered(1_000), max_pending_messages=10_000))
+        for _ in range(1_000):
+            receiving = asyncio.create_task(one())
+            await asyncio.sleep(moments.choice((0, 0, 0.0002, 0.001)))
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
+        await sending
+        while len(seen) < 1_000:
+            message = await consumer.receive(timeout=10)
+            seen[message.data] += 1
+            await message.ack()
+        assert await nothing_comes(consumer)
+        assert set(seen.values()) == {1}
+
+
+async def test_a_closed_consumer_gives_its_nacks_to_the_other(service_url: str, topic: str) -> None:
+    """U21: of two consumers one is closed with pending nacks; the other receives those messages at once."""
+    async with official_client(service_url) as client:
+        first = await pulsar_nack.subscribe(client, topic, "sub", config=EXACT)
+        await send(client, topic, numbered(10))
+        for message in await take(first, 10):
+            await message.nack(delay=60)
+        async with pulsar_nack.subscribe(client, topic, "sub") as second:
+            assert await nothing_comes(second)
+            await first.aclose()
+            watch = Stopwatch()
+            handed_over = await take(second, 10)
+            assert watch.seconds < 5
+            assert payloads(handed_over) == numbered(10)
+            for message in handed_over:
+                await message.ack()
+            assert await nothing_comes(second)
+
+
+async def test_a_copy_of_what_is_in_work_is_dropped(service_url: str, topic: str) -> None:
+    """U23: a second delivery is dropped while the message is in work or held, and acknowledged when that is settled."""
+    async with subscribed(service_url, topic) as (client, consumer):
+        await send(client, topic, [b"x"])
+        await (await consumer.receive(timeout=10)).nack(delay=0.3)
+        message = await consumer.receive(timeout=10)
+        await consumer.port.redeliver([message.id])
+        assert await nothing_comes(consumer)
+        assert consumer.statistics().copies_dropped == 1
+        await message.nack(delay=1.0)
+        await consumer.port.redeliver([message.id])
+        assert await nothing_comes(consumer)
+        assert consumer.statistics().copies_dropped == 2
+        message = await consumer.receive(timeout=10)
+        assert message.attempt == 3
+        await consumer.port.redeliver([message.id])
+        await message.ack()
+        assert await nothing_comes(consumer)
+    async with subscribed(service_url, topic) as (_, second):
+        assert await nothing_comes(second)
+
+
+async def test_many_redeliveries_are_each_shown_once(service_url: str, topic: str) -> None:
+    """U23: 1 000 messages nacked twice over while the broker is busy are seen three times each, never four."""
+    moments = random.Random(3)
+    seen: collections.Counter[bytes] = collections.Counter()
+    async with subscribed(service_url, topic) as (client, consumer):
+        sending = asyncio.create_task(send(client, topic, numbered(1_000), max_pending_messages=10_000))
+        while sum(seen.values()) < 3_000:
+            message = await consumer.receive(timeout=10)
+            seen[message.data] += 1
+            await (message.ack() if message.attempt > 2 else message.nack(delay=moments.uniform(0.15, 1.0)))
+        await sending
+        assert await nothing_comes(consumer, 1.0)
+        assert set(seen.values()) == {3}
+        assert scenarios.all_given_back(consumer)
+
+
+async def test_batch_mates_are_left_alone(service_url: str, topic: str) -> None:
+    """U26: of a batch of five only the nacked one is seen again, once, whichever way; the acked one never."""
+    for number, redelivery in enumerate(("auto", "broker")):
+        name = f"{topic}-{number}"
+        async with subscribed(service_url, name, redelivery=redelivery) as (client, consumer):
+            await send(client, name, numbered(5), batched=True)
+            batch = sorted(await take(consumer, 5), key=lambda message: message.id)
+            assert [message.id.batch_size for message in batch] == [5] * 5
+            await batch[0].nack(delay=0.4)
+            await batch[2].ack()
+            again = await consumer.receive(timeout=10)
+            assert (again.id, again.attempt) == (batch[0].id, 2)
+            assert await nothing_comes(consumer)
+            for message in (again, batch[1], batch[3], batch[4]):
+                await message.ack()
+            assert scenarios.all_given_back(consumer)
+        async with subscribed(service_url, name) as (_, second):
+            assert await nothing_comes(second)
+
+
+async def test_exclusive_brings_back_one(service_url: str, topic: str) -> None:
+    """U29: on an exclusive subscription only the nacked message is seen again, in time; the others can be acked."""
+    async with subscribed(service_url, topic, consumer_type="exclusive") as (client, consumer):
+        await send(client, topic, numbered(3))
+        first, second, third = await take(consumer, 3)
+        watch = Stopwatch()
+        await second.nack(delay=0.5)
+        await first.ack()
+        again = await consumer.receive(timeout=10)
+        assert again.data == second.data
+        assert -0.05 < watch.seconds - 0.5 < scenarios.SLACK
+        await third.ack()
+        await again.ack()
+        assert await nothing_comes(consumer)
+    async with subscribed(service_url, topic, consumer_type="exclusive") as (_, after):
+        assert await nothing_comes(after)
+
+
+async def test_forced_broker_way_on_exclusive(service_url: str, topic: str) -> None:
+    """N20: the broker can only rewind: all nacks come back with the first; what is in work is not shown anew."""
+    async with subscribed(service_url, topic, consumer_type="exclusive", redelivery="broker") as (client, consumer):
+        await send(client, topic, numbered(5))
+        messages = await take(consumer, 5)
+        for number, message in enumerate(messages[:4]):
+            await message.nack(delay=0.5 + 0.3 * number)
+        again = await take(consumer, 4)
+        assert payloads(again) == numbered(4)
+        assert [message.redelivery_count for message in again] == [1] * 4
+        for message in [*again, messages[4]]:
+            await message.ack()
+        assert await nothing_comes(consumer)
+        assert consumer.statistics().nack.commands == 1
+
+
+async def test_local_payloads_are_bounded_on_shared(service_url: str, topic: str) -> None:
+    """U30: when the payloads kept reach the bound, further nacks go the broker's way; nothing is lost."""
+    async with subscribed(service_url, topic, redelivery="local", max_local_bytes=100_000) as (client, consumer):
+        await send(client, topic, [bytes([number]) * 10_000 for number in range(12)])
+        for message in await take(consumer, 12):
+            await message.nack(delay=1.0)
+        statistics = consumer.statistics()
+        assert 0 < statistics.kept < 12
+        assert statistics.kept_bytes <= 100_000
+        again = await take(consumer, 12)
+        assert len({message.data for message in again}) == 12
+        statistics = consumer.statistics()
+        assert statistics.redelivered_local + statistics.redelivered_broker == 12
+        assert statistics.redelivered_broker > 0
+        for message in again:
+            await message.ack()
+        assert await nothing_comes(consumer)
+        assert scenarios.all_given_back(consumer)
+
+
+async def test_local_payloads_are_bounded_on_exclusive(service_url: str, topic: str) -> None:
+    """U30: on an exclusive subscription a nack beyond the bound waits, until one that is kept comes due."""
+    settings = {"consumer_type": "exclusive", "max_local_bytes": 25_000}
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        await send(client, topic, [bytes([number]) * 10_000 for number in range(3)])
+        first, second, third = await take(consumer, 3)
+        watch = Stopwatch()
+        await first.nack(delay=1.0)
+        waiting = asyncio.create_task(second.nack(delay=60))
+        await asyncio.sleep(0.3)
+        assert consumer.statistics().waiting_nacks == 1
+        again = await consumer.receive(timeout=10)
+        assert again.data == first.data
+        assert watch.seconds > 0.9
+        await waiting
+        await again.ack()
+        await third.ack()
+        await consumer.acknowledge(second.id)
+        assert scenarios.all_given_back(consumer)
+
+
+async def test_close_gives_local_ones_back(service_url: str, topic: str) -> None:
+    """U31: kept for local redelivery, then closed: a second consumer gets them, the first shows them no more."""
+    async with official_client(service_url) as client:
+        first = await pulsar_nack.subscribe(client, topic, "sub", redelivery="local", config=EXACT)
+        await send(client, topic, numbered(5))
+        for message in await take(first, 5):
+            await message.nack(delay=0.5)
+        async with pulsar_nack.subscribe(client, topic, "sub") as second:
+            await first.aclose()
+            handed_over = await take(second, 5)
+            assert payloads(handed_over) == numbered(5)
+            assert [message async for message in first] == []
+            for message in handed_over:
+                await message.ack()
+            assert await nothing_comes(second, 1.0)
+
+
+async def test_unacked_messages_are_bounded(service_url: str, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    """U33: at 80 % of the limit one warning and a statistic; at the limit a nack waits until there is room."""
+    async with subscribed(service_url, topic, receiver_queue_size=10, unacked_limit=30) as (client, consumer):
+        await send(client, topic, numbered(20))
+        for message in await take(consumer, 15):
+            await message.nack(delay=60)
+        assert not consumer.statistics().is_near_unacked_limit
+        held_up = (await take(consumer, 5))[-1]
+        assert consumer.statistics().is_near_unacked_limit
+        assert [record.name for record in caplog.records] == ["pulsar_nack.consumer"]
+        waiting = asyncio.create_task(held_up.nack(delay=60))
+        await asyncio.sleep(0.3)
+        statistics = consumer.statistics()
+        assert (statistics.unacked, statistics.prefetched, statistics.waiting_nacks) == (20, 10, 1)
+        await consumer.acknowledge(message.id)
+        await asyncio.wait_for(waiting, 5)
+        assert consumer.statistics().waiting_nacks == 0
+
+
+@pytest.mark.parametrize("redelivery", ["auto", "broker"])
+async def test_a_cumulative_ack_cancels_holds(service_url: str, topic: str, redelivery: str) -> None:
+    """U35: an exclusive consumer acknowledges cumulatively past held messages: they do not come back."""
+    settings = {"consumer_type": "exclusive", "redelivery": redelivery}
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        await send(client, topic, numbered(5))
+        messages = await take(consumer, 5)
+        await messages[1].nack(delay=0.5)
+        await messages[3].nack(delay=0.5)
+        await consumer.acknowledge_cumulative(messages[2])
+        again = await consumer.receive(timeout=10)
+        assert again.data == messages[3].data
+        await consumer.acknowledge_cumulative(messages[4])
+        assert await nothing_comes(consumer, 1.0)
+        assert scenarios.all_given_back(consumer)
+    async with subscribed(service_url, topic, consumer_type="exclusive") as (_, after):
+        assert await nothing_comes(after)
+
+
+async def test_seek_shows_everything_again(service_url: str, topic: str) -> None:
+    """U32: after a seek to the first message all are shown, acknowledged and held ones too, and holds are forgotten."""
+    async with subscribed(service_url, topic) as (client, consumer):
+        await send(client, topic, numbered(6))
+        messages = sorted(await take(consumer, 6), key=lambda message: message.id)
+        for message in messages[:3]:
+            await message.ack()
+        await messages[4].nack(delay=1.0)
+        await consumer.seek(MessageId(-1, -1))
+        again = await take(consumer, 6)
+        assert payloads(again) == numbered(6)
+        for message in again:
+            await message.ack()
+        assert await nothing_comes(consumer, 1.5)
+
+
+async def test_a_killed_consumer_loses_nothing(service_url: str, topic: str) -> None:
+    """U31: killed with messages kept for local redelivery: a second consumer gets them all."""
+    async with subscribed(service_url, topic) as (client, second):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.consumer.holder", service_url, topic, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        try:
+            assert await asyncio.wait_for(process.stdout.readline(), 20) == b"subscribed\n"
+            await send(client, topic, numbered(10))
+            mine = {message.data for message in await _ack_until_quiet(second)}
+            held: set[bytes] = set()
+            while len(held) + len(mine) < 10:
+                held.add((await asyncio.wait_for(process.stdout.readline(), 20)).strip())
+            assert held
+            assert await nothing_comes(second)
+        finally:
+            process.kill()
+            await process.wait()
+        assert {message.data for message in await _ack_until_quiet(second, len(held))} == held
+
+
+async def _ack_until_quiet(consumer: Consumer, at_least: int = 0) -> list[Message]:
+    messages = await take(consumer, at_least)
+    while True:
+        try:
+            messages.append(await consumer.receive(timeout=0.5))
+        except TimeoutError:
+            break
+    for message in messages:
+        await message.ack()
+    return messages

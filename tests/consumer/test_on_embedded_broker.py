@@ -1,0 +1,56 @@
+"""The cases that the embedded broker is faithful for: Shared subscriptions, one message in each entry."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from pulsar_nack.testing import EmbeddedBroker
+from tests.consumer import scenarios
+
+pytestmark = pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The service URL of an embedded broker."""
+    with EmbeddedBroker() as broker:
+        yield broker.service_url
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic that nobody used."""
+    return f"persistent://public/default/t-{uuid.uuid4().hex[:8]}"
+
+
+async def test_nacks_keep_coming(url: str, topic: str) -> None:
+    """N32: each comes back at its own time while nacking goes on; with the official client alone most do not."""
+    await scenarios.nacks_keep_coming(url, topic)
+
+
+async def test_each_at_its_own_time(url: str, topic: str) -> None:
+    """N33: delays of 3 s, 0.5 s and 1.5 s come back in the order of their times."""
+    await scenarios.each_at_its_own_time(url, topic)
+
+
+async def test_counts_grow(url: str, topic: str) -> None:
+    """N34: nacked four times, a message is seen with the counts 0, 1, 2, 3."""
+    await scenarios.counts_grow(url, topic)
+
+
+async def test_only_the_nacked_ones(url: str, topic: str) -> None:
+    """N35: of five messages exactly the three that were nacked come again."""
+    await scenarios.only_the_nacked_ones(url, topic)
+
+
+async def test_half_by_message_half_by_id(url: str, topic: str) -> None:
+    """N37: all 20 come again, once; after acknowledging, nothing more."""
+    await scenarios.half_by_message_half_by_id(url, topic, batched=False)
+
+
+async def test_a_timeout_loses_nothing(url: str, topic: str) -> None:
+    """U1: what is sent after a receive timed out arrives, once, the first message too."""
+    await scenarios.receive_loses_nothing_by_timeout(url, topic)
