@@ -12,9 +12,9 @@ from pulsar_nack.testing import ManualClock
 Outcome = BaseException | float | None
 
 
-def mid(entry: int, ledger: int = 3, **more: int) -> MessageId:
+def mid(entry: int, *, batch_index: int = -1) -> MessageId:
     """Return an id of one entry."""
-    return MessageId(ledger, entry, **more)
+    return MessageId(3, entry, batch_index=batch_index)
 
 
 def loop_ms() -> int:
