@@ -24,15 +24,14 @@ def as_entries(entries: object, field: str = "entries") -> Any:
     if isinstance(entries, range):
         return _from_range(entries, field)
     flat = _flat(entries, field)
+    if flat.typecode == "I":
+        return BitMap(flat)
     if not flat:
         return BitMap()
     if min(flat) < 0 or max(flat) > _LARGEST:
         raise InvalidArgumentError(field, _first_bad(flat), _EXPECTED)
     is_small = max(flat) < 1 << 32
-    typecode = "I" if is_small else "Q"
-    if flat.typecode != typecode:
-        flat = array(typecode, flat)
-    return BitMap(flat) if is_small else BitMap64(flat)
+    return BitMap(array("I", flat)) if is_small else BitMap64(array("Q", flat))
 
 
 def _from_range(entries: range, field: str) -> Any:
@@ -55,7 +54,11 @@ def _flat(entries: object, field: str) -> array[int]:
             pass
     if isinstance(entries, str | bytes | bytearray) or not isinstance(entries, Iterable):
         raise InvalidArgumentError(field, entries, _EXPECTED)
-    items = list(entries)
+    items = entries if isinstance(entries, list | tuple) else list(entries)
+    try:
+        return array("I", items)
+    except (TypeError, OverflowError):
+        pass  # too large for it, or bad: both are found out below
     try:
         return array("Q", items)
     except (TypeError, OverflowError):
