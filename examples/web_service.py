@@ -1,0 +1,146 @@
+"""A small web service with a consumer beside it, in one event loop and one process.
+
+    pip install 'pulsar-nack[demo]'
+    python examples/web_service.py --port 8080
+    curl -d 'hello' localhost:8080/jobs       # publishes a job; each fails once and comes back after a second
+    curl localhost:8080/health                # 200 while the consumer works, 503 when it does not
+    curl localhost:8080/statistics            # what the consumer counts
+
+It uses the broker at PULSAR_SERVICE_URL, or an embedded one for as long as it runs, and ends on SIGTERM, on Ctrl-C, or
+after --seconds. The HTTP here is the least that works; your framework's start and stop hooks take its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from typing import Any
+
+import pulsar
+import pulsar.asyncio
+
+import pulsar_nack
+from pulsar_nack.testing import EmbeddedBroker
+
+TOPIC = "example-web-jobs"
+MOST_BYTES = 1_000_000
+
+
+class Service:
+    """The web side and the consumer's side of the service."""
+
+    def __init__(self, consumer: pulsar_nack.Consumer, producer: Any) -> None:
+        self.consumer = consumer
+        self.producer = producer
+        self.worker: asyncio.Task[None] | None = None
+        self.done = 0
+
+    async def work(self) -> None:
+        """Handle messages; each fails at its first attempt, to have something to see."""
+        async for message in self.consumer:
+            if message.attempt == 1:
+                await message.nack(delay=1.0)
+            else:
+                self.done += 1
+                await message.ack()
+
+    async def answer(self, method: str, path: str, body: bytes) -> tuple[HTTPStatus, dict[str, Any]]:
+        """Return status and content for a request."""
+        match method, path:
+            case "GET", "/health":
+                is_working = self.worker is not None and not self.worker.done()
+                status = HTTPStatus.OK if is_working else HTTPStatus.SERVICE_UNAVAILABLE
+                return status, {"working": is_working}
+            case "GET", "/statistics":
+                return HTTPStatus.OK, {"done": self.done, **dataclasses.asdict(self.consumer.statistics())}
+            case "POST", "/jobs":
+                await self.producer.send(body)
+                return HTTPStatus.ACCEPTED, {"bytes": len(body)}
+        return HTTPStatus.NOT_FOUND, {"error": f"no {method} {path}"}
+
+    async def serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read one request, answer it, and close the connection."""
+        try:
+            async with asyncio.timeout(10):
+                status, content = await self.answer(*await read_request(reader))
+                data = json.dumps(content, default=str).encode()  # default=str: the statistics may hold the last error
+                writer.write(
+                    f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
+                    f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode()
+                )
+                writer.write(data)
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, TimeoutError):
+            pass  # a bad or broken request: it gets no answer
+        finally:
+            writer.close()
+
+
+async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
+    """Return method, path and body."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    request, *lines = head.splitlines()
+    headers = dict(line.lower().split(": ", 1) for line in lines if ": " in line)
+    length = int(headers.get("content-length", "0"))
+    if length > MOST_BYTES:
+        raise ValueError(f"a body of {length} bytes")
+    method, path, _ = request.split(" ", 2)
+    return method, path, await reader.readexactly(length)
+
+
+async def main(port: int, seconds: float | None) -> None:
+    """Serve until told to stop."""
+    stopping = stop_signals()
+    async with broker() as url:
+        client = pulsar.asyncio.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        try:
+            producer = await client.create_producer(TOPIC)
+            async with pulsar_nack.subscribe(client, TOPIC, "web-service") as consumer:
+                service = Service(consumer, producer)
+                service.worker = asyncio.create_task(service.work())
+                server = await asyncio.start_server(service.serve_one, "127.0.0.1", port)
+                print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await stopping.wait()
+                server.close()  # no new requests
+                service.worker.cancel()  # no new message; one in hand is not acknowledged, so it is not lost
+                await asyncio.wait([service.worker])
+            # The consumer is closed: what it still held went back to the broker, for other consumers.
+        finally:
+            await client.close()
+    print("stopped", flush=True)
+
+
+def stop_signals() -> asyncio.Event:
+    """Return an event that SIGTERM and Ctrl-C set."""
+    stopping = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError):  # on Windows, where Ctrl-C ends the process
+            asyncio.get_running_loop().add_signal_handler(name, stopping.set)
+    return stopping
+
+
+@asynccontextmanager
+async def broker() -> AsyncIterator[str]:
+    """The address of the broker in the environment, or of an embedded one."""
+    if url := os.environ.get("PULSAR_SERVICE_URL"):
+        yield url
+    else:
+        async with EmbeddedBroker() as embedded:
+            yield embedded.service_url
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=0, help="where to listen; 0: on a free port, which is printed")
+    parser.add_argument("--seconds", type=float, help="end after so long")
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.port, arguments.seconds))

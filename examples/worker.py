@@ -1,0 +1,103 @@
+"""A worker whose failed jobs come back after growing delays, and are given up in the end.
+
+    pip install 'pulsar-nack[demo]'
+    python examples/worker.py            # works until Ctrl-C
+    python examples/worker.py --once     # ends when its sample jobs are done
+
+It uses the broker at PULSAR_SERVICE_URL, or an embedded one for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pulsar
+import pulsar.asyncio
+
+import pulsar_nack
+from pulsar_nack.testing import EmbeddedBroker
+
+TOPIC = "example-worker-jobs"
+RETRY_DELAYS = [0.2, 0.5, 1.0]  # seconds after the first, second and third failure; minutes in real life
+MAX_ATTEMPTS = 4
+SAMPLE_JOBS = [
+    {"job": "send the invoice", "fails": 0},
+    {"job": "resize the picture", "fails": 1},
+    {"job": "call the slow partner", "fails": 2},
+    {"job": "parse the broken file", "fails": 99},
+]
+
+
+async def work(job: dict[str, Any], attempt: int) -> None:
+    """Do one job; here it fails as often as it says."""
+    await asyncio.sleep(0.01)
+    if attempt <= job["fails"]:
+        raise RuntimeError("no luck")
+
+
+async def handle(message: pulsar_nack.Message) -> bool:
+    """Try a job once; True when it is settled for good."""
+    job = json.loads(message.data)
+    try:
+        await work(job, message.attempt)
+    except Exception as error:
+        if message.attempt < MAX_ATTEMPTS:
+            log(f"{job['job']}: attempt {message.attempt} failed ({error})")
+            await message.nack()  # no delay named: it is taken from RETRY_DELAYS
+            return False
+        log(f"{job['job']}: given up after {message.attempt} attempts")
+    else:
+        log(f"{job['job']}: done at attempt {message.attempt}")
+    await message.ack()
+    return True
+
+
+async def main(*, once: bool) -> None:
+    """Send the sample jobs, then work."""
+    async with broker() as url:
+        # The client's own logging is quieted here; do not give it a Python logger, it can deadlock.
+        client = pulsar.asyncio.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        try:
+            async with pulsar_nack.subscribe(client, TOPIC, "workers", backoff=RETRY_DELAYS) as consumer:
+                producer = await client.create_producer(TOPIC)
+                for job in SAMPLE_JOBS:
+                    await producer.send(json.dumps(job).encode())
+                settled = 0
+                async for message in consumer:
+                    settled += await handle(message)
+                    if once and settled == len(SAMPLE_JOBS):
+                        break
+                log(f"{consumer.statistics().nacked} failures came back at their own times")
+        finally:
+            await client.close()
+
+
+@asynccontextmanager
+async def broker() -> AsyncIterator[str]:
+    """The address of the broker in the environment, or of an embedded one."""
+    if url := os.environ.get("PULSAR_SERVICE_URL"):
+        yield url
+    else:
+        async with EmbeddedBroker() as embedded:
+            yield embedded.service_url
+
+
+def log(text: str) -> None:
+    """Print a line with the seconds since the start."""
+    print(f"{time.monotonic() - STARTED_AT:6.2f} s  {text}", flush=True)
+
+
+STARTED_AT = time.monotonic()
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--once", action="store_true", help="end when the sample jobs are done")
+    with suppress(KeyboardInterrupt):
+        asyncio.run(main(once=parser.parse_args().once))
