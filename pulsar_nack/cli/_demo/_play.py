@@ -12,7 +12,7 @@ from ._journal import LONGEST, Journal, delays
 from ._stage import OFFICIAL_DELAY, Stage
 
 OURS: Final = "pulsar-nack"
-OFFICIAL: Final = "official client alone"
+OFFICIAL: Final = "official client"
 _PATIENCE: Final = 10.0  # seconds after the last deadline until what is not back counts as missing
 _LINGER: Final = 0.5  # seconds in which a message that is shown once too often is still seen
 _LOOK_INTERVAL: Final = 0.1

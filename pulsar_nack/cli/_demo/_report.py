@@ -22,7 +22,7 @@ _WIDTH: Final = 100  # where stdout is not a terminal
 def progress(messages: int) -> Iterator[Watch]:
     """Show bars for as long as the block runs; nothing where stderr is not a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:<21}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         nacked = bars.add_task("nacked", total=messages)
@@ -50,19 +50,19 @@ def show(figures: Sequence[Figures]) -> None:
             f"{each.missing} missing, {each.shown_twice} shown twice"
         )
     if any(each.name == OFFICIAL for each in figures):
-        console.print("(The official client: one delay a consumer, and each nack starts its only timer anew.)")
+        console.print("The official client has one delay; each nack starts its only timer anew.")
 
 
 def _table(figures: Sequence[Figures]) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-        caption="error: between asked and actual delay, either way\n"
-        f"meantime: back while nacks kept coming, of those due {MARGIN:g} s before the last nack",
+        caption="error: between asked and actual delay, either way, in ms\n"
+        f"meantime: back while nacks came, of those due {MARGIN:g} s before the last one",
         caption_justify="left",
     )
-    table.add_column("asked delay (s)", no_wrap=True)
-    for heading in ("count", "back after (s)", "error p50", "p99", "max (ms)", "meantime"):
+    table.add_column("asked (s)", no_wrap=True)
+    for heading in ("count", "back after (s)", "error p50", "p99", "max", "meantime"):
         table.add_column(heading, justify="right", no_wrap=True)
     for each in figures:
         table.add_section()
