@@ -1,0 +1,5 @@
+"""``python -m pulsar_nack.cli``."""
+
+from . import main
+
+main()
