@@ -3,7 +3,7 @@
 from ._version import __version__
 from .backoff import Backoff, Exponential, Fixed, Multiplier, Steps
 from .clock import AlarmClock, Clock, LoopClock, MonotonicClock, WallClock
-from .config import NackConfig
+from .config import DelayedDeliveryConfig, NackConfig
 from .consumer import (
     Consumer,
     ConsumerPort,
@@ -18,6 +18,7 @@ from .consumer import (
     subscribe,
     wrap,
 )
+from .delayed import DelayedDeliveryTracker, InMemoryDelayedDeliveryTracker
 from .errors import (
     AlreadySettledError,
     BrokerError,
@@ -43,10 +44,13 @@ __all__ = [
     "Consumer",
     "ConsumerPort",
     "ConsumerStatistics",
+    "DelayedDeliveryConfig",
+    "DelayedDeliveryTracker",
     "Delivery",
     "DueRun",
     "Exponential",
     "Fixed",
+    "InMemoryDelayedDeliveryTracker",
     "InvalidArgumentError",
     "LoopClock",
     "Message",

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
-__all__ = ["MAX_PRECISION_BITS", "NackConfig"]
+__all__ = ["MAX_PRECISION_BITS", "DelayedDeliveryConfig", "NackConfig"]
 
 MAX_PRECISION_BITS: Final = 62
 _DAY_S: Final = 86_400
@@ -104,3 +104,24 @@ class NackConfig(_Settings):
     def negative_ack_redelivery_delay_ms(self) -> int:
         """Return the default delay in ms."""
         return delay_ms(self.negative_ack_redelivery_delay)
+
+
+class DelayedDeliveryConfig(_Settings):
+    """How delayed messages are held back until they may be dispatched; all times are whole ms, as in Pulsar."""
+
+    delayed_delivery_tick_time_millis: int = Field(default=1_000, ge=0, le=MAX_DELAY_MS)
+    """The tick: no two wake-ups are closer, and in memory a bucket of time is ``2**floor(log2(tick))`` ms wide."""
+    is_delayed_delivery_deliver_at_time_strict: bool = False
+    """True: no message is dispatched before its time. False: it may be, by up to a tick."""
+    delayed_delivery_fixed_delay_detection_lookahead: int = Field(default=50_000, ge=0)
+    """Deliveries pause when so many messages wait and all have the same delay; 0: never."""
+    delayed_delivery_max_delay_in_millis: int = Field(default=0, ge=0)
+    """Longest delay that may be published; 0: no bound. Trackers do not look at it, see :meth:`exceeds_max_delay`."""
+
+    def exceeds_max_delay(self, deliver_at: int, publish_at: int) -> bool:
+        """Return whether a message must be refused when it is published at ``publish_at`` (both epoch ms).
+
+        This is the publisher's check, as in Pulsar: once stored, a message is held back for as long as it asks for.
+        """
+        longest = self.delayed_delivery_max_delay_in_millis
+        return 0 < longest < deliver_at - publish_at

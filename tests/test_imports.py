@@ -22,6 +22,7 @@ CORE = (
     "pulsar_nack",
     "pulsar_nack.index",
     "pulsar_nack.nack",
+    "pulsar_nack.delayed",
     "pulsar_nack.consumer",
     "pulsar_nack.testing",
     "pulsar_nack.observe",
@@ -107,7 +108,19 @@ def test_is_bounded() -> None:
     assert len(modules) < 450
     assert len(own(modules)) < 80
     parts = {name.split(".")[1] for name in own(modules) if "." in name}
-    assert parts <= {"_delays", "_version", "backoff", "clock", "config", "consumer", "errors", "ids", "index", "nack"}
+    assert parts <= {
+        "_delays",
+        "_version",
+        "backoff",
+        "clock",
+        "config",
+        "consumer",
+        "delayed",
+        "errors",
+        "ids",
+        "index",
+        "nack",
+    }
 
 
 def test_has_no_side_effects() -> None:

@@ -24,6 +24,7 @@ PUBLIC = {
     "pulsar_nack.clock",
     "pulsar_nack.config",
     "pulsar_nack.consumer",
+    "pulsar_nack.delayed",
     "pulsar_nack.errors",
     "pulsar_nack.ids",
     "pulsar_nack.index",

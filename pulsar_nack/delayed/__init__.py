@@ -1,0 +1,6 @@
+"""Delayed delivery: which messages must not be dispatched yet, and when they may be."""
+
+from ._in_memory import InMemoryDelayedDeliveryTracker
+from ._protocol import DelayedDeliveryTracker
+
+__all__ = ["DelayedDeliveryTracker", "InMemoryDelayedDeliveryTracker"]
