@@ -71,6 +71,7 @@ class NegativeAcksTracker:
         "_add",
         "_backoff",
         "_buckets",
+        "_buckets",
         "_cached_delay",
         "_cached_ms",
         "_clock",
@@ -105,6 +106,8 @@ class NegativeAcksTracker:
         self._state = _NEW
         if not callable(redeliver):
             raise InvalidArgumentError("redeliver", redeliver, "a callable that takes a sequence of ids")
+        if not isinstance(config, NackConfig | None):
+            raise InvalidArgumentError("config", config, "a NackConfig")
         self._config = NackConfig() if config is None else config
         self._backoff = None if backoff is None else as_backoff(backoff)
         self._clock = clock
@@ -114,6 +117,7 @@ class NegativeAcksTracker:
         self._sender = Sender(redeliver, self._config, self._schedule, self._retries, self._hooks, collapse=collapse)
         self._room = self._sender.room
         self._counters = self._sender.counters
+        self._buckets = self._schedule.buckets
         self._add = self._schedule.add
         self._buckets = self._schedule.buckets
         self._cached_delay: object = _UNSET
