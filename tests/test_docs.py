@@ -1,0 +1,280 @@
+"""The documentation is true: its snippets run and print what it says, its tables name what there is.
+
+A comment above a block says what it is, in the pages of ``docs`` and in the README:
+
+- ``<!-- runs -->`` Python that needs no broker; the snippets of a page run in turn, in one namespace
+- ``<!-- runs on a broker -->`` the same, with the official client on the embedded broker
+- ``<!-- runs as a worker -->`` a ``main()`` that consumes ``orders`` and calls a handler, which the test supplies
+- ``<!-- prints -->`` what the snippet before it prints
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+import pulsar_nack
+from pulsar_nack import ConsumerStatistics, MessageId, NackConfig, NackSchedule, NackStatistics
+from pulsar_nack.testing import EmbeddedBroker
+
+ROOT: Final = Path(__file__).parent.parent
+PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK: Final = re.compile(
+    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n\n?)?^```(?P<language>[\w{}-]*)[^\n]*\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+MARKS: Final = {"runs", "runs on a broker", "runs as a worker", "prints"}
+NO_BROKER: Final = EmbeddedBroker.unavailable_reason() or (
+    None if importlib.util.find_spec("pulsar") else "pulsar-client is not installed"
+)
+needs_broker = pytest.mark.skipif(NO_BROKER is not None, reason=f"no embedded broker: {NO_BROKER}")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page; ``line`` is that of its first line."""
+
+    mark: str | None
+    language: str
+    text: str
+    line: int
+
+
+class Snippet(NamedTuple):
+    """A program and what it has to print, None where the page does not say."""
+
+    block: Block
+    printed: str | None
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    """Return the fenced blocks of a page."""
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start("text")) + 1
+        yield Block(found["mark"], found["language"], found["text"], line)
+
+
+def snippets_of(page: Path, mark: str) -> list[Snippet]:
+    """Return the snippets of a page that are marked so."""
+    blocks = list(blocks_of(page))
+    return [
+        Snippet(block, after.text if after is not None and after.mark == "prints" else None)
+        for block, after in zip_longest(blocks, blocks[1:])
+        if block.mark == mark
+    ]
+
+
+def compiled(page: Path, block: Block) -> Any:
+    """Compile a snippet so that a traceback points into its page."""
+    return compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
+
+
+def run_snippets(page: Path, mark: str) -> None:
+    """Run the snippets of a page in turn, and compare what they print."""
+    namespace: dict[str, Any] = {"__name__": "snippets"}
+    for block, printed in snippets_of(page, mark):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compiled(page, block), namespace)
+        if printed is not None:
+            assert output.getvalue() == printed, f"{page.name}, line {block.line}"
+
+
+def pages_with(mark: str) -> list[Any]:
+    """Return the pages that have a snippet marked so, as parameters."""
+    return [pytest.param(page, id=page.name) for page in PAGES if snippets_of(page, mark)]
+
+
+def undefined(text: str) -> set[str]:
+    """Return the names that a program uses and does not define."""
+    tree = ast.parse(text)
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    used = {name.id for name in names if isinstance(name.ctx, ast.Load)}
+    made = {name.id for name in names if isinstance(name.ctx, ast.Store)} | set(dir(builtins))
+    made |= {node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            made |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return used - made
+
+
+def table_rows(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of the first table below a heading, its head left out."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    below = text[text.index(f"# {heading}\n") :]
+    table = re.search(r"(?:^\|.*\n)+", below, re.MULTILINE)
+    assert table is not None
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[0].splitlines()[2:]]
+
+
+def first_names(page: str, heading: str) -> list[str]:
+    """Return the names in the first column of that table."""
+    return [cells[0].strip(" `") for cells in table_rows(page, heading)]
+
+
+# -- snippets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", pages_with("runs"))
+def test_snippets_run(page: Path) -> None:
+    """Snippets that need no broker run, in turn, and print what the page says."""
+    if "structlog" in page.read_text(encoding="utf-8"):
+        structlog = pytest.importorskip("structlog")
+        try:
+            run_snippets(page, "runs")
+        finally:
+            structlog.reset_defaults()
+    else:
+        run_snippets(page, "runs")
+
+
+@needs_broker
+@pytest.mark.parametrize("page", pages_with("runs on a broker"))
+def test_broker_snippets_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snippets with the official client run on the embedded broker and print what the page says."""
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    run_snippets(page, "runs on a broker")
+
+
+@needs_broker
+@pytest.mark.parametrize("page", pages_with("runs as a worker"))
+async def test_worker_example_works(page: Path) -> None:
+    """The first example, with a handler that is refused once, shows the message again and acknowledges it."""
+    import pulsar
+    import pulsar.asyncio
+
+    (snippet,) = snippets_of(page, "runs as a worker")
+    calls: list[bytes] = []
+    handled = asyncio.Event()
+
+    class Refused(Exception):  # noqa: N818 - stands for the user's own
+        pass
+
+    async def handle(data: bytes) -> None:
+        calls.append(data)
+        if len(calls) == 1:
+            raise Refused
+        handled.set()
+
+    async with EmbeddedBroker() as broker:
+        text = snippet.block.text.replace("pulsar://localhost:6650", broker.service_url)
+        names = undefined(text)
+        namespace: dict[str, Any] = {"__name__": "snippet"}
+        namespace.update({name: Refused if name[0].isupper() else handle for name in names})
+        exec(compiled(page, snippet.block._replace(text=text)), namespace)
+        assert {"main"} <= namespace.keys()
+        worker = asyncio.create_task(namespace["main"]())
+        client = pulsar.asyncio.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        producer = await client.create_producer("orders")
+        while not handled.is_set():  # the subscription begins at its making: what was sent before it is not seen
+            if not calls:
+                await producer.send(b"order 1")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(handled.wait(), 0.3)
+            assert not worker.done(), "the worker ended by itself"
+        worker.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await worker
+        await client.close()
+    assert calls.count(b"order 1") == len(calls) >= 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_are_marked(page: Path) -> None:
+    """Every Python block of the documentation is one that runs, and no mark is misspelt or out of place."""
+    blocks = list(blocks_of(page))
+    for previous, block in zip([None, *blocks], blocks, strict=False):
+        assert block.mark is None or block.mark in MARKS, f"{page.name}, line {block.line}: {block.mark}"
+        if block.language == "python":
+            compiled(page, block)
+            assert page.name == "README.md" or (block.mark or "").startswith("runs"), f"{page.name}, line {block.line}"
+        if block.mark == "prints":
+            assert previous is not None
+            assert (previous.mark or "").startswith("runs"), f"{page.name}, line {block.line}"
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_is_listed() -> None:
+    """The configuration page names each field of NackConfig with its alias, and each keyword of Consumer."""
+    rows = {cells[0].strip("`"): cells[1].strip("`") for cells in table_rows("configuration.md", "Nacks")}
+    known = {name: field.alias for name, field in NackConfig.model_fields.items()}
+    assert rows == {**known, "negative_ack_redelivery_delay_ms": "negativeAckRedeliveryDelayMs"}
+    parameters = inspect.signature(pulsar_nack.Consumer).parameters.values()
+    keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    assert sorted(first_names("configuration.md", "Consumers")) == sorted(keywords)
+
+
+def test_every_error_is_listed() -> None:
+    """The configuration page says of each error what to do."""
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    for name in set(pulsar_nack.errors.__all__) - {"PulsarNackError"}:
+        assert f"| `{name}` |" in text
+
+
+def test_every_statistic_is_listed() -> None:
+    """The observability page explains each field of both statistics, in their order."""
+    assert first_names("observability.md", "The consumer") == [field.name for field in fields(ConsumerStatistics)]
+    assert first_names("observability.md", "The tracker") == [field.name for field in fields(NackStatistics)]
+
+
+@pytest.mark.parametrize(
+    ("row", "settings"),
+    [
+        (0, NackConfig()),
+        (1, NackConfig(precision_ratio=None)),
+        (2, NackConfig(negative_ack_precision_bit_cnt=16, precision_ratio=1 / 1000)),
+        (3, NackConfig(negative_ack_precision_bit_cnt=0)),
+    ],
+)
+def test_bucket_widths_are_right(row: int, settings: NackConfig) -> None:
+    """The table of bucket widths says what the schedule does."""
+    cells = table_rows("how-nacks-work.md", "How wide a bucket is")[row]
+    schedule = NackSchedule(settings)
+    for delay_ms, cell in zip((100, 1_000, 60_000, 86_400_000), cells[1:], strict=True):
+        width = int(cell.removesuffix(" ms"))
+        now_ms = -delay_ms % width  # a deadline at the start of a bucket: no earlier one is due
+        start = schedule.bucket_start(now_ms, delay_ms)
+        assert start == now_ms + delay_ms
+        assert schedule.bucket_start(now_ms + width - 1, delay_ms) == start
+        assert schedule.bucket_start(now_ms + width, delay_ms) == start + width
+
+
+# -- the reference ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["pulsar_nack", "pulsar_nack.testing", "pulsar_nack.observe"])
+def test_reference_is_complete(module: str) -> None:
+    """The reference has an entry for every public name of a module, and of no other."""
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    entries = set(re.findall(rf"\.\. auto\w+:: {re.escape(module)}\.(\w+)(?![\w.])", text))
+    names = set(importlib.import_module(module).__all__) - {"__version__"}
+    assert names <= entries
+    assert entries <= names | {"errors"}
+
+
+def test_ids_in_the_picture_are_real() -> None:
+    """The picture's buckets are those of the default settings: 960 of 64 ms, and 59 904 of 256 ms."""
+    schedule = NackSchedule()
+    for entry in range(3):
+        schedule.add(MessageId(17, entry), entry * 10, 1_000)
+    schedule.add(MessageId(17, 9), 0, 60_000)
+    assert schedule.next_at() == 960
+    assert len(schedule.pop_due(960)) == 3
+    assert schedule.next_at() == 59_904
