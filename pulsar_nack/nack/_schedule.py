@@ -148,7 +148,7 @@ class NackSchedule:
 
     def pop_all(self) -> Sequence[MessageId]:
         """Take out everything, due or not, earliest first."""
-        return self._buckets.pop(NEVER)
+        return self._buckets.pop(NEVER - 1)
 
 
 def _due_runs(slot: Slot, numbers: Any) -> list[DueRun]:
