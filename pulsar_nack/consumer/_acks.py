@@ -68,7 +68,7 @@ class Acks:
             return error
         except asyncio.CancelledError:
             self._failed(record)
-            raise
+            return ClosedError("the consumer")
         else:
             self.acked += 1
             self._states.settle(record.id, self._clock.now_ms())
@@ -80,10 +80,12 @@ class Acks:
     def _failed(self, record: Record) -> None:
         self._on_failed(record, was_due=self._states.ack_failed(record))
 
-    async def drain(self) -> None:
-        """Wait for those under way."""
+    async def finish(self, timeout: float) -> None:
+        """Wait for those under way, then give the rest up: whoever waits gets :class:`~pulsar_nack.ClosedError`."""
         if self._in_flight:
-            await asyncio.wait(list(self._in_flight.values()))
+            await asyncio.wait(list(self._in_flight.values()), timeout=timeout)
+        for task in self._in_flight.values():
+            task.cancel()
 
     # --- copies of what is acknowledged ----------------------------------------------------------------------------
 

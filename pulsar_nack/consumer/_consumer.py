@@ -7,7 +7,6 @@ waits for one, and the acknowledgements. Opening starts it, closing ends it, fro
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -88,7 +87,7 @@ class Consumer:
         self._clock = clock or LoopClock()
         most = _whole("max_local_bytes", max_local_bytes, 0)
         prefetched = port.traits.receiver_queue_size
-        limit = None if unacked_limit is None else _whole("unacked_limit", unacked_limit, prefetched + 1) - prefetched
+        limit = None if unacked_limit is None else _above_prefetch(unacked_limit, prefetched) - prefetched
         self._prefetched = prefetched
         self._states = States(ack_memory_ms=delay_ms(ack_memory, "ack_memory"), most_in_work=2 * (limit or 500_000))
         self._store = LocalStore(most)
@@ -174,9 +173,7 @@ class Consumer:
                 background = [tasks.create_task(self._pump()), tasks.create_task(self._acks.run())]
                 opened.set_result(None)
                 await self._stopping.wait()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._config.close_timeout.total_seconds()):
-                        await self._acks.drain()
+                await self._acks.finish(self._config.close_timeout.total_seconds())
                 for task in background:
                     task.cancel()
         finally:
@@ -448,3 +445,9 @@ def _whole(field: str, value: object, lowest: int) -> int:
     if type(value) is not int or value < lowest:
         raise InvalidArgumentError(field, value, f"an integer of at least {lowest}")
     return value
+
+
+def _above_prefetch(limit: object, prefetched: int) -> int:
+    if type(limit) is not int or limit <= prefetched:
+        raise InvalidArgumentError("unacked_limit", limit, f"an integer above receiver_queue_size ({prefetched})")
+    return limit

@@ -1,0 +1,753 @@
+"""The consumer over the fake port, on virtual time: exact times, failures, races, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsar_nack import (
+    AlreadySettledError,
+    BrokerError,
+    ClosedError,
+    Consumer,
+    InvalidArgumentError,
+    Message,
+    MessageId,
+    NackConfig,
+    NotOpenError,
+)
+from pulsar_nack.testing import FakePort, FakeTopic, virtual_time
+
+EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+
+
+@asynccontextmanager
+async def consuming(port: FakePort | None = None, **options: Any) -> AsyncIterator[tuple[FakePort, Consumer]]:
+    """A fake port and a consumer on it."""
+    port = port or FakePort()
+    async with Consumer(port, **{"config": EXACT, **options}) as consumer:
+        yield port, consumer
+
+
+def now() -> float:
+    """The virtual time, in seconds."""
+    return round(asyncio.get_running_loop().time(), 6)
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    """Receive what must be there."""
+    return [await consumer.receive(timeout=1) for _ in range(count)]
+
+
+async def is_quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
+    """Return whether nothing more is shown."""
+    try:
+        await consumer.receive(timeout=seconds)
+    except TimeoutError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("subscription_type", ["shared", "exclusive", "failover"])
+@pytest.mark.parametrize("redelivery", ["auto", "local"])
+@virtual_time
+async def test_comes_back_in_time(subscription_type: Any, redelivery: Any) -> None:
+    """U29: each nacked message comes back at its own time, alone; a port that is slow to redeliver is asked ahead."""
+    port = FakePort(subscription_type=subscription_type, latency=0.12, min_redelivery_delay=0.14)
+    async with consuming(port, redelivery=redelivery) as (_, consumer):
+        for number in range(4):
+            port.topic.publish(bytes([number]))
+        messages = await take(consumer, 4)
+        start = now()
+        for message, delay in zip(messages, (3.0, 0.05, 1.5), strict=False):
+            await message.nack(delay=delay)
+        for number, delay in ((1, 0.05), (2, 1.5), (0, 3.0)):
+            again = await consumer.receive()
+            assert (again.data, again.attempt, now() - start) == (bytes([number]), 2, pytest.approx(delay))
+            await again.ack()
+        await messages[3].ack()
+        assert await is_quiet(consumer)
+        assert port.subscription.backlog == 0
+
+
+@virtual_time
+async def test_auto_takes_the_broker_where_it_can() -> None:
+    """U30: on Shared subscriptions delays from the port's floor on go to the broker, shorter ones stay here."""
+    async with consuming(FakePort(latency=0.12, min_redelivery_delay=0.14)) as (port, consumer):
+        port.topic.publish(b"short")
+        port.topic.publish(b"long")
+        short, long = await take(consumer, 2)
+        await short.nack(delay=0.13)
+        await long.nack(delay=0.14)
+        await take(consumer, 2)
+        assert port.requests("redeliver") == [(long.id,)]
+        statistics = consumer.statistics()
+        assert (statistics.redelivered_local, statistics.redelivered_broker) == (1, 1)
+
+
+@virtual_time
+async def test_backoff_by_message_and_by_id() -> None:
+    """N30: a plain nack by message and one by id use the same count, the broker's where that is what is known."""
+    counts: list[int] = []
+
+    def backoff(count: int) -> float:
+        counts.append(count)
+        return 1.0
+
+    topic = FakeTopic()
+    first = FakePort(topic)
+    topic.publish(b"a")
+    topic.publish(b"b")
+    for _ in range(3):
+        ids = [(await first.receive()).id for _ in range(2)]
+        await first.redeliver(ids)
+    async with consuming(FakePort(topic), backoff=backoff) as (_, consumer):
+        await first.close()
+        one, other = await take(consumer, 2)
+        await one.nack()
+        await consumer.negative_acknowledge(MessageId(*other.id))
+        assert counts == [3, 3]
+
+
+@pytest.mark.parametrize("subscription_type", ["shared", "exclusive"])
+@virtual_time
+async def test_backoff_in_turn(subscription_type: Any) -> None:
+    """N31: with a backoff of 0.2, 0.5, 1 four plain nacks come back after 0.2, 0.5, 1 and 1 s."""
+    async with consuming(FakePort(subscription_type=subscription_type), backoff=[0.2, 0.5, 1]) as (port, consumer):
+        port.topic.publish(b"x")
+        gaps = []
+        message = await consumer.receive()
+        for _ in range(4):
+            await message.nack()
+            start = now()
+            message = await consumer.receive()
+            gaps.append(round(now() - start, 3))
+        assert gaps == [0.2, 0.5, 1, 1]
+
+
+@virtual_time
+async def test_forced_broker_way_collapses_where_the_broker_rewinds() -> None:
+    """N20: exclusive and forced to the broker, nacks in four buckets go out in one request, at the first deadline."""
+    async with consuming(FakePort(subscription_type="exclusive"), redelivery="broker") as (port, consumer):
+        for number in range(5):
+            port.topic.publish(bytes([number]))
+        messages = await take(consumer, 5)
+        start = now()
+        for number, message in enumerate(messages[:4]):
+            await message.nack(delay=1 + 0.3 * number)
+        again = await take_within(consumer, 4, 5)
+        assert now() - start == pytest.approx(1)
+        assert [message.data for message in again] == [message.data for message in messages[:4]]
+        assert await is_quiet(consumer)
+        assert len(port.requests("redeliver")) == 1
+
+
+@virtual_time
+async def test_receive_is_cancel_safe() -> None:
+    """U1: a receive that timed out, or was cancelled as its message came, loses nothing."""
+    async with consuming() as (port, consumer):
+        assert await is_quiet(consumer, 1)
+        receiving = asyncio.create_task(consumer.receive())
+        await asyncio.sleep(1)
+        port.topic.publish(b"x")
+        for _ in range(20):
+            if receiving.done() or consumer.statistics().received:
+                break
+            await asyncio.sleep(0)
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
+        assert (await consumer.receive(timeout=1)).data == b"x"
+        assert consumer.statistics().shown == 1
+
+
+@given(moments=st.lists(st.integers(0, 12), min_size=20, max_size=20))
+@settings(max_examples=60)
+def test_cancelled_receives_lose_nothing(moments: list[int]) -> None:
+    """U2: receives cancelled at any step of the loop lose no message and double none."""
+
+    @virtual_time
+    async def run() -> None:
+        async with consuming() as (port, consumer):
+            seen: list[bytes] = []
+
+            async def one() -> None:
+                seen.append((await consumer.receive()).data)
+
+            for number, steps in enumerate(moments):
+                port.topic.publish(bytes([number]))
+                tasks = [asyncio.create_task(one()) for _ in range(2)]
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            while not await is_quiet_into(consumer, seen):
+                pass
+            assert sorted(seen) == [bytes([number]) for number in range(20)]
+
+    run()
+
+
+async def is_quiet_into(consumer: Consumer, seen: list[bytes]) -> bool:
+    """Receive one more message, if there is one."""
+    try:
+        seen.append((await consumer.receive(timeout=1)).data)
+    except TimeoutError:
+        return True
+    return False
+
+
+@virtual_time
+async def test_ack_and_nack_race() -> None:
+    """U20: of an ack and a nack from two tasks one wins and the other is told, whichever begins."""
+    for first, second in (("ack", "nack"), ("nack", "ack")):
+        async with consuming() as (port, consumer):
+            port.topic.publish(b"x")
+            message = await consumer.receive()
+            results = await asyncio.gather(
+                getattr(message, first)(), getattr(message, second)(), return_exceptions=True
+            )
+            assert [type(result) for result in results] == [type(None), AlreadySettledError]
+            assert await is_quiet(consumer) is (first == "ack")
+            assert port.subscription.backlog == (first == "nack")
+
+
+@virtual_time
+async def test_the_same_verb_twice() -> None:
+    """U20: a second ack does nothing; a second nack hurries but never postpones; an ack by id cancels the nack."""
+    async with consuming() as (port, consumer):
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        await message.nack(delay=10)
+        await message.nack(delay=50)
+        await message.nack(delay=2)
+        start = now()
+        again = await consumer.receive()
+        assert now() - start == pytest.approx(2)
+        await asyncio.gather(again.ack(), again.ack())
+        await again.ack()
+        assert port.requests("acknowledge") == [(message.id,)]
+        with pytest.raises(AlreadySettledError):
+            await message.ack()
+        port.topic.publish(b"y")
+        other = await consumer.receive()
+        await other.nack(delay=5)
+        await consumer.acknowledge(MessageId(*other.id))
+        assert await is_quiet(consumer)
+        assert port.subscription.backlog == 0
+
+
+@virtual_time
+async def test_a_handle_of_an_earlier_attempt_cannot_nack() -> None:
+    """U20: while a later attempt is in work, a nack through an earlier one is told that it comes too late."""
+    async with consuming() as (port, consumer):
+        port.topic.publish(b"x")
+        early = await consumer.receive()
+        await consumer.negative_acknowledge(early.id, 1)
+        late = await consumer.receive()
+        with pytest.raises(AlreadySettledError, match="shown again"):
+            await early.nack(delay=0)
+        await late.ack()
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+@virtual_time
+async def test_a_failed_ack_can_be_tried_again(carried_out: bool) -> None:
+    """U20: an ack that failed leaves the message as it was: it can be acknowledged, or nacked."""
+    async with consuming() as (port, consumer):
+        port.topic.publish(b"x")
+        port.fail_next("acknowledge", 2, carried_out=carried_out)
+        message = await consumer.receive()
+        results = await asyncio.gather(message.ack(), message.ack(), return_exceptions=True)
+        assert [type(result) for result in results] == [BrokerError, BrokerError]
+        with pytest.raises(BrokerError):
+            await message.ack()
+        await message.nack(delay=1)
+        if not carried_out:
+            await (await consumer.receive()).ack()
+        assert port.subscription.backlog == 0
+
+
+@virtual_time
+async def test_a_failed_ack_of_a_held_message_holds_it_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U20: the ack of a held message by id takes 3 s and fails; its time came meanwhile: it is shown at once."""
+    async with consuming(redelivery="local") as (port, consumer):
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        start = now()
+        await message.nack(delay=1)
+
+        async def slow_failure(_ids: Sequence[MessageId]) -> None:
+            await asyncio.sleep(3)
+            raise BrokerError("no")
+
+        monkeypatch.setattr(port, "acknowledge", slow_failure)
+        with pytest.raises(BrokerError):
+            await consumer.acknowledge(message.id)
+        again = await consumer.receive()
+        assert (again.attempt, now() - start) == (2, pytest.approx(3, abs=0.01))
+
+
+@virtual_time
+async def test_a_cancelled_ack_is_carried_out() -> None:
+    """U20: cancelling whoever waits for an ack does not stop it; a nack is told."""
+    async with consuming() as (port, consumer):
+        port.topic.publish(b"x")
+        port.delay_next("acknowledge", 2)
+        message = await consumer.receive()
+        acking = asyncio.create_task(message.ack())
+        await asyncio.sleep(1)
+        acking.cancel()
+        await asyncio.gather(acking, return_exceptions=True)
+        with pytest.raises(AlreadySettledError):
+            await message.nack()
+        await asyncio.sleep(2)
+        assert port.subscription.backlog == 0
+
+
+@pytest.mark.parametrize("second_count", [None, 0])
+@virtual_time
+async def test_double_deliveries_are_shown_once(second_count: int | None) -> None:
+    """U23: redelivered twice within a millisecond (counts 1 and 1, or 1 and 0) a message is shown once, and counted."""
+    async with consuming() as (port, consumer):
+        port.topic.publish(b"x")
+        port.duplicate_next(second_count=second_count)
+        await (await consumer.receive()).nack(delay=1)
+        message = await consumer.receive()
+        assert await is_quiet(consumer)
+        assert consumer.statistics().copies_dropped == 1
+        await message.ack()
+        assert port.subscription.backlog == 0
+
+
+@virtual_time
+async def test_acked_after_it_was_asked_for() -> None:
+    """U24: asked for, then acknowledged before it arrives; it arrives all the same: acknowledged again, not shown."""
+    async with consuming(FakePort(latency=0.5), redelivery="broker") as (port, consumer):
+        await asyncio.sleep(0)
+        port.topic.publish(b"x")
+        port.redeliver_acked_next()
+        message = await consumer.receive()
+        await message.nack(delay=0)
+        await asyncio.sleep(0.1)
+        assert consumer.statistics().requested == 1
+        await consumer.acknowledge(message.id)
+        assert await is_quiet(consumer)
+        assert (consumer.statistics().acked_again, consumer.statistics().requested) == (1, 0)
+
+
+@pytest.mark.parametrize("index_acks", [True, False])
+@pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
+@virtual_time
+async def test_batch_mates_are_left_alone(redelivery: Any, index_acks: bool) -> None:
+    """U26: nack 0, ack 2, nothing yet on 1, 3, 4: only 0 is seen again, and the entry completes in the end."""
+    port = FakePort(batch_index_ack=index_acks)
+    async with consuming(port, redelivery=redelivery) as (_, consumer):
+        port.topic.publish_batch([b"0", b"1", b"2", b"3", b"4"])
+        batch = await take(consumer, 5)
+        start = now()
+        await batch[0].nack(delay=2)
+        await batch[2].ack()
+        again = await consumer.receive()
+        assert (again.data, now() - start) == (b"0", pytest.approx(2))
+        assert await is_quiet(consumer)
+        for message in (again, batch[1], batch[3], batch[4]):
+            await message.ack()
+        await asyncio.sleep(1)
+        assert port.subscription.backlog == 0
+
+
+@pytest.mark.parametrize("index_acks", [True, False])
+@virtual_time
+async def test_a_poison_message_in_a_batch(index_acks: bool) -> None:
+    """U25: index acks on in the client, on or off at the broker: the poison member's attempts count up, 1 to 4."""
+    port = FakePort(FakeTopic(batch_index_ack=index_acks), batch_index_ack=True)
+    async with consuming(port) as (_, consumer):
+        port.topic.publish_batch([b"a", b"poison", b"c"])
+        attempts = []
+        while len(attempts) < 4:
+            message = await consumer.receive()
+            if message.data != b"poison":
+                await message.ack()
+                continue
+            attempts.append(message.attempt)
+            await message.nack(delay=1)
+        assert attempts == [1, 2, 3, 4]
+
+
+@virtual_time
+async def test_two_members_at_their_own_times() -> None:
+    """N12: two members of a batch nacked with 10 and 20 s come back at 10 and 20 s, each alone."""
+    async with consuming() as (port, consumer):
+        port.topic.publish_batch([b"0", b"1"])
+        for message, delay in zip(await take(consumer, 2), (10, 20), strict=True):
+            await message.nack(delay=delay)
+        start = now()
+        for data, delay in ((b"0", 10), (b"1", 20)):
+            message = await consumer.receive()
+            assert (message.data, now() - start) == (data, pytest.approx(delay))
+            await message.ack()
+        assert await is_quiet(consumer)
+
+
+@virtual_time
+async def test_partitions_do_not_mix() -> None:
+    """N13: messages of two partitions with the same ledger and entry come back each at its own time."""
+    port = FakePort(FakeTopic(partitions=2))
+    async with consuming(port) as (_, consumer):
+        port.topic.publish(b"0", partition=0)
+        port.topic.publish(b"1", partition=1)
+        messages = sorted(await take(consumer, 2), key=lambda message: message.data)
+        assert messages[0].id[:2] == messages[1].id[:2]
+        for message, delay in zip(messages, (2, 1), strict=True):
+            await consumer.negative_acknowledge(MessageId(*message.id), delay)
+        assert [message.data for message in [await consumer.receive(), await consumer.receive()]] == [b"1", b"0"]
+
+
+@virtual_time
+async def test_a_failed_request_is_tried_again() -> None:
+    """N16: a request that the port refuses is tried again; what is kept is not held up, nothing comes twice."""
+    async with consuming() as (port, consumer):
+        port.topic.publish(b"plain")
+        port.topic.publish_batch([b"member", b"mate"])
+        messages = await take(consumer, 3)
+        port.fail_next("redeliver", 2)
+        for message in messages[:2]:
+            await message.nack(delay=1)
+        start = now()
+        first = await consumer.receive()
+        assert (first.data, now() - start) == (b"member", pytest.approx(1))
+        second = await consumer.receive()
+        assert second.data == b"plain"
+        assert 1 < now() - start < 2
+        assert await is_quiet(consumer)
+        assert consumer.statistics().nack.retries == 2
+
+
+@virtual_time
+async def test_your_own_redelivery() -> None:
+    """U30: a callable of the user's own gets the ids that are due, with all that was delivered with them."""
+    asked: list[Sequence[MessageId]] = []
+    port = FakePort()
+
+    async def redeliver(ids: Sequence[MessageId]) -> None:
+        asked.append(list(ids))
+        await port.redeliver(ids)
+
+    async with consuming(port, redelivery=redeliver) as (_, consumer):
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        await consumer.negative_acknowledge(MessageId(*message.id), 1)
+        again = await consumer.receive()
+        assert asked == [[message.id]]
+        assert asked[0][0].topic == port.topic.name
+        assert again.attempt == 2
+
+
+@virtual_time
+async def test_close_gives_everything_back() -> None:
+    """U21: on closing, held, kept and unsettled messages go to the other consumer, and calls that wait end."""
+    topic = FakeTopic()
+    async with consuming(FakePort(topic), redelivery="local") as (_, first):
+        for number in range(4):
+            topic.publish(bytes([number]))
+        messages = await take(first, 4)
+        await messages[0].nack(delay=5)
+        await messages[1].nack(delay=0)
+        await messages[2].ack()
+        waiting = asyncio.create_task(first.receive())
+        other = asyncio.create_task(first.receive())
+        await asyncio.sleep(0)
+        async with consuming(FakePort(topic)) as (_, second):
+            await asyncio.sleep(1)
+            await asyncio.gather(first.aclose(), first.close())
+            assert (await waiting).data == bytes([1])
+            with pytest.raises(ClosedError):
+                await other
+            again = await take(second, 3)
+            assert [message.data for message in again] == [bytes([0]), bytes([1]), bytes([3])]
+            assert await is_quiet(second)
+        assert [message async for message in first] == []
+        for call in (messages[3].ack(), messages[3].nack(), first.receive(), first.open()):
+            with pytest.raises(ClosedError):
+                await call
+
+
+@virtual_time
+async def test_close_finishes_acks_under_way() -> None:
+    """U21: an acknowledgement that was begun is finished before the port is closed, within the close timeout."""
+    async with consuming() as (port, consumer):
+        port.topic.publish(b"x")
+        port.delay_next("acknowledge", 2)
+        acking = asyncio.create_task((await consumer.receive()).ack())
+        await asyncio.sleep(0.1)
+        await consumer.aclose()
+        await acking
+        assert port.subscription.backlog == 0
+
+
+@virtual_time
+async def test_close_is_bounded() -> None:
+    """U21: an acknowledgement that hangs holds up closing for the close timeout, no longer; whoever waits is told."""
+    async with consuming(config=NackConfig(close_timeout=2)) as (port, consumer):
+        port.topic.publish(b"x")
+        port.delay_next("acknowledge", 3600)
+        acking = asyncio.create_task((await consumer.receive()).ack())
+        await asyncio.sleep(0.1)
+        start = now()
+        await consumer.aclose()
+        assert now() - start < 4
+        with pytest.raises(ClosedError):
+            await acking
+
+
+@virtual_time
+async def test_local_payloads_are_bounded() -> None:
+    """U30: Shared: beyond max_local_bytes the broker is asked; Exclusive: nack waits for room; nothing is lost."""
+    async with consuming(redelivery="local", max_local_bytes=5_000) as (port, consumer):
+        for number in range(6):
+            port.topic.publish(bytes([number]) * 1_000)
+        for message in await take(consumer, 6):
+            await message.nack(delay=1)
+        assert consumer.statistics().kept == 2
+        assert consumer.statistics().kept_bytes <= 5_000
+        assert len({message.data for message in await take_within(consumer, 6, 5)}) == 6
+        assert len(port.requests("redeliver")[0]) == 4
+    async with consuming(FakePort(subscription_type="exclusive"), max_local_bytes=5_000) as (port, consumer):
+        for number in range(3):
+            port.topic.publish(bytes([number]) * 1_000)
+        messages = await take(consumer, 3)
+        start = now()
+        for message in messages[:2]:
+            await message.nack(delay=5)
+        waiting = asyncio.create_task(messages[2].nack(delay=60))
+        await asyncio.sleep(1)
+        assert (consumer.statistics().waiting_nacks, waiting.done()) == (1, False)
+        await consumer.acknowledge(messages[0].id)
+        await waiting
+        assert now() - start == pytest.approx(1, abs=0.01)
+        assert port.requests("redeliver") == []
+
+
+@virtual_time
+async def test_a_single_worker_is_never_stuck() -> None:
+    """U33: one worker that nacks everything goes on at the limits: a nack never waits while a message is ready."""
+    for options in ({"unacked_limit": 4}, {"max_local_bytes": 100}):
+        port = FakePort(subscription_type="exclusive", receiver_queue_size=1)
+        async with consuming(port, **options) as (_, consumer):
+            for number in range(6):
+                port.topic.publish(bytes([number]))
+            rounds: collections.Counter[bytes] = collections.Counter()
+            while not rounds or min(rounds.values()) < 3 or len(rounds) < 6:
+                message = await consumer.receive(timeout=100)
+                rounds[message.data] += 1
+                await (message.ack() if message.attempt == 3 else message.nack(delay=1))
+            assert port.subscription.backlog == 0
+
+
+@virtual_time
+async def test_unacked_messages_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """U33: at 80 % of the limit one warning, at the limit a nack waits; cancelled, it leaves the message in work."""
+    async with consuming(FakePort(receiver_queue_size=5), unacked_limit=15) as (port, consumer):
+        for number in range(10):
+            port.topic.publish(bytes([number]))
+        messages = await take(consumer, 7)
+        assert not caplog.records
+        messages += await take(consumer, 3)
+        assert len(caplog.records) == 1
+        assert consumer.statistics().is_near_unacked_limit
+        waiting = asyncio.create_task(messages[0].nack(delay=60))
+        await asyncio.sleep(1)
+        assert consumer.statistics().waiting_nacks == 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert (consumer.statistics().waiting_nacks, consumer.statistics().held) == (0, 0)
+        waiting = asyncio.create_task(messages[0].nack(delay=60))
+        await messages[1].ack()
+        await waiting
+        assert consumer.statistics().held == 1
+
+
+@virtual_time
+async def test_max_held() -> None:
+    """N22: at max_held a nack waits for room and nothing is dropped."""
+    async with consuming(config=NackConfig(max_held=2)) as (port, consumer):
+        for number in range(3):
+            port.topic.publish(bytes([number]))
+        messages = await take(consumer, 3)
+        start = now()
+        for message in messages:
+            await message.nack(delay=5)
+        assert now() - start > 4
+        assert len({message.data for message in await take_within(consumer, 3, 20)}) == 3
+
+
+async def take_within(consumer: Consumer, count: int, seconds: float) -> list[Message]:
+    """Receive messages that take a while."""
+    return [await consumer.receive(timeout=seconds) for _ in range(count)]
+
+
+@virtual_time
+async def test_a_reset_is_shown_and_counted() -> None:
+    """U32: the subscription is reset two minutes after the acks: all is shown, and counted as replayed."""
+    async with consuming() as (port, consumer):
+        for number in range(3):
+            port.topic.publish(bytes([number]))
+        for message in await take(consumer, 3):
+            await message.ack()
+        await asyncio.sleep(120)
+        port.subscription.reset()
+        assert len(await take(consumer, 3)) == 3
+        assert consumer.statistics().replayed == 3
+
+
+@virtual_time
+async def test_a_port_that_fails_to_receive() -> None:
+    """U22: a receive that the port refuses raises there, and the next one goes on."""
+    async with consuming() as (port, consumer):
+        port.fail_next("receive")
+        with pytest.raises(BrokerError):
+            await consumer.receive()
+        port.topic.publish(b"x")
+        assert (await consumer.receive()).data == b"x"
+
+
+@virtual_time
+async def test_bad_input() -> None:
+    """N24: settings, delays and ids that make no sense are refused by name, with nothing changed."""
+    for name, value in (
+        ("max_local_bytes", -1),
+        ("max_local_bytes", True),
+        ("unacked_limit", 1_000),
+        ("redelivery", "remote"),
+        ("ack_memory", float("nan")),
+        ("backoff", "soon"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=name):
+            Consumer(FakePort(), **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(NotOpenError):
+        await Consumer(FakePort()).receive()
+    async with consuming() as (port, consumer):
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        for delay in (-1, float("inf"), "1", True):
+            with pytest.raises(InvalidArgumentError, match="delay"):
+                await message.nack(delay)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="message"):
+            await consumer.acknowledge(b"x")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="timeout"):
+            await consumer.receive(timeout=-1)
+        await message.ack()
+
+
+@virtual_time
+async def test_a_port_without_the_optional_calls() -> None:
+    """U35: cumulative acks and seeks on a port that has none say so."""
+
+    class Bare:
+        traits = FakePort().traits
+        receive = acknowledge = redeliver = None
+
+        async def close(self) -> None:
+            """Do nothing."""
+
+    async with Consumer(Bare()) as consumer:  # type: ignore[arg-type]
+        with pytest.raises(NotImplementedError):
+            await consumer.seek(0)
+        with pytest.raises(NotImplementedError):
+            await consumer.acknowledge_cumulative(MessageId(1, 1))
+
+
+@virtual_time
+async def test_a_cumulative_ack_cancels_holds() -> None:
+    """U35: on an exclusive subscription a cumulative ack past a held message cancels the hold."""
+    async with consuming(FakePort(subscription_type="exclusive")) as (port, consumer):
+        for number in range(3):
+            port.topic.publish(bytes([number]))
+        messages = await take(consumer, 3)
+        await messages[0].nack(delay=1)
+        await messages[2].nack(delay=1)
+        await consumer.acknowledge_cumulative(messages[1])
+        assert (await consumer.receive()).data == bytes([2])
+        assert await is_quiet(consumer)
+        assert consumer.statistics().kept == 0
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_whatever_happens_nothing_is_lost_or_doubled(data: st.DataObject) -> None:
+    """U23: with copies, failures, batches and partitions each message is shown once more than it was nacked."""
+    redelivery = data.draw(st.sampled_from(["auto", "local", "broker"]))
+    kind = data.draw(st.sampled_from(["shared", "exclusive"]))
+    index_acks = data.draw(st.booleans())
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+    nacks = [data.draw(st.integers(0, 3)) for _ in range(sum(sizes))]
+    delays = data.draw(st.lists(st.sampled_from([0, 0.01, 0.05, 0.3, 2.0]), min_size=1, max_size=7))
+    faults = data.draw(st.lists(st.sampled_from(["redeliver", "acknowledge", "copy", "lost answer"]), max_size=5))
+
+    @virtual_time
+    async def run() -> None:
+        port = FakePort(subscription_type=kind, batch_index_ack=index_acks, min_redelivery_delay=0.02)
+        async with consuming(port, redelivery=redelivery, max_local_bytes=data.draw(st.sampled_from([0, 10**6]))) as (
+            _,
+            consumer,
+        ):
+            number = 0
+            for size in sizes:
+                port.topic.publish_batch([bytes([number + index]) for index in range(size)])
+                number += size
+            for fault in faults:
+                inject(port, fault)
+            shown: collections.Counter[int] = collections.Counter()
+            step = 0
+            while (message := await receive_or_none(consumer)) is not None:
+                which = message.data[0]
+                shown[which] += 1
+                assert message.attempt == shown[which]
+                if shown[which] <= nacks[which]:
+                    step += 1
+                    await message.nack(delay=delays[step % len(delays)])
+                else:
+                    await ack_until_done(message)
+            assert [shown[which] - 1 for which in range(number)] == nacks
+            assert port.subscription.backlog == 0
+            statistics = consumer.statistics()
+            assert statistics.unacked == statistics.requested == statistics.kept == statistics.kept_bytes == 0
+            consumer._states._check()
+
+    run()
+
+
+def inject(port: FakePort, fault: str) -> None:
+    """Make one thing go wrong."""
+    if fault == "copy":
+        port.duplicate_next(second_count=0)
+    elif fault == "lost answer":
+        port.fail_next("acknowledge", carried_out=True)
+    else:
+        port.fail_next(fault)  # type: ignore[arg-type]
+
+
+async def receive_or_none(consumer: Consumer) -> Message | None:
+    """Receive, None when nothing comes for long."""
+    try:
+        return await consumer.receive(timeout=300)
+    except TimeoutError:
+        return None
+
+
+async def ack_until_done(message: Message) -> None:
+    """Acknowledge, again when it fails."""
+    while True:
+        try:
+            await message.ack()
+        except BrokerError:
+            continue
+        return
