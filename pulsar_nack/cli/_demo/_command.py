@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
+import importlib
 import json
 import os
 import platform
+import signal
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -50,8 +51,7 @@ def demo(
     shown twice for one nack.
     """
     picture = None if no_plot else _checked(plot)
-    if importlib.util.find_spec("rich") is None:
-        raise MissingExtraError("the demo", "rich", "cli")
+    _require("rich", "the demo", "cli")
     if url is None and (reason := EmbeddedBroker.unavailable_reason()) is not None:
         _say(f"No embedded broker: {reason}.")
         _say("This runs on the fake port, in memory, instead, and without the official client, which needs a broker.")
@@ -71,6 +71,7 @@ def _run(script: Script, url: str | None, config: NackConfig) -> tuple[str, list
     from ._report import progress
 
     async def run(watch: Watch) -> tuple[str, list[Journal]]:
+        _cancel_on_sigterm()
         async with open_stage(url, config) as stage:
             return stage.broker, await play(stage, script, watch)
 
@@ -79,6 +80,16 @@ def _run(script: Script, url: str | None, config: NackConfig) -> tuple[str, list
             return asyncio.run(run(watch))
         except BaseExceptionGroup as group:
             raise _cause(group) from group
+        except asyncio.CancelledError:
+            raise typer.Exit(128 + signal.SIGTERM) from None
+
+
+def _cancel_on_sigterm() -> None:
+    """Have SIGTERM end the demo as Ctrl-C does, with everything cleared away."""
+    task = asyncio.current_task()
+    if task is not None:
+        with contextlib.suppress(NotImplementedError):  # on Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def _cause(group: BaseExceptionGroup[Any]) -> BaseException:
@@ -131,9 +142,15 @@ def _checked(plot: Path) -> Path:
         raise typer.BadParameter(f"{plot} should end in {' or '.join(SUFFIXES)}", param_hint="--plot")
     if plot.is_dir() or not os.access(plot.parent, os.W_OK):
         raise typer.BadParameter(f"{plot} cannot be written", param_hint="--plot")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise MissingExtraError("the picture (--no-plot leaves it out)", "matplotlib", "demo")
+    _require("matplotlib", "the picture (--no-plot leaves it out)", "demo")
     return plot
+
+
+def _require(package: str, feature: str, extra: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(feature, package, extra) from error
 
 
 def _version(package: str) -> str | None:

@@ -1,0 +1,80 @@
+"""The command line as a whole: what it lists, what it refuses, and what it says when a package is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pulsar_nack import __version__
+from pulsar_nack.cli import main
+
+BLOCKED = """
+import sys
+
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, Blocker())
+from pulsar_nack.cli import main
+main({arguments!r})
+"""
+
+
+def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run the command line in this process; return its exit code, stdout and stderr."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    out, err = capsys.readouterr()
+    code = caught.value.code
+    return (code if isinstance(code, int) else 0), out, err
+
+
+def call_without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process in which a package is not to be had."""
+    script = BLOCKED.format(blocked={package}, arguments=list(arguments))
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--version`` names the version."""
+    assert call(["--version"], capsys) == (0, f"pulsar-nack {__version__}\n", "")
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a command the help is shown, with every command."""
+    code, out, err = call([], capsys)
+    assert code == 2
+    assert "demo" in out + err
+
+
+def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown command exits with 2 and is named."""
+    code, _, err = call(["dance"], capsys)
+    assert code == 2
+    assert "dance" in err
+
+
+def test_importing_it_imports_no_command() -> None:
+    """The package is light: typer and the commands are imported when it runs."""
+    script = "import sys, pulsar_nack.cli; print({'typer', 'rich', 'pulsar_nack.cli._app'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"), [("typer", "cli"), ("rich", "cli"), ("matplotlib", "demo"), ("pulsar", "demo")]
+)
+def test_missing_package_is_named(package: str, extra: str) -> None:
+    """Without one of its packages the demo says in one line which extra brings it, and exits with 2."""
+    done = call_without(package, "demo", "--url", "pulsar://127.0.0.1:1")
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert package in last
+    assert f"pip install 'pulsar-nack[{extra}]'" in last
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,215 @@
+"""``pulsar-nack demo`` on the embedded broker, and on the fake port where that is not to be had."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_nack.cli._demo import _command, _stage
+from pulsar_nack.errors import BrokerError
+from pulsar_nack.testing import EmbeddedBroker, FakePort, FakeTopic
+from pulsar_nack.testing import run as run_on_virtual_time
+
+from .test_app import call
+
+REASON = EmbeddedBroker.unavailable_reason()
+COMMAND = [sys.executable, "-W", "error", "-m", "pulsar_nack.cli", "demo"]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+needs_broker = pytest.mark.skipif(REASON is not None, reason=f"no embedded broker: {REASON}")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return an environment without a broker's address, and with this folder for temporary files."""
+    plain = {name: value for name, value in os.environ.items() if name != "PULSAR_SERVICE_URL"}
+    return plain | {"TMPDIR": str(folder)}
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the demo believe that pulsar-lite has no binary here, and run on virtual time."""
+    monkeypatch.delenv("PULSAR_SERVICE_URL", raising=False)
+    monkeypatch.setattr(EmbeddedBroker, "unavailable_reason", staticmethod(lambda: "no wheel for this machine"))
+    monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
+
+
+@pytest.fixture
+def break_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[FakePort], None]], None]:
+    """Takes a function that injects faults into the demo's port before it is used."""
+
+    def use(injects: Callable[[FakePort], None]) -> None:
+        def make(topic: FakeTopic, **settings: Any) -> FakePort:
+            port = FakePort(topic, **settings)
+            injects(port)
+            return port
+
+        monkeypatch.setattr(_stage, "FakePort", make)
+
+    return use
+
+
+@needs_broker
+def test_small_demo_on_the_embedded_broker(tmp_path: Path) -> None:
+    """All messages come back once, JSON tells about both consumers, the plot is there, and nothing is left behind."""
+    plot = tmp_path / "demo.png"
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = subprocess.run(
+        [*COMMAND, "--messages", "40", "--seconds", "1", "--json", "--plot", str(plot)],
+        env=environment(temporary),
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["ok"] is True
+    assert told["broker"] == "pulsar-lite, embedded"
+    assert told["plot"] == str(plot)
+    ours, official = told["consumers"]
+    assert (ours["name"], ours["missing"], ours["shown_twice"]) == ("pulsar-nack", 0, 0)
+    assert ours["total"]["messages"] == sum(row["messages"] for row in ours["rows"]) == 40
+    assert ours["total"]["error_p50_ms"] <= ours["total"]["error_p99_ms"] <= ours["total"]["error_max_ms"]
+    assert official["name"] == "official client"
+    assert official["total"]["messages"] == 40
+    assert plot.read_bytes().startswith(PNG)
+    assert [line for line in done.stderr.splitlines() if not line.startswith(("40 messages", "Picture"))] == []
+    assert list(temporary.iterdir()) == []
+
+
+@needs_broker
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"])
+def test_interrupted_demo_leaves_nothing(tmp_path: Path, stop: signal.Signals, code: int) -> None:
+    """Ctrl-C and SIGTERM end the demo without a traceback, and its broker and folders are gone."""
+    with subprocess.Popen(
+        [*COMMAND, "--no-plot"], env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            give_up_at = time.monotonic() + 30
+            while not list(tmp_path.glob("pulsar-nack-demo-*")):
+                assert time.monotonic() < give_up_at
+                time.sleep(0.02)
+            time.sleep(0.5)
+            process.send_signal(stop)
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (code, "")
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("faked")
+def test_fake_port_takes_the_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without an embedded broker the demo says why, plays on the fake port alone, to the millisecond, and succeeds."""
+    plot = tmp_path / "demo.svg"
+    code, out, err = call(["demo", "--messages", "40", "--json", "--plot", str(plot)], capsys)
+    assert code == 0
+    assert "No embedded broker: no wheel for this machine." in err
+    assert "fake port" in err
+    told = json.loads(out)
+    assert told["broker"] == "fake port, in memory"
+    (ours,) = told["consumers"]
+    assert (ours["missing"], ours["shown_twice"]) == (0, 0)
+    assert ours["total"]["error_max_ms"] <= 2
+    assert ours["total"]["due_meanwhile"] == ours["total"]["back_meanwhile"] > 0
+    assert "<svg" in plot.read_text()
+
+
+@pytest.mark.usefixtures("faked")
+def test_table_and_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table on stdout fits 80 columns whole, and on a terminal stderr shows how many are back."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    code, out, err = call(["demo", "--messages", "25", "--no-plot"], capsys)
+    assert code == 0
+    assert "error p50" in out
+    assert "back after (s)" in out
+    assert "…" not in out
+    assert "pulsar-nack: " in out.replace("\x1b[1m", "").replace("\x1b[0m", "")
+    assert "back: pulsar-nack" in err
+    assert "25/25" in err
+
+
+@pytest.mark.usefixtures("faked")
+def test_missing_messages_fail_it(
+    break_port: Callable[[Callable[[FakePort], None]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When no redelivery gets through, the demo does not wait for ever, counts what is missing, and exits with 1."""
+    break_port(lambda port: port.fail_next("redeliver", 100_000))
+    code, out, err = call(["demo", "--messages", "20", "--no-plot", "--json"], capsys)
+    assert code == 1
+    assert "FAILED: 20 messages missing, 0 shown twice." in err
+    told = json.loads(out)
+    assert told["ok"] is False
+    assert told["consumers"][0]["missing"] == 20
+    assert told["consumers"][0]["total"]["error_p50_ms"] is None
+
+
+@pytest.mark.usefixtures("faked")
+def test_message_shown_twice_fails_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a message is shown once more than it was nacked, the demo counts it and exits with 1."""
+    publish_once = FakeTopic.publish
+
+    def publish(topic: FakeTopic, data: bytes) -> None:
+        for _ in range(2 if data == b"7" else 1):
+            publish_once(topic, data)
+
+    monkeypatch.setattr(FakeTopic, "publish", publish)
+    code, _, err = call(["demo", "--messages", "20", "--no-plot"], capsys)
+    assert code == 1
+    assert "FAILED: 0 messages missing, 1 shown twice." in err
+
+
+@pytest.mark.usefixtures("faked")
+def test_broken_transport_is_told(
+    break_port: Callable[[Callable[[FakePort], None]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When the transport fails for good, the demo says so in a line and exits with 2."""
+    break_port(lambda port: port.fail_next("receive", error=BrokerError("the cable is out")))
+    code, out, err = call(["demo", "--messages", "20", "--no-plot"], capsys)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == "pulsar-nack: the cable is out"
+
+
+def test_unreachable_broker_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that does not answer, and an address that is none, end in a line that names it and exit code 2."""
+    monkeypatch.setattr(_stage, "_TIMEOUT", 1)
+    for url in ("pulsar://127.0.0.1:1", "nonsense"):
+        code, out, err = call(["demo", "--no-plot", "--url", url], capsys)
+        assert (code, out) == (2, "")
+        assert err.splitlines()[-1].startswith(f"pulsar-nack: {url}: ")
+
+
+@pytest.mark.parametrize("plot", ["demo.gif", "nowhere/demo.png", "folder.png"])
+def test_plot_that_cannot_be_written_is_refused_first(
+    plot: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong form, a folder that is not there, or a folder in the place of the file: refused before anything runs."""
+    (tmp_path / "folder.png").mkdir()
+    monkeypatch.setattr(_command, "_run", lambda *_: pytest.fail("it ran"))
+    code, _, err = call(["demo", "--plot", str(tmp_path / plot)], capsys)
+    assert code == 2
+    assert "--plot" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--messages", "0"], ["--seconds", "0"], ["--seconds", "nan"], ["--precision-bits", "63"]]
+)
+def test_bad_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A value out of range exits with 2 and names the option."""
+    code, _, err = call(["demo", "--no-plot", *arguments], capsys)
+    assert code == 2
+    assert arguments[0] in err
