@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -201,7 +202,7 @@ class Sender:
         if due_at <= now_ms:
             self.counters.late_ms.append(now_ms - due_at)
         retries = self.retries.pop_all()
-        ids = join_ids([self._schedule.pop_due(NEVER - 1), *(list(retry.ids) for retry in retries)])
+        ids = join_ids([self._schedule.pop_all(), *(list(retry.ids) for retry in retries)])
         return Flight(ids, max((retry.attempt for retry in retries), default=1)) if len(ids) else None
 
     async def _fly(self, flight: Flight) -> None:
@@ -309,6 +310,7 @@ class Sender:
 
     def take_left(self) -> Sequence[MessageId]:
         """Take out everything that was not sent: in flight, retrying, pending."""
-        flying = [list(flight.wanted(flight.ids, self._schedule)) for flight in self._flights]
-        retrying = [list(retry.ids) for retry in self.retries.pop_all()]
-        return join_ids([self._left, *flying, *retrying, self._schedule.pop_due(NEVER - 1)])
+        flying = [flight.wanted(flight.ids, self._schedule) for flight in self._flights]
+        retrying = [retry.ids for retry in self.retries.pop_all()]
+        loose = list(dict.fromkeys(itertools.chain(self._left, *flying, *retrying)))
+        return join_ids([loose, self._schedule.pop_all()])
