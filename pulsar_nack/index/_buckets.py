@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Final
 
 from ..errors import InvalidArgumentError
@@ -28,7 +29,8 @@ NEVER: Final = (1 << 63) - 1
 
 _SPAN: Final = 8192
 _SEAL_FROM: Final = 64
-_PRUNE_AT: Final = 4096
+_SWEEP_AT: Final = 1024
+_STEPS: Final = 4
 _BASE_BYTES: Final = 4096
 _NO_LEDGER: Final = -2
 _FEW_SLOTS: Final = 64
@@ -57,7 +59,8 @@ class TimeBuckets:
         self._gone = 0
         self.earliest = NEVER
         self._front: Any = None
-        self._has_cancelled = False
+        self._may_have_empty = False
+        self._sweep: Iterator[None] | None = None
         self._guard = -1
         self._release_at = _FEW_SLOTS
         self._insert: Callable[[int], None] = positions.pending.add_checked
@@ -157,7 +160,7 @@ class TimeBuckets:
         if self._store.copies.added_again(number, start):
             self._gone += 1
             self._put(number, start)
-            self._prune_when_worth_it()
+            self._sweep_when_worth_it()
         return False
 
     def _make_way(self, number: int, start: int) -> None:
@@ -210,7 +213,7 @@ class TimeBuckets:
             self._release(list(self._positions.slots))
             self._release_at = 2 * len(self._positions.slots) + _FEW_SLOTS
         if not self._positions.has_slot_for(key):
-            self._prune()
+            self._sweep_everything()
             if not self._positions.has_slot_for(key):
                 self._widen()
         return self._positions.slot_of(key, topic)
@@ -282,9 +285,9 @@ class TimeBuckets:
         if number not in store.windows.covered or number in store.copies.doubled:
             store.copies.cancelled(number)
             self._guard = max(self._guard, number)
-        self._has_cancelled = True
+        self._may_have_empty = True
         self._cancel_in_front(number)
-        self._prune_when_worth_it()
+        self._sweep_when_worth_it()
         return True
 
     def _cancel_in_front(self, number: int) -> None:
@@ -307,7 +310,7 @@ class TimeBuckets:
             if start is None:
                 self.earliest = NEVER
                 return
-            if not (self._has_cancelled or store.copies) or store.is_living(start):
+            if not (self._may_have_empty or store.copies) or store.is_living(start):
                 self.earliest = start
                 return
             self._stop_growing(start)
@@ -317,18 +320,33 @@ class TimeBuckets:
         if start == self._start:
             self._start = None
 
-    def _prune_when_worth_it(self) -> None:
-        if self._store.copies.extra > max(_PRUNE_AT, self._count):
-            self._prune()
+    def _sweep_when_worth_it(self) -> None:
+        """Begin to drop extra copies when they outnumber the living, or go on with it, a few parts a call."""
+        if self._sweep is None:
+            if self._store.copies.extra <= max(_SWEEP_AT, self._count):
+                return
+            self._sweep = self._store.sweep()
+        self._go_on_sweeping(_STEPS)
 
-    def _prune(self) -> None:
-        self._leave_fast_path()
-        self._store.prune()
-        self._positions.slot = None
-        self._positions.release_unused(list(self._positions.slots), None)
-        self._has_cancelled = bool(self._store.windows)
-        self._raise_guard()
-        self._find_earliest()
+    def _go_on_sweeping(self, steps: int | None) -> None:
+        """Take some steps of the sweep, or with None all of them. An open array may have been emptied or dropped."""
+        assert self._sweep is not None
+        self._start = None
+        for _ in islice(self._sweep, steps):
+            pass
+        if self._store.copies.sweep is None:
+            self._sweep = None
+            self._may_have_empty = True  # windows are not swept
+            self._positions.slot = None
+            self._leave_fast_path()
+            self._release(list(self._positions.slots))
+            self._raise_guard()
+            self._find_earliest()
+
+    def _sweep_everything(self) -> None:
+        if self._sweep is None:
+            self._sweep = self._store.sweep()
+        self._go_on_sweeping(None)
 
     def _widen(self) -> None:
         """Go over to numbers of 64 bits, since there are more slots than 32 bits can name."""
@@ -345,7 +363,7 @@ class TimeBuckets:
     def pop(self, now: int, limit: int | None = None) -> DueIds:
         """Take out what is due at ``now`` (start <= now), earliest bucket first and ordered inside it; O(taken)."""
         due = DueIds()
-        while self.earliest <= now and (limit is None or len(due) < limit):
+        while self._count and self.earliest <= now and (limit is None or len(due) < limit):
             self._pop_from(self.earliest, limit, due)
             self._after_pop()
         return due
@@ -371,14 +389,14 @@ class TimeBuckets:
         rest = store.rests.get(start)
         if rest is None:
             living = store.take(start)
-            runs = self._positions.runs(living)
             if limit is None or len(living) <= limit - len(due):
+                runs = self._positions.runs(living)
                 originals = self._fire(living)
                 for run in runs:
                     due.append(run, originals)
                 self._release([slot for slot, _ in runs])
                 return
-            rest = store.keep_rest(start, runs)
+            rest = store.keep_rest(start, living)
         self._pop_rest(start, rest, limit, due)
 
     def _pop_rest(self, start: int, rest: deque[Run], limit: int | None, due: DueIds) -> None:

@@ -6,7 +6,8 @@ Each is a ``bytes`` object whose first byte tells its kind:
 - ``G`` gaps: the first number, then one byte for the distance to each next one (0 < gap < 256)
 - ``I`` or ``Q`` plain numbers of 4 or 8 bytes: numbers that lie far apart
 
-Sealing in ``R`` costs about 20 ns a number, in ``G`` about 70; ``G`` is tried only where it would save a quarter.
+Sealing in ``R`` costs about 20 ns a number, in ``G`` about 70; ``G`` is tried only where it would
+save a quarter, and not beyond 16 384 numbers, which would take more than a millisecond.
 Windows (see ``_windows``) are not made here: they need to know what is pending.
 """
 
@@ -23,6 +24,7 @@ _ROARING: Final = ord("R")
 _ROARING64: Final = ord("W")
 _GAPS: Final = ord("G")
 _HEAD: Final = 9
+_MOST_GAPS: Final = 16_384
 
 OBJECT_BYTES: Final = 33
 """What a ``bytes`` object takes beside its content."""
@@ -38,7 +40,7 @@ def seal(numbers: Any) -> bytes:
         plain: array[int] = numbers.to_array()
         return (b"Q" if wide else b"I") + plain.tobytes()
     span = numbers.max() - numbers.min()
-    if len(packed) > 1.25 * (count + _HEAD) and span < 128 * count:
+    if count <= _MOST_GAPS and len(packed) > 1.25 * (count + _HEAD) and span < 128 * count:
         gaps = _gaps(numbers)
         if gaps is not None and len(gaps) < len(packed):
             return gaps

@@ -200,6 +200,7 @@ class BucketStore:
         window = self.windows.take_over(number)
         content = self._positions.pending & self._bitmap(range(window.low, window.high + 1))
         if content:
+            self.copies.keep_marks(content)
             self._add_chunk(window.start, content)
 
     # -- reading and taking ------------------------------------------------------------------------------------------
@@ -268,11 +269,16 @@ class BucketStore:
             ranges.add_range(window.low, window.high + 1)
         return ranges & self._positions.pending if windows else ranges
 
-    def keep_rest(self, start: int, runs: list[Run]) -> deque[Run]:
-        """Keep what is left of a bucket that is being drained, in pieces that are cheap to cut."""
+    def keep_rest(self, start: int, living: Any) -> deque[Run]:
+        """Keep what was taken out of a bucket that is to be drained bit by bit, in pieces that are cheap to cut."""
+        self.copies.keep_marks(living)
         if start not in self.open and start not in self.chunks:
             self.starts.add(start)
-        pieces = ((slot, numbers[at : at + _PIECE]) for slot, numbers in runs for at in range(0, len(numbers), _PIECE))
+        pieces = (
+            (slot, numbers[at : at + _PIECE])
+            for slot, numbers in self._positions.runs(living)
+            for at in range(0, len(numbers), _PIECE)
+        )
         rest = self.rests[start] = deque(pieces)
         return rest
 
@@ -281,23 +287,53 @@ class BucketStore:
         del self.rests[start]
         self._forget(start)
 
-    # -- pruning -----------------------------------------------------------------------------------------------------
+    # -- sweeping ----------------------------------------------------------------------------------------------------
 
-    def prune(self) -> None:
-        """Drop every copy that does not count; afterwards each pending number has exactly one. O(all written down)."""
-        copies = self.copies
-        for number in self.windows.covered & self._positions.pending & copies.doubled:
-            if number in self.windows.covered:
-                self.dissolve(number)
-        seen = self._bitmap()
+    def sweep(self) -> Iterator[None]:
+        """Drop the copies that do not count, a part of a bucket at each step. Other calls may come between steps."""
+        self.copies.begin_sweep()
         for start in list(self.starts):
-            content = self.explicit(start)
-            doubled = content & copies.doubled
-            content -= doubled & seen
-            seen |= doubled
-            self.rests.pop(start, None)
-            self._take_explicit(start)
-            if content:
-                self._add_chunk(start, content)
-        copies.clear()
-        self._growing.clear()
+            for _, numbers in list(self.rests.get(start, ())):
+                self.copies.keep_marks(self._bitmap(numbers))
+                yield
+            yield from self._sweep_chunks(start)
+            self._sweep_open(start)
+            yield
+        self.copies.end_sweep()
+
+    def _swept(self, numbers: Any, start: int) -> Any:
+        return self.copies.swept(numbers, self._positions.pending, start, self.windows.covered)
+
+    def _sweep_chunks(self, start: int) -> Iterator[None]:
+        chunks = self.chunks.get(start)
+        place = 0
+        while chunks is not None and self.chunks.get(start) is chunks and place < len(chunks):
+            numbers = unseal(chunks[place], self._bitmap)
+            kept = self._swept(numbers, start)
+            if len(kept) < len(numbers):
+                self._replace_chunk(start, place, kept)
+            place += bool(kept)
+            yield
+
+    def _replace_chunk(self, start: int, place: int, numbers: Any) -> None:
+        chunks = self.chunks[start]
+        self.chunk_bytes -= len(chunks[place]) + OBJECT_BYTES
+        if numbers:
+            chunks[place] = seal(numbers)
+            self.chunk_bytes += len(chunks[place]) + OBJECT_BYTES
+            return
+        del chunks[place]
+        if not chunks:
+            del self.chunks[start]
+            self._forget(start)
+
+    def _sweep_open(self, start: int) -> None:
+        numbers = self.open.get(start)
+        if numbers is None:
+            return
+        kept = self._swept(self._bitmap(numbers), start)
+        self.folded += len(numbers) - len(kept)
+        numbers[:] = kept.to_array()
+        if not numbers:
+            del self.open[start]
+            self._forget(start)

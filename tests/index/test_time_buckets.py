@@ -19,7 +19,7 @@ LIMITS = {
     (buckets_module, "FOLD"): 512,
     (store_module, "FOLD"): 512,
     (buckets_module, "_SPAN"): 8192,
-    (buckets_module, "_PRUNE_AT"): 4096,
+    (buckets_module, "_SWEEP_AT"): 1024,
     (buckets_module, "_SEAL_FROM"): 64,
     (store_module, "_WORTH_CLOSING"): 64,
     (store_module, "_SPLIT_AT"): 32,
@@ -144,8 +144,8 @@ class IndexMachine(RuleBasedStateMachine):
             del self.starts[message_id]
 
     @rule()
-    def prune(self) -> None:
-        self.buckets._prune()
+    def sweep(self) -> None:
+        self.buckets._sweep_everything()
 
     @rule()
     def clear(self) -> None:
