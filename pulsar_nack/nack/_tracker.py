@@ -69,9 +69,8 @@ class NegativeAcksTracker:
     __slots__ = (
         "__weakref__",
         "_add",
+        "_add_at",
         "_backoff",
-        "_buckets",
-        "_buckets",
         "_cached_delay",
         "_cached_ms",
         "_clock",
@@ -117,9 +116,9 @@ class NegativeAcksTracker:
         self._sender = Sender(redeliver, self._config, self._schedule, self._retries, self._hooks, collapse=collapse)
         self._room = self._sender.room
         self._counters = self._sender.counters
-        self._buckets = self._schedule.buckets
+        self._add_at = self._schedule.buckets.add
         self._add = self._schedule.add
-        self._buckets = self._schedule.buckets
+        self._add_at = self._schedule.buckets.add
         self._cached_delay: object = _UNSET
         self._cached_ms = 0
         self._mask = -1
@@ -193,10 +192,11 @@ class NegativeAcksTracker:
             self._nack_specially(message_id, delay_ms)
             return
         self._now_ms = now_ms = self._ticks() // NS_PER_MS
-        if self._buckets.add(message_id, (now_ms + delay_ms) & self._mask):
+        start = (now_ms + delay_ms) & self._mask
+        if self._add_at(message_id, start):
             self._room.free -= 1
         self._counters.nacked += 1
-        if self._buckets.earliest < sender.armed_at:
+        if start < sender.armed_at:
             sender.arm(now_ms)
 
     def nack_many(self, ids: Iterable[MessageId], delay: Delay | None = None) -> None:

@@ -1,0 +1,66 @@
+"""The whole tracker on the real clock: coarse bounds that hold on a busy machine; benchmarks give the fine figures."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pulsar_nack import Clock, MessageId, MonotonicClock, NackConfig, NegativeAcksTracker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+COUNT = 400
+SHORTEST, LONGEST = 0.02, 3.0
+
+
+def uvloop_factory() -> asyncio.AbstractEventLoop:
+    """Return a loop of uvloop, or skip."""
+    return pytest.importorskip("uvloop").new_event_loop()  # type: ignore[no-any-return]
+
+
+async def errors_ms(config: NackConfig, clock: Clock | None) -> list[tuple[float, float]]:
+    """Nack 400 ids, one each 5 ms with random delays; return for each its delay and how late it came, in ms."""
+    asked: dict[MessageId, tuple[float, float]] = {}
+    came: dict[MessageId, float] = {}
+    chance = random.Random(393)
+
+    async def redeliver(ids: Sequence[MessageId]) -> None:
+        now = time.monotonic()
+        for message_id in ids:
+            assert message_id not in came
+            came[message_id] = now
+
+    async with NegativeAcksTracker(redeliver, config, clock=clock) as tracker:
+        for entry in range(COUNT):
+            delay = chance.uniform(SHORTEST, LONGEST)
+            asked[MessageId(1, entry)] = (time.monotonic(), delay)
+            await tracker.nack(MessageId(1, entry), delay)
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(LONGEST + 0.3)
+        statistics = tracker.statistics()
+        assert (statistics.pending, statistics.sent) == (0, COUNT)
+        assert statistics.wakeups - statistics.early_wakeups <= COUNT
+        assert statistics.lateness.p99_ms < 100
+    assert came.keys() == asked.keys()
+    return [(delay * 1000, (came[message_id] - at - delay) * 1000) for message_id, (at, delay) in asked.items()]
+
+
+@pytest.mark.parametrize("bits", [0, 8])
+@pytest.mark.parametrize("factory", [asyncio.SelectorEventLoop, uvloop_factory], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("clock", [None, MonotonicClock()], ids=["loop clock", "monotonic clock"])
+def test_four_hundred_deadlines(
+    bits: int, factory: Callable[[], asyncio.AbstractEventLoop], clock: Clock | None
+) -> None:
+    """400 deadlines of 20 ms to 3 s while nacks keep coming: none early by a bucket, p99 within 100 ms, none lost."""
+    config = NackConfig(negative_ack_precision_bit_cnt=bits)
+    with asyncio.Runner(loop_factory=factory) as runner:
+        results = runner.run(errors_ms(config, clock))
+    for delay, late in results:
+        widest = min(2**bits, max(delay / 8, 1))
+        assert late > -(widest + 2)  # a ms for each of the two roundings to whole ms
+    late_ms = sorted(late for _, late in results)
+    assert late_ms[int(COUNT * 0.99)] < 100
