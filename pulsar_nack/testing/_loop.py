@@ -41,6 +41,12 @@ _Events = list[tuple[selectors.SelectorKey, int]]
 class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     """A real asyncio loop whose :meth:`time` is virtual; use it as a ``loop_factory``.
 
+    With :func:`run` or :func:`virtual_time` nobody needs to name it. For pytest-asyncio (1.4 and later), so that async
+    fixtures run on it too, a ``conftest.py`` says::
+
+        def pytest_asyncio_loop_factories(config, item):
+            return {"virtual": VirtualClockEventLoop}
+
     :param patience: real seconds to wait for threads or sockets before the loop gives up
     """
 
