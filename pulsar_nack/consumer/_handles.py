@@ -16,15 +16,16 @@ from ._port import Delivery
 
 _MOST_HANDLES: Final = 200_000
 _FIRST_CHUNK_TAG: Final = b"\x3a"
+_PARTITION: Final = "-partition-"
 
 
 class Handles:
     """The client's id objects of what is not acknowledged, at most 200 000, the newest.
 
-    :param topic: the consumer's topic, for ids that carry none
+    :param topic: the consumer's topic, for ids that carry none; None: it has several
     """
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str | None) -> None:
         self._topic = topic
         self._handles: dict[MessageId, Any] = {}
 
@@ -52,7 +53,7 @@ class Handles:
         self._handles.clear()
 
     def get(self, message_id: MessageId) -> Any:
-        """Return the handle, or build one from the numbers: enough for a redelivery."""
+        """Return the handle, or build one from the numbers: enough for a redelivery; raises as :meth:`build`."""
         handle = self._handles.get(message_id)
         return self.build(message_id) if handle is None else handle
 
@@ -72,18 +73,23 @@ class Handles:
         return self.build(message_id)
 
     def build(self, message_id: MessageId) -> Any:
-        """Return a new id object of the client, with a topic if one is known."""
+        """Return a new id object of the client, with its topic: without one the client would ignore it silently.
+
+        :raises BrokerError: the consumer has several topics and the id does not name its own
+        """
         import _pulsar
 
+        topic = message_id.topic or self._partition_topic(message_id)
         handle = _pulsar.MessageId.deserialize(message_id.to_bytes())
-        topic = message_id.topic or self._partition_topic(message_id.partition)
-        if topic:
-            handle.topic_name(topic)
+        handle.topic_name(topic)
         return handle
 
-    def _partition_topic(self, partition: int) -> str:
-        is_partition = "-partition-" in self._topic
-        return self._topic if partition < 0 or is_partition else f"{self._topic}-partition-{partition}"
+    def _partition_topic(self, message_id: MessageId) -> str:
+        if self._topic is None:
+            raise BrokerError(f"{message_id!r} was not delivered to this consumer of several topics, and names none")
+        if message_id.partition < 0 or _PARTITION in self._topic:
+            return self._topic
+        return f"{self._topic}{_PARTITION}{message_id.partition}"
 
 
 def delivery_of(native: Any, schema: Any) -> tuple[Delivery, Any]:

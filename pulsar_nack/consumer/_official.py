@@ -26,6 +26,8 @@ NATIVE_DELAY_S: Final = 0.1
 """The shortest delay that the client knows; what :func:`~pulsar_nack.subscribe` gives its consumers."""
 _CLIENT_DEFAULT_DELAY_S: Final = 60.0
 _SLICE: Final = 256
+_SEVERAL: Final = "TopicsConsumerFakeName"
+"""Part of the name that the client gives to a consumer of a list of topics."""
 
 
 class OfficialPort:
@@ -37,6 +39,7 @@ class OfficialPort:
         read back; the client's own default is 60 s
     :param batch_index_ack: whether the consumer was made with ``batch_index_ack_enabled``
     :param receiver_queue_size: how many messages the client may fetch ahead
+    :param has_several_topics: it was subscribed to a pattern (lists are recognized)
     :raises InvalidArgumentError: not a consumer of ``pulsar.asyncio``
     """
 
@@ -48,6 +51,7 @@ class OfficialPort:
         native_delay: Delay = _CLIENT_DEFAULT_DELAY_S,
         batch_index_ack: bool = False,
         receiver_queue_size: int = 0,
+        has_several_topics: bool = False,
     ) -> None:
         if not isinstance(consumer, import_pulsar_asyncio().Consumer):
             raise InvalidArgumentError("consumer", consumer, "a pulsar.asyncio.Consumer (not the synchronous one)")
@@ -63,7 +67,7 @@ class OfficialPort:
         self._consumer = consumer
         self._native = consumer._consumer
         self._schema = consumer._schema
-        self._handles = Handles(consumer.topic())
+        self._handles = Handles(None if has_several_topics or _SEVERAL in consumer.topic() else consumer.topic())
         self._loop = asyncio.get_running_loop()
         self._waiters: deque[asyncio.Future[Delivery]] = deque()
         self._arrived: deque[Delivery] = deque()
@@ -124,7 +128,7 @@ class OfficialPort:
         self._check_open()
         try:
             self._outbox.extend([self._handles.get(message_id) for message_id in ids])
-        except (RuntimeError, ValueError, TypeError) as error:
+        except (BrokerError, RuntimeError, ValueError, TypeError) as error:
             raise RedeliveryError(f"the client refused a redelivery: {error}") from error
         if self._burst_timer is None and self._outbox:
             at = max(self._last_burst_at + self._spacing, self._loop.time())

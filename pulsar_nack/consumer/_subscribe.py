@@ -153,6 +153,7 @@ async def _port(client: Any, topic: Any, subscription: str, native_type: Any, op
         native_delay=NATIVE_DELAY_S,
         batch_index_ack=bool(options.get("batch_index_ack_enabled", False)),
         receiver_queue_size=int(options.get("receiver_queue_size", _DEFAULT_QUEUE)),
+        has_several_topics=bool(options.get("is_pattern_topic", False)),
     )
 
 

@@ -1,0 +1,134 @@
+"""The port over the official client where no broker is needed: what it refuses, how it names ids and topics."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pulsar
+import pulsar.asyncio
+import pytest
+
+import pulsar_nack
+from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
+from pulsar_nack.consumer._handles import Handles
+from pulsar_nack.consumer._official import OfficialPort
+
+
+@asynccontextmanager
+async def unreachable() -> AsyncIterator[Any]:
+    """A client of an address where nobody listens, that gives up after a second."""
+    client = pulsar.asyncio.Client(
+        "pulsar://127.0.0.1:1", operation_timeout_seconds=1, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def test_a_refused_connection_is_one_clear_error() -> None:
+    """U22: nobody listens: one error of ours that names topic and subscription, not a hang."""
+    async with unreachable() as client:
+        with pytest.raises(BrokerError, match=r"orders.*billing"):
+            await pulsar_nack.subscribe(client, "orders", "billing")
+        with pytest.raises(BrokerError, match="orders"):
+            async with pulsar_nack.subscribe(client, "orders", "billing"):
+                pass
+
+
+async def test_bad_arguments_are_refused_before_anything_happens() -> None:
+    """N24: a wrong client, consumer, type or an option that is ours is refused by name."""
+    async with unreachable() as client:
+        bad: list[dict[str, Any]] = [
+            {"consumer_type": "sharde"},
+            {"consumer_type": 3},
+            {"negative_ack_redelivery_delay_ms": 5},
+        ]
+        for options in bad:
+            with pytest.raises(InvalidArgumentError, match=next(iter(options))):
+                pulsar_nack.subscribe(client, "orders", "billing", **options)
+    with pytest.raises(InvalidArgumentError, match=r"pulsar\.asyncio\.Client"):
+        pulsar_nack.subscribe(object(), "orders", "billing")
+    with pytest.raises(InvalidArgumentError, match=r"pulsar\.asyncio\.Consumer"):
+        OfficialPort(object(), honours_ids=True)
+
+
+class FakeNative:
+    """As much of the binding's consumer as making a port needs."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def topic(self) -> str:
+        """Return what the client would call its topic."""
+        return self._topic
+
+
+def port_on(topic: str = "persistent://public/default/t", **options: Any) -> OfficialPort:
+    """A port on a consumer that was never connected."""
+    consumer = pulsar.asyncio.Consumer(FakeNative(topic), pulsar.schema.BytesSchema())
+    return OfficialPort(consumer, **{"honours_ids": True, **options})
+
+
+async def test_traits_follow_the_native_delay() -> None:
+    """U30: with the client's 60 s the broker way takes minutes, and the traits say so; with 100 ms it takes 120 ms."""
+    assert port_on().traits.min_redelivery_delay == 84
+    quick = port_on(native_delay=0.1).traits
+    assert (quick.redelivery_latency, quick.min_redelivery_delay) == (0.12, 0.14)
+    assert port_on(native_delay=0).traits == quick
+    with pytest.raises(InvalidArgumentError, match="native_delay"):
+        port_on(native_delay=-1)
+
+
+async def test_wrapping_is_careful() -> None:
+    """U29: a wrapped consumer of unknown type is taken for Exclusive; named Shared, its ids are honoured."""
+    consumer = pulsar.asyncio.Consumer(FakeNative("t"), pulsar.schema.BytesSchema())
+    assert not pulsar_nack.wrap(consumer).port.traits.honours_ids
+    assert pulsar_nack.wrap(consumer, consumer_type="shared").port.traits.honours_ids
+    assert not pulsar_nack.wrap(consumer, consumer_type=pulsar.ConsumerType.Failover).port.traits.honours_ids
+
+
+def test_ids_are_built_with_their_topic() -> None:
+    """N36: an id from numbers gets the partition's topic; among several topics it has to name its own."""
+    handles = Handles("persistent://public/default/t")
+    native = handles.build(MessageId(3, 4, 2, 1, batch_size=5))
+    assert (native.ledger_id(), native.entry_id(), native.partition(), native.batch_index()) == (3, 4, 2, 1)
+    assert handles._partition_topic(MessageId(3, 4, 2)) == "persistent://public/default/t-partition-2"
+    assert Handles("t-partition-2")._partition_topic(MessageId(3, 4, 2)) == "t-partition-2"
+    with pytest.raises(BrokerError, match="names none"):
+        Handles(None).build(MessageId(3, 4))
+    assert Handles(None).build(MessageId(3, 4, topic="t")).entry_id() == 4
+
+
+def test_one_of_a_batch_is_not_acknowledged_by_number() -> None:
+    """U26: a member that was not delivered here cannot be acknowledged: the client would acknowledge its mates too."""
+    handles = Handles("t")
+    for message_id in (MessageId(3, 4, -1, 0), MessageId(3, 4, -1, 0, batch_size=5)):
+        with pytest.raises(BrokerError, match="whole batch"):
+            handles.for_ack(message_id)
+    assert handles.for_ack(MessageId(3, 4)).entry_id() == 4
+    assert handles.for_ack(MessageId(3, 4, -1, 0, batch_size=1)).entry_id() == 4
+
+
+def test_handles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the client's id objects the newest are kept; those that are acknowledged go."""
+    monkeypatch.setattr("pulsar_nack.consumer._handles._MOST_HANDLES", 3)
+    handles = Handles("t")
+    for entry in range(5):
+        handles.remember(MessageId(1, entry), entry)
+    handles.remember(MessageId(1, 2), "newer")
+    handles.remember(MessageId(1, 5), 5)
+    assert [handles.get(MessageId(1, entry)) for entry in (4, 2, 5)] == [4, "newer", 5]
+    handles.forget(MessageId(1, 4))
+    handles.forget_through(MessageId(1, 2))
+    assert len(handles) == 1
+
+
+def test_the_client_is_not_imported_before_it_is_needed() -> None:
+    """Importing the package, and using a consumer on another port, does not touch pulsar-client."""
+    code = "import sys, pulsar_nack, pulsar_nack.testing; sys.exit('pulsar' in sys.modules or '_pulsar' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
