@@ -21,11 +21,12 @@ LIMITS = {
     (buckets_module, "_SPAN"): 8192,
     (buckets_module, "_SWEEP_AT"): 1024,
     (buckets_module, "_SEAL_FROM"): 64,
+    (buckets_module, "_STEPS"): 4,
     (store_module, "_WORTH_CLOSING"): 64,
     (store_module, "_SPLIT_AT"): 32,
     (store_module, "_PIECE"): 4096,
 }
-SMALL = [2, 2, 10, 3, 4, 1, 2, 2]
+SMALL = [2, 2, 10, 3, 4, 1, 1, 2, 2]
 
 
 @pytest.fixture(params=["usual limits", "small limits"])
@@ -143,9 +144,11 @@ class IndexMachine(RuleBasedStateMachine):
         for message_id in got:
             del self.starts[message_id]
 
-    @rule()
-    def sweep(self) -> None:
-        self.buckets._sweep_everything()
+    @rule(steps=st.one_of(st.none(), st.integers(1, 3)))
+    def sweep(self, steps: int | None) -> None:
+        if self.buckets._sweep is None:
+            self.buckets._sweep = self.buckets._store.sweep()
+        self.buckets._go_on_sweeping(steps)
 
     @rule()
     def clear(self) -> None:
