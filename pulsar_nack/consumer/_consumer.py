@@ -49,7 +49,7 @@ class Consumer:
     :param backoff: the delay of nacks that name none, from the redelivery count: a callable, a delay, or a list
     :param config: precision, default delay and bounds of the nacks
     :param max_local_bytes: most memory for payloads that are kept; beyond it the broker is asked, and on Exclusive and
-        Failover subscriptions ``nack`` waits
+        Failover subscriptions ``nack`` waits. At most as much again is held of what is in work, for nacks by id
     :param unacked_limit: the broker's bound on unacknowledged messages, less its prefetch: at 80 % a warning is logged,
         at the bound ``nack`` waits; None: no bound
     :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not shown

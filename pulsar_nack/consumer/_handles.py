@@ -12,15 +12,16 @@ from typing import Any, Final
 
 from ..errors import BrokerError
 from ..ids import MessageId
+from ._batches import is_same_topic
 from ._port import Delivery
 
-_MOST_HANDLES: Final = 200_000
+_MOST_HANDLES: Final = 100_000
 _FIRST_CHUNK_TAG: Final = b"\x3a"
 _PARTITION: Final = "-partition-"
 
 
 class Handles:
-    """The client's id objects of what is not acknowledged, at most 200 000, the newest.
+    """The client's id objects of what is not acknowledged, at most 100 000, the newest.
 
     :param topic: the consumer's topic, for ids that carry none; None: it has several
     """
@@ -28,9 +29,26 @@ class Handles:
     def __init__(self, topic: str | None) -> None:
         self._topic = topic
         self._handles: dict[MessageId, Any] = {}
+        self._batch: tuple[int | str, ...] = ()
+        self._batch_size = 0
 
     def __len__(self) -> int:
         return len(self._handles)
+
+    def id_of(self, native: Any) -> MessageId:
+        """Return the id of a message that the client delivered, and keep its handle."""
+        handle, topic = native.message_id(), native.topic_name()
+        position = (handle.ledger_id(), handle.entry_id(), handle.partition())
+        index = handle.batch_index()
+        if index >= 0 and (*position, topic) == self._batch:
+            message_id = MessageId(*position, index, batch_size=self._batch_size, topic=topic)
+        elif index < 0 and _FIRST_CHUNK_TAG not in handle.serialize():
+            message_id = MessageId(*position, topic=topic)
+        else:
+            message_id = MessageId.from_bytes(handle.serialize(), topic)
+            self._batch, self._batch_size = (*position, topic), message_id.batch_size
+        self.remember(message_id, handle)
+        return message_id
 
     def remember(self, message_id: MessageId, handle: Any) -> None:
         """Keep the handle of the newest delivery."""
@@ -45,7 +63,7 @@ class Handles:
 
     def forget_through(self, message_id: MessageId) -> None:
         """Drop the handles up to and including ``message_id``, of its partition; O(handles)."""
-        for known in [k for k in self._handles if k.partition == message_id.partition and k <= message_id]:
+        for known in [k for k in self._handles if k <= message_id and is_same_topic(k, message_id)]:
             del self._handles[known]
 
     def clear(self) -> None:
@@ -92,17 +110,15 @@ class Handles:
         return f"{self._topic}{_PARTITION}{message_id.partition}"
 
 
-def delivery_of(native: Any, schema: Any) -> tuple[Delivery, Any]:
-    """Return the client's message as a delivery, and its id object."""
+def delivery_of(native: Any, schema: Any, message_id: MessageId) -> Delivery:
+    """Return the client's message as a delivery."""
     import pulsar
 
-    handle = native.message_id()
-    topic = native.topic_name()
     message = pulsar.Message()
     message._message = native
     message._schema = schema
     return Delivery(
-        id=_id_of(handle, topic),
+        id=message_id,
         data=native.data(),
         properties=native.properties(),
         key=native.partition_key() or None,
@@ -110,15 +126,6 @@ def delivery_of(native: Any, schema: Any) -> tuple[Delivery, Any]:
         redelivery_count=native.redelivery_count(),
         publish_time_ms=native.publish_timestamp(),
         event_time_ms=native.event_timestamp(),
-        topic=topic,
+        topic=message_id.topic or "",
         native=message,
-    ), handle
-
-
-def _id_of(handle: Any, topic: str) -> MessageId:
-    if handle.batch_index() >= 0:
-        return MessageId.from_bytes(handle.serialize(), topic)
-    data = handle.serialize()
-    if _FIRST_CHUNK_TAG in data:
-        return MessageId.from_bytes(data, topic)
-    return MessageId(handle.ledger_id(), handle.entry_id(), handle.partition(), topic=topic)
+    )

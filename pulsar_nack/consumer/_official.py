@@ -171,9 +171,7 @@ class OfficialPort:
         if result.name != "Ok":
             self._fail_waiters(BrokerError(f"receive: {result.name}"))
             return
-        delivery, handle = delivery_of(native, self._schema)
-        self._handles.remember(delivery.id, handle)
-        self._arrived.append(delivery)
+        self._arrived.append(delivery_of(native, self._schema, self._handles.id_of(native)))
         self._hand_over()
 
     def _hand_over(self) -> None:

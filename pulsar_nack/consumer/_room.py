@@ -44,7 +44,10 @@ class Room:
         return self.limit is not None and self._count() >= NEAR * self.limit
 
     async def wait_for(self, fits: Callable[[], bool]) -> None:
-        """Wait until the count is below the limit and ``fits`` says yes, or a message is ready for the user."""
+        """Wait until the count is below the limit and ``fits`` says yes, or a message is ready for the user.
+
+        The caller fills the room before it awaits anything else, so that the next one sees it.
+        """
         while not self._may_pass(fits):
             if self._closed_by is not None:
                 raise self._closed_by
@@ -53,36 +56,35 @@ class Room:
             try:
                 must_pass = await waiter
             except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self.changed()
+                self._hand_on(waiter)
                 raise
-            finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
             if must_pass:
                 return
-            if not self._may_pass(fits):
-                continue
-            self.changed()
-            return
 
     def _may_pass(self, fits: Callable[[], bool]) -> bool:
         is_free = (self.limit is None or self._count() < self.limit) and fits()
         return is_free or self._has_ready()
 
+    def _hand_on(self, waiter: asyncio.Future[bool]) -> None:
+        """A call that was cancelled leaves the line, and gives on what it was just told."""
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+        elif waiter.done() and not waiter.cancelled() and waiter.exception() is None and waiter.result():
+            self.let_pass()
+
     def changed(self) -> None:
-        """Let the call that waits longest look again."""
-        self._wake(must_pass=False)
+        """Let all calls that wait look again, in their order; O(waiting)."""
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(False)
 
     def let_pass(self) -> None:
         """Let one call pass whatever the bounds say: a message is ready."""
-        self._wake(must_pass=True)
-
-    def _wake(self, *, must_pass: bool) -> None:
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
-                waiter.set_result(must_pass)
+                waiter.set_result(True)
                 return
 
     def note(self) -> None:

@@ -6,7 +6,10 @@ import asyncio
 import collections
 import random
 import sys
+from collections.abc import Callable
+from typing import Any
 
+import pulsar
 import pytest
 
 import pulsar_nack
@@ -113,24 +116,67 @@ async def test_many_redeliveries_are_each_shown_once(service_url: str, topic: st
         assert scenarios.all_given_back(consumer)
 
 
-async def test_batch_mates_are_left_alone(service_url: str, topic: str) -> None:
+@pytest.mark.parametrize("redelivery", ["auto", "broker"])
+@pytest.mark.parametrize("index_acks", [True, False])
+async def test_batch_mates_are_left_alone(service_url: str, topic: str, redelivery: str, index_acks: bool) -> None:
     """U26: of a batch of five only the nacked one is seen again, once, whichever way; the acked one never."""
-    for number, redelivery in enumerate(("auto", "broker")):
-        name = f"{topic}-{number}"
-        async with subscribed(service_url, name, redelivery=redelivery) as (client, consumer):
-            await send(client, name, numbered(5), batched=True)
-            batch = sorted(await take(consumer, 5), key=lambda message: message.id)
-            assert [message.id.batch_size for message in batch] == [5] * 5
-            await batch[0].nack(delay=0.4)
-            await batch[2].ack()
-            again = await consumer.receive(timeout=10)
-            assert (again.id, again.attempt) == (batch[0].id, 2)
-            assert await nothing_comes(consumer)
-            for message in (again, batch[1], batch[3], batch[4]):
+    settings = {"redelivery": redelivery, "batch_index_ack_enabled": index_acks}
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        await send(client, topic, numbered(5), batched=True)
+        batch = sorted(await take(consumer, 5), key=lambda message: message.id)
+        assert [message.id.batch_size for message in batch] == [5] * 5
+        await batch[0].nack(delay=0.4)
+        await batch[2].ack()
+        again = await consumer.receive(timeout=10)
+        assert (again.id, again.attempt) == (batch[0].id, 2)
+        assert await nothing_comes(consumer)
+        for message in (again, batch[1], batch[3], batch[4]):
+            await message.ack()
+        assert scenarios.all_given_back(consumer)
+    async with subscribed(service_url, topic) as (_, second):
+        assert await nothing_comes(second)
+
+
+@pytest.mark.parametrize(
+    "told", [{}, {"consumer_type": "shared"}, {"consumer_type": "shared", "native_delay": 0.1}], ids=str
+)
+async def test_wrapping_a_consumer_of_the_client(service_url: str, topic: str, told: dict[str, Any]) -> None:
+    """N33: a consumer that the official client made works too, whatever we are told about it."""
+    native_delay = {} if "native_delay" not in told else {"negative_ack_redelivery_delay_ms": 100}
+    async with official_client(service_url) as client:
+        native = await client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared, **native_delay)
+        async with pulsar_nack.wrap(native, config=EXACT, **told) as consumer:
+            await send(client, topic, numbered(3))
+            messages = await take(consumer, 3)
+            watch = Stopwatch()
+            for message in messages:
+                await message.nack(delay=0.1 + 0.4 * int(message.data))
+            for payload, delay in zip(numbered(3), (0.1, 0.5, 0.9), strict=True):
+                message = await consumer.receive(timeout=10)
+                assert message.data == payload
+                assert -0.1 < watch.seconds - delay < scenarios.SLACK
                 await message.ack()
-            assert scenarios.all_given_back(consumer)
-        async with subscribed(service_url, name) as (_, second):
-            assert await nothing_comes(second)
+            assert await nothing_comes(consumer)
+            assert consumer.statistics().redelivered_broker == (2 if native_delay else 0)
+
+
+async def test_failover_on_partitions(service_url: str, partitioned_topic: Callable[[int], str]) -> None:
+    """U29: on a failover subscription of two partitions only what was nacked is seen again, at its own time."""
+    topic = partitioned_topic(2)
+    async with subscribed(service_url, topic, consumer_type="failover") as (client, consumer):
+        await send(client, topic, numbered(8))
+        messages = sorted(await take(consumer, 8), key=lambda message: message.data)
+        watch = Stopwatch()
+        await messages[1].nack(delay=0.8)
+        await messages[2].nack(delay=0.3)
+        for message, delay in ((messages[2], 0.3), (messages[1], 0.8)):
+            again = await consumer.receive(timeout=10)
+            assert again.data == message.data
+            assert -0.05 < watch.seconds - delay < scenarios.SLACK
+        for message in messages:
+            await consumer.acknowledge(message.id)
+        assert await nothing_comes(consumer)
+        assert scenarios.all_given_back(consumer)
 
 
 async def test_exclusive_brings_back_one(service_url: str, topic: str) -> None:

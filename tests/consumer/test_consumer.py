@@ -581,6 +581,26 @@ async def test_unacked_messages_are_bounded(caplog: pytest.LogCaptureFixture) ->
 
 
 @virtual_time
+async def test_a_large_payload_that_waits_does_not_hold_up_a_small_one() -> None:
+    """U30: Exclusive: room is made that is too little for the first nack in line but enough for the second."""
+    async with consuming(FakePort(subscription_type="exclusive"), max_local_bytes=10_000) as (port, consumer):
+        for size in (4_000, 2_000, 8_000, 1_000):
+            port.topic.publish(b"x" * size)
+        kept, freed, large, small = await take(consumer, 4)
+        await kept.nack(delay=3600)
+        await freed.nack(delay=3600)
+        waiting = [asyncio.create_task(message.nack(delay=3600)) for message in (large, small)]
+        await asyncio.sleep(1)
+        assert consumer.statistics().waiting_nacks == 2
+        await consumer.acknowledge(freed.id)
+        await asyncio.sleep(1)
+        assert [task.done() for task in waiting] == [False, True]
+        await consumer.acknowledge(kept.id)
+        await consumer.acknowledge(small.id)
+        await asyncio.gather(*waiting)
+
+
+@virtual_time
 async def test_max_held() -> None:
     """N22: at max_held a nack waits for room and nothing is dropped."""
     async with consuming(config=NackConfig(max_held=2)) as (port, consumer):
