@@ -30,12 +30,14 @@ PUBLIC = {
     "pulsar_nack.index",
     "pulsar_nack.nack",
     "pulsar_nack.observe",
+    "pulsar_nack.planning",
     "pulsar_nack.testing",
 }
 LAYERS = {
     "foundation": 0,
     "index": 1,
     "ledger": 1,
+    "planning": 1,
     "nack": 2,
     "delayed": 2,
     "cursor": 2,

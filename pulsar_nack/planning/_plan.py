@@ -1,0 +1,153 @@
+"""A table over the width of buckets, and which width to take."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import floor, log2
+from typing import Any, Final
+
+from ..errors import InvalidArgumentError
+from ._index_size import predicted_bytes
+from ._proposals import old_bytes, proposal_bytes
+from ._workload import Kind, Workload
+
+_MAX_BITS: Final = 62
+_WIDEST_SHARE: Final = 8
+"""A bucket should be no wider than an eighth of the delay, as ``NackConfig.precision_ratio`` has it."""
+_WAKE_UPS: Final = 100.0
+_SLACK: Final = 1.25
+_SLACK_BYTES: Final = 1 << 20
+_UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """What buckets of ``2**bits`` ms mean."""
+
+    bits: int
+    width_ms: int
+    buckets: float
+    messages_per_bucket: float
+    wake_ups_per_second: float
+    is_fine: bool
+    """No wider than an eighth of the delay."""
+    bytes: float
+    bytes_per_message: float
+    proposal_bytes: float
+    proposal_limit_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Which bits to take, and why."""
+
+    bits: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer to a workload: a row for each number of bits, those asked for among them."""
+
+    workload: Workload
+    bits: int
+    pending: float
+    old_bytes: tuple[float, float]
+    rows: tuple[PlanRow, ...]
+    recommendation: Recommendation
+
+    @property
+    def asked(self) -> PlanRow:
+        """Return the row that was asked for."""
+        return self.rows[self.bits]
+
+    @property
+    def recommended(self) -> PlanRow:
+        """Return the row that is recommended."""
+        return self.rows[self.recommendation.bits]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values, for JSON."""
+        return asdict(self) | {"asked": asdict(self.asked)}
+
+
+def make_plan(workload: Workload, bits: int) -> Plan:
+    """Plan for a workload with buckets of ``2**bits`` ms, and compare with all other widths up to the delay.
+
+    :raises InvalidArgumentError: ``bits`` is not an integer from 0 to 62
+    """
+    if type(bits) is not int or not 0 <= bits <= _MAX_BITS:
+        raise InvalidArgumentError("bits", bits, f"an integer from 0 to {_MAX_BITS}")
+    longest = max(floor(log2(max(workload.delay * 1000, 1))), bits)
+    rows = tuple(_row(workload, each) for each in range(longest + 1))
+    return Plan(workload, bits, workload.pending, old_bytes(workload), rows, _recommend(workload, rows))
+
+
+def format_size(size: float) -> str:
+    """Return bytes as people read them, three digits at least; units of 1 024."""
+    size /= 1024
+    unit = 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size /= 1024
+        unit += 1
+    return f"{size:.{0 if size >= 100 else 1 if size >= 10 else 2}f} {_UNITS[unit]}"
+
+
+def _row(workload: Workload, bits: int) -> PlanRow:
+    width = 1 << bits
+    delay_ms = workload.delay * 1000
+    held = predicted_bytes(workload, bits)
+    per_ms = workload.pending / delay_ms
+    return PlanRow(
+        bits=bits,
+        width_ms=width,
+        buckets=max(delay_ms / width, 1),
+        messages_per_bucket=per_ms * width,
+        wake_ups_per_second=min(1000 / width, per_ms * 1000),
+        is_fine=width == 1 or width * _WIDEST_SHARE <= delay_ms,
+        bytes=held,
+        bytes_per_message=held / workload.pending,
+        proposal_bytes=proposal_bytes(workload, bits),
+        proposal_limit_bytes=proposal_bytes(workload, bits, limit=True),
+    )
+
+
+def _recommend(workload: Workload, rows: tuple[PlanRow, ...]) -> Recommendation:
+    """Choose the finest buckets that cost little: near the least memory, few wake-ups, no wider than fits the delay."""
+    fine = [row for row in rows if row.is_fine]
+    least = min(row.bytes for row in fine)
+    cheap = [row for row in fine if row.bytes <= _affordable(least)]
+    quiet = [row for row in cheap if row.wake_ups_per_second <= _WAKE_UPS]
+    best = quiet[0] if quiet else fine[-1]
+    return Recommendation(best.bits, _reason(workload, best, rows, least))
+
+
+def _affordable(least: float) -> float:
+    """Return how much memory finer buckets may take: a quarter, or a MiB, more than the least."""
+    return max(_SLACK * least, least + _SLACK_BYTES)
+
+
+def _reason(workload: Workload, best: PlanRow, rows: tuple[PlanRow, ...], least: float) -> str:
+    off = best.width_ms - 1
+    text = (
+        f"messages are off by at most {off} ms ({off / workload.delay / 10:.2g} % of the delay), for "
+        f"{format_size(best.bytes)} and at most {best.wake_ups_per_second:.3g} wake-ups a second. "
+    )
+    finer = rows[best.bits - 1] if best.bits else None
+    coarser = rows[best.bits + 1] if best.bits + 1 < len(rows) else None
+    if finer is not None and finer.bytes > _affordable(least):
+        text += f"Finer buckets would take {format_size(finer.bytes)}"
+    elif finer is not None and finer.wake_ups_per_second > _WAKE_UPS:
+        text += f"Finer buckets would mean {finer.wake_ups_per_second:.3g} wake-ups a second"
+    else:
+        text += "There is nothing finer to gain"
+    if coarser is not None and not coarser.is_fine:
+        text += ", and wider ones would be more than an eighth of the delay."
+    else:
+        text += f", and the widest that fit the delay would save {format_size(best.bytes - least)}."
+    setting = (
+        f"negativeAckPrecisionBitCnt={best.bits}"
+        if workload.kind == Kind.NACK
+        else f"delayedDeliveryTickTimeMillis={best.width_ms}"
+    )
+    return f"Set {setting}: {text}"

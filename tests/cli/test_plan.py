@@ -1,0 +1,112 @@
+"""``pulsar-nack plan``: what it prints, draws and refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from pulsar_nack.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
+    """Run the command; return its exit code and what it printed."""
+    with pytest.raises(SystemExit) as done:
+        main(["plan", *arguments])
+    out, err = capsys.readouterr()
+    return done.value.code, out, err
+
+
+def test_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without options the plan is for 10 000 nacks a second that wait a minute, with a row for each width."""
+    code, out, _ = run(capsys)
+    assert code == 0
+    assert "600,000 messages wait at once" in out
+    rows = [line.split() for line in out.splitlines()[4:] if line[:4].strip().isdigit()]
+    assert [row[0] for row in rows] == [str(bits) for bits in range(16)]
+    assert [row[0] for row in rows if "asked" in row] == ["8"]
+    assert [row[0] for row in rows if "recommended" in row] == ["4"]
+    assert "Recommended: 4 bits. Set negativeAckPrecisionBitCnt=4:" in out
+
+
+def test_plans_for_delayed_messages(capsys: pytest.CaptureFixture[str]) -> None:
+    """P1: for delayed messages the default is the bits of a tick of a second, and a heap is what was before."""
+    code, out, _ = run(capsys, "--kind", "delayed", "--rate", "1000", "--delay", "10000")
+    assert code == 0
+    assert "With 9 bits, buckets of 512 ms" in out
+    assert "Proposal: 19.1 MiB. A heap: 229 MiB." in out
+    assert "delayedDeliveryTickTimeMillis=" in out
+
+
+def test_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """P1: ``--json`` prints everything and nothing else, sizes in bytes."""
+    options = ("--kind", "delayed", "--rate", "8000", "--delay", "1250", "--bits", "15", "--json")
+    code, out, _ = run(capsys, *options)
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["pending"] == 10_000_000
+    assert plan["asked"]["bits"] == plan["bits"] == 15
+    assert round(plan["asked"]["proposal_bytes"] / 2**20, 2) == 1.79
+    assert round(plan["asked"]["proposal_limit_bytes"] / 2**20, 2) == 1.55
+    assert plan["asked"]["bytes"] < 500_000
+    assert set(plan["recommendation"]) == {"bits", "reason"}
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str, start: bytes) -> None:
+    """``--plot`` draws a picture of the kind that the name says."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"plan{suffix}"
+    code, out, _ = run(capsys, "--share", "0.3", "--plot", str(path))
+    assert code == 0
+    assert "30 % of them" in out
+    assert path.read_bytes().startswith(start)
+
+
+def test_refuses_other_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A picture of a kind that is not known is refused before anything is printed."""
+    code, out, err = run(capsys, "--plot", str(tmp_path / "plan.txt"))
+    assert (code, out) == (2, "")
+    assert "plot: expected a file that ends in .png" in err
+
+
+def test_refuses_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A picture that cannot be written is an error of one line."""
+    pytest.importorskip("matplotlib")
+    code, _, err = run(capsys, "--plot", str(tmp_path / "missing" / "plan.png"))
+    assert code == 2
+    assert "plot: expected a file that can be written" in err
+
+
+def test_names_the_missing_extra(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without matplotlib ``--plot`` says what to install, after the table."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "pulsar_nack.cli._plan_plot", raising=False)
+    code, out, err = run(capsys, "--plot", str(tmp_path / "plan.png"))
+    assert code == 2
+    assert "Recommended" in out
+    assert "pip install 'pulsar-nack[demo]'" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--share", "2"), "share"),
+        (("--rate", "nan"), "rate"),
+        (("--delay", "-1"), "delay"),
+        (("--bits", "63"), "bits"),
+        (("--kind", "delayed", "--batch-size", "5"), "batch_size"),
+        (("--entries-per-ledger", "0"), "entries_per_ledger"),
+        (("--kind", "other"), "other"),
+    ],
+)
+def test_refuses_bad_options(capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str) -> None:
+    """What cannot be is refused with an exit code of 2 and names the option."""
+    code, out, err = run(capsys, *options)
+    assert (code, out) == (2, "")
+    assert message in err
