@@ -10,7 +10,7 @@ from ..errors import InvalidArgumentError
 from ..ids import MessageId
 
 
-def check_id(message_id: object, field: str = "message_id") -> None:
+def check_id(message_id: object, field: str = "id") -> None:
     """Refuse what is not the id of a stored message."""
     if not isinstance(message_id, MessageId):
         raise InvalidArgumentError(field, message_id, "a MessageId")

@@ -95,14 +95,14 @@ class NackSchedule:
         widest = int(delay_ms * (ratio or 1))
         self._mask = -1 << (max(widest, 1).bit_length() - 1)
 
-    def add(self, message_id: MessageId, now_ms: int, delay_ms: int) -> bool:
+    def add(self, id: MessageId, now_ms: int, delay_ms: int) -> bool:
         """Make an id pending; return whether it was not. Pending already: the earliest deadline wins.
 
         :raises InvalidArgumentError: not a message's id, or a negative delay; nothing has changed
         """
         if delay_ms != self._delay_ms:
             self._use_delay(delay_ms)
-        return self._add(message_id, (now_ms + delay_ms) & self._mask)
+        return self._add(id, (now_ms + delay_ms) & self._mask)
 
     def add_entries(self, ledger: int, entries: Any, now_ms: int, delay_ms: int) -> int:
         """Make entries of one ledger pending: a range, a sequence, an array or a numpy array. Return how many were not.
@@ -123,9 +123,9 @@ class NackSchedule:
             added += add(message_id, start)
         return added
 
-    def discard(self, message_id: MessageId) -> bool:
+    def discard(self, id: MessageId) -> bool:
         """Take an id out; return whether it was pending."""
-        return self._buckets.discard(message_id)
+        return self._buckets.discard(id)
 
     def clear(self) -> int:
         """Drop everything; return how many were pending."""

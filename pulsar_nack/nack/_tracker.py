@@ -159,21 +159,21 @@ class NegativeAcksTracker:
 
     # nack
 
-    async def nack(self, message_id: MessageId, delay: Delay | None = None, *, redelivery_count: int = 0) -> None:
+    async def nack(self, id: MessageId, delay: Delay | None = None, *, redelivery_count: int = 0) -> None:
         """Make an id pending, after waiting in line for room if ``max_held`` ids are held.
 
         The delay runs from when there is room. Cancelled, the id is either pending or it is not. See
         :meth:`nack_nowait` for the rest. Lets the loop run when it has not done so for 5 ms.
         """
         if self._room.free > 0:  # then nobody waits: a place that is given back goes to the first in line
-            self.nack_nowait(message_id, delay, redelivery_count=redelivery_count)
+            self.nack_nowait(id, delay, redelivery_count=redelivery_count)
         else:
-            await self._nack_in_line(message_id, delay, redelivery_count)
+            await self._nack_in_line(id, delay, redelivery_count)
         if self._now_ms - self._yielded_at >= _YIELD_AFTER_MS:
             await asyncio.sleep(0)
             self._yielded_at = self._sender.now_ms()
 
-    def nack_nowait(self, message_id: MessageId, delay: Delay | None = None, *, redelivery_count: int = 0) -> None:
+    def nack_nowait(self, id: MessageId, delay: Delay | None = None, *, redelivery_count: int = 0) -> None:
         """Make an id pending, to be sent after ``delay`` seconds; pending already, the earliest deadline wins.
 
         Without a delay the backoff is asked with ``redelivery_count``, without a backoff the configuration's delay
@@ -189,11 +189,11 @@ class NegativeAcksTracker:
         delay_ms = self._cached_ms if delay is self._cached_delay else self._resolve(delay, redelivery_count)
         sender = self._sender
         if sender.is_special or self._room.free <= 0:
-            self._nack_specially(message_id, delay_ms)
+            self._nack_specially(id, delay_ms)
             return
         self._now_ms = now_ms = self._ticks() // NS_PER_MS
         start = (now_ms + delay_ms) & self._mask
-        if self._add_at(message_id, start):
+        if self._add_at(id, start):
             self._room.free -= 1
         self._counters.nacked += 1
         if start < sender.armed_at:
@@ -298,21 +298,21 @@ class NegativeAcksTracker:
 
     # the rest of an id's life
 
-    def ack(self, message_id: MessageId) -> bool:
+    def ack(self, id: MessageId) -> bool:
         """Take a pending id out, as it was acknowledged; True when it was pending.
 
         An id that a callback has in hand may come back all the same, but a failure will not bring it back. O(1).
         """
-        if type(message_id) is not MessageId:
-            check_id(message_id)
-        was_pending = self._schedule.discard(message_id)
-        if len(self._retries) and self._retries.discard(message_id):
+        if type(id) is not MessageId:
+            check_id(id)
+        was_pending = self._schedule.discard(id)
+        if len(self._retries) and self._retries.discard(id):
             was_pending = True
             self._sender.settle()
         if self._sender.in_flight:
-            self._sender.acknowledge_in_flight(message_id)
+            self._sender.acknowledge_in_flight(id)
         if was_pending:
-            self._cancelled(message_id)
+            self._cancelled(id)
         return was_pending
 
     def _cancelled(self, message_id: MessageId) -> None:
