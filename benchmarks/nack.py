@@ -14,9 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from _bounds import entropy_bytes
 from _memory import grown_by
 from _report import Report
-from _streams import in_order, mixed_delays, random_share, scattered
+from _streams import in_order, mixed_delays, over_a_minute, random_share
 
 from pulsar_nack import MessageId, NackConfig, NackSchedule, NegativeAcksTracker
 
@@ -296,16 +297,7 @@ def build_heap(stream: str, count: int) -> tuple[Any, dict[str, Any]]:
 
 
 def _stream(name: str) -> Callable[[int], Any]:
-    return {**STREAMS, "four delays": mixed_delays, "scattered over 60 s": _over_a_minute}[name]
-
-
-def _over_a_minute(count: int) -> Any:
-    return scattered(count, 60_000)
-
-
-def entropy_bytes(share: float) -> float:
-    """Return the fewest bytes per id that can tell which random share of a range is a member."""
-    return -(share * math.log2(share) + (1 - share) * math.log2(1 - share)) / share / 8
+    return {**STREAMS, "four delays": mixed_delays, "scattered over 60 s": over_a_minute}[name]
 
 
 # -- the loop --------------------------------------------------------------------------------------------------------
@@ -391,9 +383,9 @@ def drain_table(report: Report, count: int) -> None:
     rows = [
         ["pop_due_runs, in order", drained(in_order, count, by_runs), 100, "dict, one scan", scan],
         ["pop_due_runs, random 30 %", drained(random_share, count, by_runs), 100, "dict, one scan", scan],
-        ["pop_due_runs, over 60 s", drained(_over_a_minute, count, by_runs), 100, "dict, one scan", scan],
+        ["pop_due_runs, over 60 s", drained(over_a_minute, count, by_runs), 100, "dict, one scan", scan],
         ["as objects, in order", drained(in_order, count, by_ids), None, "heapq", heap],
-        ["as objects, over 60 s", drained(_over_a_minute, count, by_ids), None, "heapq", heap],
+        ["as objects, over 60 s", drained(over_a_minute, count, by_ids), None, "heapq", heap],
     ]
     rows = [[*row, float(row[4]) / float(row[1])] for row in rows]  # type: ignore[arg-type]
     report.table(f"Draining {count:,} ids", ["ns per id", "ours", "reach", "peer", "peer's", "ratio"], rows)

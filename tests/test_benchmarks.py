@@ -1,0 +1,53 @@
+"""The benchmarks run: each in a process of its own, with few ids; their figures are not looked at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+PYTHON = Path(sys.executable).parent
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def run(name: str, *options: str, path: str | None = None) -> str:
+    """Run a benchmark to its end, with programs found in ``path`` only; return what it printed."""
+    environment = {**os.environ, "PATH": os.environ["PATH"] if path is None else path}
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def test_time_buckets() -> None:
+    """Every table of the time-bucket benchmark comes out, and it says that there is no Java to compare with."""
+    said = run("timebucket", "--quick", path=str(PYTHON))
+    titles = [line for line in said.splitlines() if line.startswith("## ")]
+    assert len(titles) == 9
+    assert "no Java peer" in said
+    assert said.count("| scattered over an hour") == 8
+    assert "scattered over an hour, 16 bits" in said
+
+
+def test_day() -> None:
+    """Every mix of the simulated day ends with all messages taken out, with four loads each."""
+    said = run("day", "--quick")
+    assert said.count("## ") == 5
+    assert said.count("| 0.8 M ") == 5
+
+
+def test_nack() -> None:
+    """Every table of the benchmark of negative acknowledgements comes out."""
+    said = run("nack", "--quick")
+    assert said.count("## ") == 4
+
+
+def test_import_time() -> None:
+    """Each import is measured."""
+    assert "pulsar_nack.testing" in run("import_time", "--runs", "1")
