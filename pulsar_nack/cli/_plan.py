@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json as json_format
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from ..errors import InvalidArgumentError, MissingExtraError
-from ..planning import Kind, Plan, PlanRow, Workload, format_size, make_plan
+from ..planning import Kind, Plan, Workload, make_plan
 
 _DEFAULT_BITS: Final = {Kind.NACK: 8, Kind.DELAYED: 9}
 _SUFFIXES: Final = (".png", ".svg", ".pdf")
-_WIDTH: Final = 110
 
 
 def plan(
@@ -50,91 +48,24 @@ def plan(
 
 
 def _show(made: Plan) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
-    old = " to ".join(dict.fromkeys(map(format_size, made.old_bytes)))
-    asked = made.asked
-    console.print(_headline(made))
-    console.print(
-        f"With {made.bits} bits, buckets of {asked.width_ms} ms: [bold]{format_size(asked.bytes)}[/], "
-        f"{asked.bytes_per_message:.3g} bytes a message. Proposal: {format_size(asked.proposal_bytes)}. "
-        f"{_OLD_NAMES[made.workload.kind]}: {old}.\n"
-    )
-    console.print(_table(made))
-    best = made.recommendation
-    console.print(f"\n[bold]Recommended: {best.bits} bits.[/] {best.reason}")
-    console.print(
-        "For messages in order with one delay each; out of order, or with scattered delays, expect up to some bytes "
-        "a message more.",
-        style="dim",
-    )
+    _require("rich", "plan (but for --json)", "cli")
+    from ._plan_table import show
 
-
-_OLD_NAMES: Final = {Kind.NACK: "A map of ids", Kind.DELAYED: "A heap"}
-
-
-def _headline(made: Plan) -> str:
-    workload = made.workload
-    waiting = "nacked" if workload.kind == Kind.NACK else "delayed"
-    return (
-        f"{made.pending:,.0f} messages wait at once: {workload.rate:,.10g} a second, {100 * workload.share:.4g} % of "
-        f"them {waiting} by {workload.delay:,.10g} s."
-    )
-
-
-def _table(made: Plan) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    columns = (
-        "bits",
-        "bucket ms",
-        "in a bucket",
-        "wake-ups/s",
-        "pulsar-nack",
-        "B/message",
-        "proposal",
-        "its limit",
-        "",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "" else "right", no_wrap=True)
-    for row in made.rows:
-        table.add_row(*_cells(row), _note(made, row), style=None if row.is_fine else "dim")
-    return table
-
-
-def _cells(row: PlanRow) -> tuple[str, ...]:
-    return (
-        str(row.bits),
-        f"{row.width_ms:,}",
-        f"{row.messages_per_bucket:,.{0 if row.messages_per_bucket >= 10 else 2}f}",
-        f"{row.wake_ups_per_second:,.0f}" if row.wake_ups_per_second >= 100 else f"{row.wake_ups_per_second:.3g}",
-        format_size(row.bytes),
-        f"{row.bytes_per_message:.3g}",
-        format_size(row.proposal_bytes),
-        format_size(row.proposal_limit_bytes),
-    )
-
-
-def _note(made: Plan, row: PlanRow) -> str:
-    notes = []
-    if row.bits == made.recommendation.bits:
-        notes.append("recommended")
-    if row.bits == made.bits:
-        notes.append("asked for")
-    if not row.is_fine:
-        notes.append("> delay / 8")
-    return ", ".join(notes)
+    show(made)
 
 
 def _draw(made: Plan, path: Path) -> None:
-    try:
-        from ._plan_plot import save
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise MissingExtraError("plan --plot", "matplotlib", "demo") from error
+    _require("matplotlib", "plan --plot", "demo")
+    from ._plan_plot import save
+
     try:
         save(made, path)
     except OSError as error:
         raise InvalidArgumentError("plot", str(path), f"a file that can be written ({error.strerror})") from error
+
+
+def _require(package: str, feature: str, extra: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(feature, package, extra) from error

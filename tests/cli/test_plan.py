@@ -85,12 +85,19 @@ def test_names_the_missing_extra(
 ) -> None:
     """Without matplotlib ``--plot`` says what to install, after the table."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.delitem(sys.modules, "pulsar_nack.cli._plan_plot", raising=False)
     code, out, err = run(capsys, "--plot", str(tmp_path / "plan.png"))
     assert code == 2
     assert "Recommended" in out
     assert "pip install 'pulsar-nack[demo]'" in err
+
+
+def test_json_needs_typer_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without rich the table says what to install, and JSON is printed all the same."""
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert run(capsys, "--json")[0] == 0
+    code, out, err = run(capsys)
+    assert (code, out) == (2, "")
+    assert "pip install 'pulsar-nack[cli]'" in err
 
 
 @pytest.mark.parametrize(
