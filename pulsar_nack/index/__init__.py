@@ -1,8 +1,9 @@
 """Positions and time: the only place that knows pyroaring and sortedcontainers."""
 
-from ._buckets import NEVER, TimeBuckets
+from ._buckets import TimeBuckets
 from ._due import DueIds
 from ._entries import as_entries
+from ._front import NEVER, Front
 from ._slots import Slot
 
-__all__ = ["NEVER", "DueIds", "Slot", "TimeBuckets", "as_entries"]
+__all__ = ["NEVER", "DueIds", "Front", "Slot", "TimeBuckets", "as_entries"]

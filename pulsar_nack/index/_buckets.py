@@ -5,8 +5,8 @@
 and one append. Everything else goes through ``_add``.
 
 ``_guard`` is at least the largest number that is covered by a window or may have a stale copy: a larger number needs no
-further look. ``earliest`` is exact: cancelling the last id of the earliest bucket moves it on. For that the living
-content of the earliest bucket is kept (``_front``) from the first cancellation until the bucket changes.
+further look. An open array is only appended to by way of ``_append`` while ``_start`` names its bucket, so ``_start``
+is forgotten whenever the array may be emptied, dropped or has to be looked after (``_front``).
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from typing import Any, Final
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
 from ._due import DueIds
+from ._front import Front
 from ._positions import Positions, Run, slot_bounds
 from ._slots import SLOT_SIZE, Slot, slot_key
 from ._store import FOLD, BucketStore
-
-NEVER: Final = (1 << 63) - 1
-"""``earliest`` while nothing is pending: later than every start, which has to fit into 63 bits."""
 
 _SPAN: Final = 8192
 _SEAL_FROM: Final = 64
@@ -40,10 +38,12 @@ class TimeBuckets:
     """Pending ids in buckets of time; a start is any integer of ms.
 
     An id is pending once: added again, it fires with the earliest of its starts. Adding, cancelling and looking up are
-    O(1), popping is O(due), all counts are kept. ``earliest`` is the start of the first bucket with something in it.
+    O(1), popping is O(due), all counts are kept. ``front.earliest`` is the start of the first bucket with something in
+    it; ``front`` is the same object at all times.
     """
 
     def __init__(self) -> None:
+        self.front = self._front = Front()
         self.clear()
 
     def clear(self) -> int:
@@ -55,19 +55,22 @@ class TimeBuckets:
     def _use(self, positions: Positions) -> None:
         self._positions = positions
         self._store = BucketStore(positions)
+        self._front.use(self._store)
         self._count = 0
         self._gone = 0
-        self.earliest = NEVER
-        self._front: Any = None
-        self._may_have_empty = False
         self._sweep: Iterator[None] | None = None
         self._guard = -1
         self._release_at = _FEW_SLOTS
+        self._bind()
+
+    def _bind(self) -> None:
+        """Keep what the fast paths call at hand."""
+        positions, store = self._positions, self._store
         self._insert: Callable[[int], None] = positions.pending.add_checked
         self._slots_by_key = positions.slots.by_key
-        self._open = self._store.open
-        self._covered = self._store.windows.covered
-        self._stale = self._store.copies.stale
+        self._open = store.open
+        self._covered = store.windows.covered
+        self._stale = store.copies.stale
         self._leave_fast_path()
 
     def _leave_fast_path(self) -> None:
@@ -83,6 +86,11 @@ class TimeBuckets:
 
     def __contains__(self, message_id: MessageId) -> bool:
         return self._positions.number_if_pending(*message_id) is not None
+
+    @property
+    def earliest(self) -> int:
+        """Return the start of the first bucket with something in it, ``NEVER`` without one. O(1)."""
+        return self._front.earliest
 
     @property
     def bucket_count(self) -> int:
@@ -127,7 +135,7 @@ class TimeBuckets:
             ledger, entry, partition, batch_index = message_id
             slot = self._slots_by_key.get((ledger, entry >> 16, partition, 0, 0)) if batch_index < 0 else None
             numbers = self._open.get(start)
-            if slot is not None and numbers is not None and len(numbers) < FOLD and start > self.earliest:
+            if slot is not None and numbers is not None and len(numbers) < FOLD and start > self._front.earliest:
                 number = slot.base - slot.first_entry + entry
                 if number > self._guard or not (number in self._covered or number in self._stale):
                     try:
@@ -173,14 +181,9 @@ class TimeBuckets:
         numbers = self._store.growing(start)
         numbers.append(number)
         self._raise_guard()
-        if start < self.earliest:
-            self.earliest = start
-            self._front = None
-        self._start = start
+        self._front.added(start, (number,))
+        self._start = None if self._front.is_kept(start) else start
         self._append = numbers.append
-        if start == self.earliest and self._front is not None:
-            self._front.add(number)
-            self._start = None
 
     def _raise_guard(self) -> None:
         self._guard = max(self._store.windows.top, self._store.copies.top)
@@ -259,11 +262,7 @@ class TimeBuckets:
 
     def _seal(self, numbers: Any, start: int) -> None:
         self._store.folded += len(numbers)
-        if start < self.earliest:
-            self.earliest = start
-            self._front = None
-        elif start == self.earliest and self._front is not None:
-            self._front |= numbers
+        self._front.added(start, numbers)
         self._store.seal(start, numbers)
         self._raise_guard()
 
@@ -285,40 +284,10 @@ class TimeBuckets:
         if number not in store.windows.covered or number in store.copies.doubled:
             store.copies.cancelled(number)
             self._guard = max(self._guard, number)
-        self._may_have_empty = True
-        self._cancel_in_front(number)
+        self._start = None
+        self._front.cancelled(number)
         self._sweep_when_worth_it()
         return True
-
-    def _cancel_in_front(self, number: int) -> None:
-        if self.earliest in self._store.rests:
-            return  # it is due and being drained: nobody waits for it
-        if self._front is None:
-            self._front = self._store.content(self.earliest)
-            if self._start == self.earliest:
-                self._start = None
-        self._front.discard(number)
-        if not self._front:
-            self._find_earliest()
-
-    def _find_earliest(self) -> None:
-        """Find the first bucket with something living in it; drop those before it."""
-        self._front = None
-        store = self._store
-        while True:
-            start = store.first_start()
-            if start is None:
-                self.earliest = NEVER
-                return
-            if not (self._may_have_empty or store.copies) or store.is_living(start):
-                self.earliest = start
-                return
-            self._stop_growing(start)
-            store.drop(start)
-
-    def _stop_growing(self, start: int) -> None:
-        if start == self._start:
-            self._start = None
 
     def _sweep_when_worth_it(self) -> None:
         """Begin to drop extra copies when they outnumber the living, or go on with it, a few parts a call."""
@@ -336,12 +305,11 @@ class TimeBuckets:
             pass
         if self._store.copies.sweep is None:
             self._sweep = None
-            self._may_have_empty = True  # windows are not swept
             self._positions.slot = None
             self._leave_fast_path()
             self._release(list(self._positions.slots))
             self._raise_guard()
-            self._find_earliest()
+            self._front.swept()
 
     def _sweep_everything(self) -> None:
         if self._sweep is None:
@@ -349,28 +317,26 @@ class TimeBuckets:
         self._go_on_sweeping(None)
 
     def _widen(self) -> None:
-        """Go over to numbers of 64 bits, since there are more slots than 32 bits can name."""
-        old_store, old = self._store, self._positions
-        starts = sorted({*old_store.starts, *(window.start for window in old_store.windows)})
-        self._use(Positions(is_wide=True))
-        for start in starts:
-            for slot, numbers in old.runs(old_store.content(start)):
-                for number, message_id in zip(numbers, slot.message_ids(numbers), strict=True):
-                    self._add(old.originals.get(number, message_id), start)
+        """Go over to numbers of 64 bits, since there are more slots than 32 bits can name; about 30 ns an id, once."""
+        self._positions.widen()
+        self._store.widen()
+        self._front.find()
+        self._bind()
 
     # -- popping -----------------------------------------------------------------------------------------------------
 
     def pop(self, now: int, limit: int | None = None) -> DueIds:
         """Take out what is due at ``now`` (start <= now), earliest bucket first and ordered inside it; O(taken)."""
         due = DueIds()
-        while self._count and self.earliest <= now and (limit is None or len(due) < limit):
-            self._pop_from(self.earliest, limit, due)
+        front = self._front
+        while self._count and front.earliest <= now and (limit is None or len(due) < limit):
+            self._pop_from(front.earliest, limit, due)
             self._after_pop()
         return due
 
     def pop_parts(self, now: int) -> list[tuple[Slot, Any]]:
         """Take out all that is due at once; return a bitmap of numbers for each slot."""
-        if self.earliest > now:
+        if self._front.earliest > now:
             return []
         numbers = self._store.take_until(now)
         self._start = None
@@ -384,7 +350,7 @@ class TimeBuckets:
         return parts
 
     def _pop_from(self, start: int, limit: int | None, due: DueIds) -> None:
-        self._stop_growing(start)
+        self._start = None
         store = self._store
         rest = store.rests.get(start)
         if rest is None:
@@ -427,6 +393,6 @@ class TimeBuckets:
 
     def _after_pop(self) -> None:
         if self._count:
-            self._find_earliest()
+            self._front.find()
         else:
             self.clear()

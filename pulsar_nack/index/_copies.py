@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyroaring import BitMap
+from pyroaring import BitMap, BitMap64
+
+from ._positions import widened
 
 
 class Copies:
@@ -34,6 +36,13 @@ class Copies:
         self.extra = 0
         self.top = -1
         self.sweep: Sweep | None = None
+
+    def widen(self) -> None:
+        """Go over to numbers of 64 bits."""
+        self._bitmap = BitMap64
+        self.stale, self.doubled = widened(self.stale), widened(self.doubled)
+        if self.sweep is not None:
+            self.sweep.widen()
 
     def __bool__(self) -> bool:
         return self.extra > 0
@@ -148,3 +157,7 @@ class Sweep:
         self.doubled: Any = bitmap()
         self.seen: Any = bitmap()
         self.extra_before = extra_before
+
+    def widen(self) -> None:
+        """Go over to numbers of 64 bits."""
+        self.stale, self.doubled, self.seen = widened(self.stale), widened(self.doubled), widened(self.seen)

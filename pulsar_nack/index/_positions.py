@@ -28,7 +28,7 @@ _WIDE_LIMIT: Final = 1 << 40
 class Positions:
     """Numbers for messages, and the bitmap of those that are pending.
 
-    ``is_wide`` makes numbers of 64 bits, for more than 65 536 slots at once.
+    Numbers have 32 bits until :meth:`widen` is called, which is needed for more than 65 536 slots at once.
     """
 
     __slots__ = (
@@ -36,7 +36,6 @@ class Positions:
         "_measured_count",
         "_new_slots",
         "bitmap",
-        "is_wide",
         "originals",
         "pending",
         "slot",
@@ -44,20 +43,25 @@ class Positions:
         "typecode",
     )
 
-    def __init__(self, *, is_wide: bool = False) -> None:
-        self.is_wide = is_wide
-        self.bitmap: type[Any] = BitMap64 if is_wide else BitMap
-        self.typecode = "Q" if is_wide else "I"
-        self.slots = SlotTable(_WIDE_LIMIT if is_wide else SLOT_SIZE)
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.slots.clear()
+    def __init__(self) -> None:
+        self.bitmap: type[Any] = BitMap
+        self.typecode = "I"
+        self.slots = SlotTable(SLOT_SIZE)
         self.slot: Slot | None = None
         self.pending: Any = self.bitmap()
         self.originals: dict[int, MessageId] = {}
         self._new_slots = self._measured = self._measured_count = 0
+
+    @property
+    def is_wide(self) -> bool:
+        """Return whether numbers have 64 bits."""
+        return self.bitmap is BitMap64
+
+    def widen(self) -> None:
+        """Go over to numbers of 64 bits."""
+        self.bitmap, self.typecode = BitMap64, "Q"
+        self.slots.limit = _WIDE_LIMIT
+        self.pending = widened(self.pending)
 
     def has_slot_for(self, key: SlotKey) -> bool:
         """Return whether :meth:`slot_of` would need no further slot, or has room for one."""
@@ -139,6 +143,11 @@ class Positions:
         """Return about how many bytes are held for ``count`` pending messages. O(1)."""
         grown = min(2 * max(count - self._measured_count, 0), _BITSET_BYTES * (self._new_slots + 1))
         return self._measured + grown + _SLOT_BYTES * len(self.slots)
+
+
+def widened(numbers: Any) -> Any:
+    """Return a bitmap of 32-bit numbers as one of 64-bit numbers."""
+    return BitMap64(array("Q", numbers.to_array()))
 
 
 def slot_bounds(flat: array[int]) -> list[tuple[int, int, int]]:

@@ -162,11 +162,3 @@ class SlotTable:
         self._released.append(slot.index)
         if not self.by_key:
             self._topics.clear()
-
-    def clear(self) -> None:
-        """Forget every slot."""
-        self.by_key.clear()
-        self._by_index.clear()
-        self._released.clear()
-        self._topics.clear()
-        self._fresh = 0

@@ -76,6 +76,18 @@ class BucketStore:
         self._growing: deque[tuple[int, int, bool]] = deque()
         self._newest = -(1 << 100)
 
+    def widen(self) -> None:
+        """Follow the positions to numbers of 64 bits; chunks are widened when they are read."""
+        self._bitmap, self._typecode = self._positions.bitmap, self._positions.typecode
+        for start, numbers in self.open.items():
+            self.open[start] = array(self._typecode, numbers)
+        for start, rest in self.rests.items():
+            self.rests[start] = deque((slot, array(self._typecode, numbers)) for slot, numbers in rest)
+        narrow, self.windows = self.windows, Windows(self._bitmap, self._typecode)
+        for window in narrow:
+            self.windows.add(window)
+        self.copies.widen()
+
     def first_start(self) -> int | None:
         """Return the start of the earliest bucket, None when there is none. O(1)."""
         first = self.windows.first_start()
