@@ -23,6 +23,7 @@ CORE = (
     "pulsar_nack.index",
     "pulsar_nack.nack",
     "pulsar_nack.delayed",
+    "pulsar_nack.planning",
     "pulsar_nack.consumer",
     "pulsar_nack.testing",
     "pulsar_nack.observe",

@@ -30,7 +30,7 @@ _make = tuple.__new__
 
 
 class InMemoryDelayedDeliveryTracker:
-    """Holds back delayed messages of one subscription in memory: 10 M messages take about a megabyte.
+    """Holds back delayed messages of one subscription in memory: 10 M messages take some hundred kilobytes.
 
     Not strict, a message may be taken out up to a tick before its time; strict, it never is, and may be late by less
     than ``2**floor(log2(tick))`` ms. Adding and looking up are O(1), taking out is O(taken). Use it in one thread.
