@@ -52,6 +52,14 @@ def test_multiplier_never_overflows(count: int, multiplier: float) -> None:
     assert Multiplier(0.001, 600, multiplier)(count) == 600
 
 
+@pytest.mark.parametrize("count", [34, 54, 255, 65_535, 2**32 - 1, 10**400])
+def test_exponential_never_overflows(count: int) -> None:
+    """N29: with huge counts 0 for a base of 0, else the maximum, less at most half of it for the jitter."""
+    assert Exponential(0, 600)(count) == 0
+    assert Exponential(0.001, 600, jitter=False)(count) == 600
+    assert 300 <= Exponential(0.001, 600)(count) <= 600
+
+
 def test_multiplier_of_one() -> None:
     """A multiplier of 1 stays at the minimum, whatever the count."""
     assert {Multiplier(2, 600, 1)(count) for count in (0, 1, 2**32 - 1, 10**400)} == {2.0}

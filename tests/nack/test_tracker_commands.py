@@ -353,6 +353,27 @@ async def test_hooks_run_outside_of_locks() -> None:
 
 
 @virtual_time
+async def test_callbacks_may_call_the_tracker() -> None:
+    """N18: a callback nacks, waits for a nack, acks and looks at the statistics of the tracker that calls it."""
+    recorder = Recorder()
+
+    async def redeliver(ids: Sequence[MessageId]) -> None:
+        await recorder(ids)
+        if mid(1) in ids:
+            tracker.nack_nowait(mid(2), 1.0)
+            await tracker.nack(mid(3), 2.0)
+            assert tracker.ack(mid(9))
+            assert tracker.statistics().in_flight == 1
+
+    async with NegativeAcksTracker(redeliver, EXACT) as tracker:
+        tracker.nack_nowait(mid(9), 50.0)
+        tracker.nack_nowait(mid(1), 1.0)
+        await asyncio.sleep(100)
+        assert tracker.statistics().failed_commands == 0
+    assert recorder.commands == [(1000, [mid(1)]), (2000, [mid(2)]), (3000, [mid(3)])]
+
+
+@virtual_time
 async def test_a_hook_that_raises_is_counted() -> None:
     """N18: a hook's error reaches neither the caller nor the other hooks nor the sending."""
     seen: list[NackEvent] = []
