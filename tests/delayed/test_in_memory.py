@@ -662,3 +662,13 @@ def test_memory_figure() -> None:
     stage.clock.set(1_000_000)
     assert len(stage.get(200_000)) == 200_000
     assert stage.tracker.buffer_memory_usage == empty
+
+
+@pytest.mark.parametrize(("per_ms", "bits", "seed_mb"), [(1, 10, 25.0), (4, 10, 20.48), (8, 10, 11.0), (8, 15, 2.25)])
+def test_memory_is_within_the_proposals_table(per_ms: int, bits: int, seed_mb: float) -> None:
+    """D15: the proposal's table for 10 M messages, 50 000 an entry ledger: a twentieth of them, half of its memory."""
+    stage = Stage(1 << bits, strict=True)
+    for number in range(500_000):
+        stage.add(number // 50_000, number % 50_000, 50_000 + number // per_ms)
+    assert stage.count == 500_000
+    assert stage.tracker.buffer_memory_usage < seed_mb * 1_000_000 / 20 / 2
