@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from pulsar_nack import MessageId
 from pulsar_nack.testing import EmbeddedBroker
 from tests.consumer import scenarios
+from tests.consumer.official import nothing_comes, numbered, payloads, send, subscribed, take
 
 pytestmark = pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here")
 
@@ -44,6 +46,26 @@ async def test_counts_grow(url: str, topic: str) -> None:
 async def test_only_the_nacked_ones(url: str, topic: str) -> None:
     """N35: of five messages exactly the three that were nacked come again."""
     await scenarios.only_the_nacked_ones(url, topic)
+
+
+@pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
+async def test_a_list_of_topics_and_rebuilt_ids(url: str, topic: str, redelivery: str) -> None:
+    """N36: on a list of topics, ids as delivered and ids rebuilt from bytes and topic bring their messages back."""
+    topics = [topic, f"{topic}-b"]
+    async with subscribed(url, topics, redelivery=redelivery) as (client, consumer):
+        for number, name in enumerate(topics):
+            await send(client, name, numbered(4, 10 * number))
+        messages = await take(consumer, 8)
+        for number, message in enumerate(messages):
+            rebuilt = MessageId.from_bytes(message.id.to_bytes(), message.topic)
+            await consumer.negative_acknowledge(rebuilt if number % 2 else message.id, 0.4)
+        again = await take(consumer, 8)
+        assert payloads(again) == payloads(messages) == sorted([*numbered(4), *numbered(4, 10)])
+        for number, message in enumerate(again):
+            rebuilt = MessageId.from_bytes(message.id.to_bytes(), message.topic)
+            await consumer.acknowledge(rebuilt if number % 2 else message.id)
+        assert await nothing_comes(consumer, 1.0)
+        assert scenarios.all_given_back(consumer)
 
 
 async def test_half_by_message_half_by_id(url: str, topic: str) -> None:
