@@ -25,6 +25,7 @@ async def official_client(url: str) -> AsyncIterator[Any]:
         yield client
     finally:
         await client.close()
+        await asyncio.sleep(0.05)  # its thread lets go of Python objects; a process that exits meanwhile is aborted
 
 
 @asynccontextmanager
