@@ -3,7 +3,7 @@
 The client keeps negative acknowledgements in a set with one timer of a third of its delay, which every further nack
 starts anew: nacks that come faster than that starve it. So this port owns all of them. It hands them over in bursts
 that are further apart than the timer's interval, and tells its consumer (``traits.redelivery_latency``) how far ahead
-to ask. With a delay of 100 ms the interval is 33 ms, bursts are 43 ms apart (timers of a busy machine are some ms late),
+to ask. With a delay of 100 ms the interval is 33 ms, bursts are 43 ms apart (a busy machine is some ms late),
 and an id comes back 101 to 165 ms after it was asked for, mostly 120 to 145.
 
 Callbacks of the client arrive on its own threads; they do nothing but put a call on the event loop.
