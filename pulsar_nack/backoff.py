@@ -60,7 +60,7 @@ class Exponential:
     """``base * 2 ** count`` up to ``maximum``; with ``jitter`` a random share between half of that and all of it."""
 
     def __init__(
-        self, base: Delay, maximum: Delay, *, jitter: bool = True, random: Callable[[], float] = random.random
+        self, base: Delay, maximum: Delay, jitter: bool = True, *, random: Callable[[], float] = random.random
     ) -> None:
         self._base, self._maximum = _bounds("base", base, maximum)
         if not isinstance(jitter, bool):

@@ -88,8 +88,10 @@ def test_steps() -> None:
 
 
 def test_exponential_without_jitter() -> None:
-    """Without jitter it doubles up to its maximum."""
-    assert in_ms(Exponential(0.1, 1, jitter=False), *range(5)) == [100, 200, 400, 800, 1000]
+    """Without jitter, by name or by place, it doubles up to its maximum."""
+    settings: tuple[float, float, bool] = (0.1, 1, False)
+    for backoff in (Exponential(0.1, 1, jitter=False), Exponential(*settings)):
+        assert in_ms(backoff, *range(5)) == [100, 200, 400, 800, 1000]
 
 
 @pytest.mark.parametrize(("drawn", "delay"), [(0.0, 2.0), (0.5, 3.0), (1.0, 4.0)])
