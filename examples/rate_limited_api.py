@@ -94,6 +94,7 @@ async def main(*, once: bool) -> None:
                 log(f"{through} orders through, {consumer.statistics().nacked} refusals on the way")
         finally:
             await client.close()
+            await asyncio.sleep(0.05)  # its threads end a moment later; a process that exits before that may abort
 
 
 @asynccontextmanager

@@ -116,6 +116,7 @@ async def main(port: int, seconds: float | None) -> None:
             # The consumer is closed: what it still held went back to the broker, for other consumers.
         finally:
             await client.close()
+            await asyncio.sleep(0.05)  # its threads end a moment later; a process that exits before that may abort
     print("stopped", flush=True)
 
 

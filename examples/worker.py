@@ -77,6 +77,7 @@ async def main(*, once: bool) -> None:
                 log(f"{consumer.statistics().nacked} failures came back at their own times")
         finally:
             await client.close()
+            await asyncio.sleep(0.05)  # its threads end a moment later; a process that exits before that may abort
 
 
 @asynccontextmanager

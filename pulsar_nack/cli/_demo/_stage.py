@@ -99,6 +99,8 @@ async def _connect(
         client = module.Client(url, logger=logger, operation_timeout_seconds=_TIMEOUT)
     except (ValueError, RuntimeError) as error:
         raise BrokerError(f"{url}: {error}") from error
+    # Its threads end a moment after close() returns; a process that exits before that may abort.
+    stack.push_async_callback(asyncio.sleep, 0.05)
     stack.push_async_callback(_quietly, client.close)
     producer = await client.create_producer(topic, batching_enabled=False, send_timeout_millis=_TIMEOUT * 1000)
     official = await client.subscribe(
