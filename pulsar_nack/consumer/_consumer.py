@@ -274,7 +274,7 @@ class Consumer:
     async def acknowledge(self, message: Message | MessageId) -> None:
         """Acknowledge a message, as :meth:`Message.ack`, or whatever has this id; a pending nack of it is cancelled.
 
-        :raises AlreadySettledError: this message was negatively acknowledged
+        :raises AlreadySettledError: as :meth:`Message.ack` raises it
         :raises BrokerError: it failed; nothing changed
         :raises ClosedError: the consumer is closed
         """
@@ -353,12 +353,14 @@ class Consumer:
 
     def _check_unsettled(self, message_id: MessageId, message: Message | None) -> None:
         self._states.check_unsettled(message_id)
-        record = self._states.get(message_id)
-        is_new_attempt = record is not None and record.state is State.IN_WORK
-        if message is None or record is None or not is_new_attempt:
-            return
-        if record.redelivery_count != message.redelivery_count:
-            raise AlreadySettledError(message_id, "shown again")
+        if message is not None:
+            self._check_attempt(message)
+
+    def _check_attempt(self, message: Message) -> None:
+        """Raise when a later attempt of the message is in work: it belongs to whoever has that."""
+        record = self._states.get(message.id)
+        if record is not None and record.state is State.IN_WORK and record.redelivery_count != message.redelivery_count:
+            raise AlreadySettledError(message.id, "shown again")
 
     def _has_room(self, message_id: MessageId, milliseconds: int, payload: Delivery | None) -> bool:
         most = self._config.max_held
@@ -390,6 +392,7 @@ class Consumer:
 
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot."""
+        self._states.expire(self._clock.now_ms())
         acks = self._acks
         return ConsumerStatistics(
             received=self._received,

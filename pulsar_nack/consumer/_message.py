@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,17 +21,19 @@ NACKED = "negatively acknowledged"
 class Message:
     """A message, one of the times that it is shown.
 
-    It is acknowledged or negatively acknowledged once: of two calls that race one wins, and the other raises
-    :class:`~pulsar_nack.AlreadySettledError`. Doing the same again is harmless.
+    It is acknowledged or negatively acknowledged: of two calls that race one wins, and the other raises
+    :class:`~pulsar_nack.AlreadySettledError`. Doing the same again is harmless. An ``ack`` after a ``nack`` that has
+    returned cancels it, as long as the message has not been shown again; an ``ack`` is final.
     """
 
-    __slots__ = ("_consumer", "_delivery", "_redelivery_count", "_settled_as")
+    __slots__ = ("_consumer", "_delivery", "_nacking", "_redelivery_count", "_settled_as")
 
     def __init__(self, consumer: Consumer, delivery: Delivery, redelivery_count: int) -> None:
         self._consumer = consumer
         self._delivery = delivery
         self._redelivery_count = redelivery_count
         self._settled_as: str | None = None
+        self._nacking: asyncio.Task[Any] | None = None
 
     @property
     def id(self) -> MessageId:
@@ -93,13 +96,28 @@ class Message:
         return self._delivery.native
 
     async def ack(self) -> None:
-        """Acknowledge it. A failed call leaves it as it was, to be tried again.
+        """Acknowledge it; a nack that waits for its time is cancelled. A failed call leaves it as it was.
 
-        :raises AlreadySettledError: it was negatively acknowledged
+        :raises AlreadySettledError: another task's ``nack`` came first just now, or it was nacked and is shown again
         :raises BrokerError: the acknowledgement failed
         :raises ClosedError: the consumer is closed
         """
-        await self._settle_as(ACKED)
+        before = self._settled_as
+        if before == NACKED:
+            self._check_uncontested()
+            self._consumer._check_attempt(self)
+        self._settled_as = ACKED
+        try:
+            await self._consumer._acknowledge(self.id)
+        except BaseException:
+            self._settled_as = NACKED if before == NACKED else None
+            raise
+        self._settled_as = ACKED
+
+    def _check_uncontested(self) -> None:
+        """Tell a task that lost the race: another one's nack is under way, or came in this turn of the loop."""
+        if self._nacking is not None and self._nacking is not asyncio.current_task():
+            raise AlreadySettledError(self.id, NACKED)
 
     async def nack(self, delay: Delay | None = None) -> None:
         """Have it shown again after ``delay`` (seconds or a timedelta), None: after what the backoff says.
@@ -110,22 +128,22 @@ class Message:
         :raises InvalidArgumentError: the delay
         :raises ClosedError: the consumer is closed
         """
-        await self._settle_as(NACKED, delay)
-
-    async def _settle_as(self, verb: str, delay: Delay | None = None) -> None:
         before = self._settled_as
-        if before not in {None, verb}:
-            raise AlreadySettledError(self.id, str(before))
-        self._settled_as = verb
+        if before == ACKED:
+            raise AlreadySettledError(self.id, ACKED)
+        self._settled_as = NACKED
+        self._nacking = asyncio.current_task()
         try:
-            if verb == ACKED:
-                await self._consumer._acknowledge(self.id)
-            else:
-                await self._consumer._negative_acknowledge(self.id, delay, self)
+            await self._consumer._negative_acknowledge(self.id, delay, self)
         except BaseException:
-            self._settled_as = before if verb == NACKED else None
+            self._settled_as = before
             raise
-        self._settled_as = verb
+        finally:
+            asyncio.get_running_loop().call_soon(self._forget_nacking)
+        self._settled_as = NACKED
+
+    def _forget_nacking(self) -> None:
+        self._nacking = None
 
     def __repr__(self) -> str:
         return f"<Message {self.id!r} attempt {self.attempt}, {len(self.data)} bytes>"

@@ -69,8 +69,8 @@ class Holds:
         due_at_ms = self._clock.now_ms() + delay_ms
         is_earlier = not record.is_held or due_at_ms < record.due_at_ms
         record.is_held = True
-        if plan.keeps and payload is not None and self._store.has_room(payload):
-            self._store.keep(payload)
+        if plan.keeps and payload is not None and (plan.must_keep or self._store.has_room(payload)):
+            self._store.keep(payload)  # over the budget rather than a rewind of everything, see Room
         if not is_earlier:
             return
         record.due_at_ms = due_at_ms

@@ -124,7 +124,7 @@ class States:
 
     def deliver(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
         """Decide on a delivery and note it; amortized O(1)."""
-        self._expire(now_ms)
+        self.expire(now_ms)
         record = self._records.get(message_id)
         if record is None:
             return self._deliver_unknown(message_id, broker_count, now_ms)
@@ -188,7 +188,7 @@ class States:
 
     def request(self, record: Record, now_ms: int) -> None:
         """Note that the broker is asked for a held message."""
-        self._expire(now_ms)
+        self.expire(now_ms)
         record.is_held = False
         record.expires_at_ms = now_ms + REQUEST_MEMORY_MS
         self._requests.append((record.expires_at_ms, record))
@@ -287,7 +287,8 @@ class States:
         else:
             self.in_work += change
 
-    def _expire(self, now_ms: int) -> None:
+    def expire(self, now_ms: int) -> None:
+        """Forget requests that nothing came of for 30 s."""
         while self._requests and self._requests[0][0] <= now_ms:
             expires_at_ms, record = self._requests.popleft()
             is_stale = self._records.get(record.id) is not record or record.expires_at_ms != expires_at_ms

@@ -235,13 +235,71 @@ async def test_the_same_verb_twice() -> None:
         await asyncio.gather(again.ack(), again.ack())
         await again.ack()
         assert port.requests("acknowledge") == [(message.id,)]
-        with pytest.raises(AlreadySettledError):
-            await message.ack()
+        await message.ack()
+        assert port.requests("acknowledge") == [(message.id,)]
         port.topic.publish(b"y")
         other = await consumer.receive()
         await other.nack(delay=5)
         await consumer.acknowledge(MessageId(*other.id))
         assert await is_quiet(consumer)
+        assert port.subscription.backlog == 0
+
+
+@virtual_time
+async def test_an_ack_cancels_a_nack_that_has_returned() -> None:
+    """U20: what was nacked and then acknowledged is not shown again, whether it waits, is requested or kept."""
+    for redelivery in ("local", "broker", "auto"):
+        async with consuming(redelivery=redelivery) as (port, consumer):
+            port.topic.publish(b"x")
+            message = await consumer.receive()
+            await message.nack(delay=5)
+            await message.ack()
+            assert consumer.statistics().held == 0
+            assert await is_quiet(consumer)
+            assert port.subscription.backlog == 0
+            with pytest.raises(AlreadySettledError):
+                await message.nack()
+
+
+@virtual_time
+async def test_a_failed_ack_after_a_nack_leaves_the_nack() -> None:
+    """U20: when the ack that would cancel a nack fails, the message comes back at its time."""
+    async with consuming(redelivery="local") as (port, consumer):
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        start = now()
+        await message.nack(delay=5)
+        port.fail_next("acknowledge")
+        with pytest.raises(BrokerError):
+            await message.ack()
+        again = await consumer.receive()
+        assert now() - start == pytest.approx(5)
+        with pytest.raises(AlreadySettledError, match="shown again"):
+            await message.ack()
+        await again.ack()
+        assert port.subscription.backlog == 0
+
+
+@pytest.mark.parametrize("subscription_type", ["exclusive", "failover"])
+@virtual_time
+async def test_many_waiting_nacks_never_make_the_broker_rewind(subscription_type: str) -> None:
+    """U30: ten nacks at once where three payloads have room: the others wait, and none goes the broker's way."""
+    port = FakePort(subscription_type=subscription_type)  # type: ignore[arg-type]
+    async with Consumer(port, max_local_bytes=30_000) as consumer:
+        for number in range(10):
+            port.topic.publish(bytes([number]) * 8_000)
+        messages = [await consumer.receive() for _ in range(10)]
+        nacking = [asyncio.create_task(message.nack(delay=1)) for message in messages]
+        await asyncio.sleep(0.5)
+        assert consumer.statistics().waiting_nacks == 7
+        seen = []
+        for _ in range(10):
+            message = await consumer.receive(timeout=20)
+            seen.append(message.data[0])
+            await message.ack()
+        await asyncio.gather(*nacking)
+        assert sorted(seen) == list(range(10))
+        assert port.requests("redeliver") == []
         assert port.subscription.backlog == 0
 
 
