@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,3 +73,76 @@ def test_a_number_outside_of_all_windows_is_an_error() -> None:
     """Looking for a window that is not there is the caller's mistake."""
     with pytest.raises(KeyError):
         Windows().take_over(3)
+
+
+if TYPE_CHECKING:
+    Numbers = array[int]
+else:
+    Numbers = array
+
+
+class CountedArray(Numbers):
+    """An array that counts the items that were read one by one, and those that a deletion moved."""
+
+    read = 0
+    moved = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.read += isinstance(place, int)
+        return super().__getitem__(place)
+
+    def __delitem__(self, place: Any) -> None:
+        self.moved += len(self) - (place.stop if isinstance(place, slice) else place + 1)
+        super().__delitem__(place)
+
+
+def many(count: int) -> tuple[Windows, CountedArray, CountedArray]:
+    """Return windows of one number each, in order, and their starts and lows, which count what is done to them."""
+    windows = Windows()
+    for place in range(count):
+        windows.add(Window(place, 2 * place, 2 * place))
+    starts, lows = CountedArray("q", windows._starts), CountedArray("I", windows._lows)
+    windows._starts, windows._lows = starts, lows
+    return windows, starts, lows
+
+
+def test_taking_windows_in_order_does_not_move_the_others_each_time() -> None:
+    """A hundred thousand buckets that come due one after the other cost a few moves each, not half of all."""
+    windows, starts, _ = many(2_000)
+    for place in range(2_000):
+        assert windows.first_start() == place
+        assert windows.take(place) == [Window(place, 2 * place, 2 * place)]
+    assert (len(windows), windows.top) == (0, -1)
+    assert starts.moved < 3 * 2_000
+
+
+def test_a_window_is_found_without_looking_at_all_where_they_are_in_order() -> None:
+    """A number nacked anew among many windows of one delay costs a few steps."""
+    windows, _, lows = many(2_000)
+    windows.take_until(99)
+    for place in (100, 1_999, 777):
+        lows.read = 0
+        assert windows.take_over(2 * place) == Window(place, 2 * place, 2 * place)
+        assert lows.read < 50
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "take", "over", "until"]), st.integers(0, 8)), max_size=60))
+def test_windows_come_and_go_in_any_order(steps: list[tuple[str, int]]) -> None:
+    """Whatever was taken before, the rest is as a plain list has it."""
+    windows, wanted = Windows(), list[Window]()
+    for number, (step, start) in enumerate(steps):
+        if step == "add":
+            wanted.append(Window(start, 3 * number, 3 * number + 1))
+            windows.add(wanted[-1])
+        elif step == "over" and wanted:
+            chosen = wanted.pop(start % len(wanted))
+            assert windows.take_over(chosen.high) == chosen
+        else:
+            taken = windows.take(start) if step == "take" else windows.take_until(start)
+            left = [window for window in wanted if (window.start != start if step == "take" else window.start > start)]
+            assert sorted(taken) == sorted(set(wanted) - set(left))
+            wanted = left
+        assert sorted(windows) == sorted(wanted)
+        assert windows.first_start() == min((window.start for window in wanted), default=None)
+        last = [window for window in wanted if window.start == start][-1:]
+        assert windows.last_of(start) == (last[0] if last else None)
