@@ -2,7 +2,8 @@
 
 ``earliest`` is exact at all times, so that nobody waits for a bucket whose ids were all cancelled. To know in O(1)
 when the last one goes, the living content of the earliest bucket is kept from the first cancellation until that
-bucket is another one. A bucket that is due and being drained is not looked after: nobody waits for it.
+bucket is another one. While a bucket of many ids is being drained bit by bit it is not looked after, which would cost
+a look at all of them after each bit: it is due already, so nobody waits for it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from ._store import BucketStore
 
 NEVER: Final = (1 << 63) - 1
 """``earliest`` while nothing is pending: later than every start, which has to fit into 63 bits."""
+
+_MANY: Final = 16_384
 
 
 class Front:
@@ -42,7 +45,7 @@ class Front:
     def cancelled(self, number: int) -> None:
         """A number is no longer pending; when it was the last of the earliest bucket, the next is found."""
         self._may_have_empty = True
-        if self.earliest in self._store.rests:
+        if self._store.rest_size(self.earliest) > _MANY:
             return
         if self._living is None:
             self._living = self._store.content(self.earliest)

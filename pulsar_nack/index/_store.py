@@ -294,6 +294,10 @@ class BucketStore:
         rest = self.rests[start] = deque(pieces)
         return rest
 
+    def rest_size(self, start: int) -> int:
+        """Return how many numbers are left of a bucket that is being drained, cancelled ones too; O(pieces)."""
+        return sum(len(numbers) for _, numbers in self.rests.get(start, ()))
+
     def drop_rest(self, start: int) -> None:
         """Forget a rest that is used up."""
         del self.rests[start]

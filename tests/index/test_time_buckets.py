@@ -159,11 +159,7 @@ class IndexMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         assert len(self.buckets) == len(self.starts)
         assert self.buckets.bytes > 0
-        earliest = min(self.starts.values(), default=NEVER)
-        if earliest > self.now and not self.buckets._store.rests:
-            assert self.buckets.earliest == earliest
-        else:
-            assert self.buckets.earliest <= earliest
+        assert self.buckets.earliest == min(self.starts.values(), default=NEVER)
         check(self.buckets)
 
 
