@@ -42,7 +42,7 @@ def main() -> None:
     if (reason := _java.why_not()) is not None:
         report.note(reason)
     tables = {
-        "delayed": lambda: delayed_table(report, targets, 10 * million, processes),
+        "delayed": lambda: delayed_table(report, targets, 10 * million, min(processes, 2)),
         "nacks": lambda: nacks_table(report, targets, million, processes),
         "estimate": lambda: estimate_table(report, targets, 10 * million),
         "single": lambda: single_table(report, targets, million),

@@ -36,7 +36,7 @@ def test_time_buckets() -> None:
 
 
 def test_day() -> None:
-    """Every mix of the simulated day ends with all messages taken out, with four loads each."""
+    """Every mix of the simulated day ends with all messages taken out, with three loads each."""
     said = run("day", "--quick")
     assert said.count("## ") == 5
     assert said.count("| 0.8 M ") == 5
