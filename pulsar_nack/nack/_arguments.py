@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .._delays import delay_ms
 from ..backoff import Backoff
@@ -27,6 +28,16 @@ def check_ids(ids: Iterable[MessageId]) -> Sequence[MessageId]:
         if type(message_id) is not MessageId or message_id[0] < 0 or message_id[1] < 0:
             check_id(message_id, "ids")
     return sequence
+
+
+def count_entries(entries: Any) -> int:
+    """Return how many entries are given, the same one as often as it is; also for a range longer than any list."""
+    if isinstance(entries, range):
+        return (entries[-1] - entries[0]) // entries.step + 1 if entries else 0
+    try:
+        return len(entries)
+    except TypeError:
+        raise InvalidArgumentError("entries", entries, "a range, a sequence, or an array of one dimension") from None
 
 
 def check_count(count: object) -> None:

@@ -6,6 +6,7 @@ lock and must not block. What it raises is counted (``statistics().hook_errors``
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -102,9 +103,12 @@ class Hooks:
         return bool(self._hooks)
 
     def emit(self, event: NackEvent) -> None:
-        """Tell every hook; one that raises does not keep the others from hearing of it."""
+        """Tell every hook; one that raises does not keep the others from hearing of it.
+
+        A hook is no coroutine: if it raises ``CancelledError``, that is of something that it looked at.
+        """
         for hook in self._hooks:
             try:
                 hook(event)
-            except Exception:  # noqa: BLE001 - a hook's fault is counted and never that of the tracker's user
+            except (Exception, CancelledError):  # noqa: BLE001 - a hook's fault is counted, never its tracker's user's
                 self.errors += 1

@@ -206,17 +206,14 @@ class Sender:
         return Flight(ids, max((retry.attempt for retry in retries), default=1)) if len(ids) else None
 
     async def _fly(self, flight: Flight) -> None:
-        task = asyncio.current_task()
-        self._flights[flight] = task
+        self._flights[flight] = asyncio.current_task()
         error: BaseException | None = None
         try:
             result = self._redeliver(flight.ids)
             if inspect.isawaitable(result):
                 await result
         except asyncio.CancelledError as cancelled:
-            error = cancelled
-            if task is None or task.cancelling():
-                raise
+            error = cancelled  # of the callback, or of this task, which ends here: it is not to end the tracker
         except Exception as raised:  # noqa: BLE001 - reported to hooks and statistics, and the ids are tried again
             error = raised
         except BaseException as fatal:

@@ -29,7 +29,7 @@ from ..config import NackConfig
 from ..errors import ClosedError, InvalidArgumentError, NotOpenError
 from ..ids import MessageId
 from ..index import as_entries
-from ._arguments import backoff_ms, check_count, check_id, check_ids
+from ._arguments import backoff_ms, check_count, check_id, check_ids, count_entries
 from ._events import Cancelled, Closed, HookLike, Hooks, Nacked
 from ._retries import Retries
 from ._schedule import NackSchedule
@@ -220,14 +220,25 @@ class NegativeAcksTracker:
         The cheapest way from some hundred ids on. All of them, or none and an error as :meth:`nack_nowait` raises it.
         """
         entries = entries if hasattr(entries, "__len__") else as_entries(entries)
-        count = len(entries)
+        count = count_entries(entries)
         if count > self._room.free or self._sender.is_special:
-            self.nack_many([MessageId(ledger, entry) for entry in as_entries(entries)], delay)
+            self._nack_each_entry(ledger, entries, count, delay)
             return
         delay_ms = self._resolve(delay, 0)
         self._now_ms = now_ms = self._ticks() // NS_PER_MS
         added = self._schedule.add_entries(ledger, entries, now_ms, delay_ms)
         self._added(count, added, now_ms)
+
+    def _nack_each_entry(self, ledger: int, entries: Any, count: int, delay: Delay | None) -> None:
+        """Take the long way, unless there are so many that it is plain that they find no room."""
+        self._ensure_open()
+        if not isinstance(entries, range):
+            entries = as_entries(entries)
+            count = len(entries)
+        wanted = count - len(self._schedule) - len(self._retries)
+        if wanted > self._room.free:
+            raise self._room.refuse(wanted)
+        self.nack_many([MessageId(ledger, entry) for entry in as_entries(entries)], delay)
 
     def _resolve(self, delay: Delay | None, redelivery_count: int) -> int:
         """Return the delay in ms; keep it, and the mask that goes with it, for the next call with the same object."""
