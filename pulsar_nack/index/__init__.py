@@ -3,7 +3,8 @@
 from ._buckets import TimeBuckets
 from ._due import DueIds
 from ._entries import as_entries
+from ._entry_sets import MAX_ENTRY, EntrySets
 from ._front import NEVER, Front
 from ._slots import Slot
 
-__all__ = ["NEVER", "DueIds", "Front", "Slot", "TimeBuckets", "as_entries"]
+__all__ = ["MAX_ENTRY", "NEVER", "DueIds", "EntrySets", "Front", "Slot", "TimeBuckets", "as_entries"]

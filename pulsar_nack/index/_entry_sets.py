@@ -1,0 +1,148 @@
+"""Sets of positions, one 32-bit bitmap for each ledger, that are exchanged in the portable form of roaring bitmaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pyroaring import BitMap
+
+MAX_ENTRY: Final = 2**32 - 1
+_LEDGER_BYTES: Final = 250
+
+
+class EntrySets:
+    """Which entries of which ledgers are in it. Adding, discarding, looking up and the length are O(1).
+
+    ``bytes`` is about what it takes: a ledger is measured, and compressed, when another one begins.
+    """
+
+    __slots__ = ("_count", "_last", "_ledgers", "_sizes", "bytes")
+
+    def __init__(self) -> None:
+        self._ledgers: dict[int, Any] = {}
+        self._sizes: dict[int, int] = {}
+        self._last = -1
+        self._count = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((ledger, entry) for ledger, entries in self._ledgers.items() for entry in entries)
+
+    def __contains__(self, position: tuple[int, int]) -> bool:
+        entries = self._ledgers.get(position[0])
+        return entries is not None and position[1] in entries
+
+    @property
+    def ledgers(self) -> int:
+        """Return how many ledgers have entries in it."""
+        return len(self._ledgers)
+
+    def add(self, ledger: int, entry: int) -> bool:
+        """Add an entry, at most :data:`MAX_ENTRY`; return whether it is new."""
+        if ledger != self._last:
+            self._measure(self._last)
+            self._last = ledger
+        entries = self._ledgers.get(ledger)
+        if entries is None:
+            entries = self._new(ledger)
+        elif entry in entries:
+            return False
+        entries.add(entry)
+        self._count += 1
+        return True
+
+    def discard(self, ledger: int, entry: int) -> bool:
+        """Take an entry out; return whether it was there."""
+        entries = self._ledgers.get(ledger)
+        if entries is None or entry not in entries:
+            return False
+        entries.remove(entry)
+        self._count -= 1
+        if not entries:
+            self._drop(ledger)
+        return True
+
+    def update(self, ledger: int, portable: bytes) -> int:
+        """Add the entries of a portable bitmap; return how many are new. O(bytes).
+
+        :raises ValueError: the bytes are not a bitmap; nothing has changed
+        """
+        added = parse(portable)
+        if not added:
+            return 0
+        entries = self._ledgers.get(ledger)
+        if entries is None:
+            entries = self._new(ledger)
+        before = len(entries)
+        entries |= added
+        self._ledgers[ledger] = entries
+        self._count += len(entries) - before
+        self._measure(ledger)
+        return len(entries) - before
+
+    def trim(self, ledger: int, entry: int) -> int:
+        """Take out all positions up to and with one; return how many went. O(ledgers)."""
+        before = self._count
+        for passed in [each for each in self._ledgers if each < ledger]:
+            self._count -= len(self._ledgers[passed])
+            self._drop(passed)
+        entries = self._ledgers.get(ledger)
+        if entries is not None and entry >= 0:
+            here = len(entries)
+            entries.remove_range(0, entry + 1)
+            self._count -= here - len(entries)
+            if not entries:
+                self._drop(ledger)
+        return before - self._count
+
+    def dump(self) -> dict[int, bytes]:
+        """Return a portable bitmap for each ledger. O(entries)."""
+        portable = {}
+        for ledger, entries in self._ledgers.items():
+            entries.run_optimize()
+            portable[ledger] = entries.serialize()
+        return portable
+
+    def clear(self) -> None:
+        """Take everything out."""
+        self._ledgers.clear()
+        self._sizes.clear()
+        self._count = self.bytes = 0
+        self._last = -1
+
+    def _new(self, ledger: int) -> Any:
+        entries = self._ledgers[ledger] = BitMap()
+        self._sizes[ledger] = _LEDGER_BYTES
+        self.bytes += _LEDGER_BYTES
+        return entries
+
+    def _drop(self, ledger: int) -> None:
+        del self._ledgers[ledger]
+        self.bytes -= self._sizes.pop(ledger)
+
+    def _measure(self, ledger: int) -> None:
+        entries = self._ledgers.get(ledger)
+        if entries is None:
+            return
+        entries.run_optimize()
+        entries.shrink_to_fit()
+        found = entries.get_statistics()
+        kinds = ("array", "run", "bitset")
+        size = _LEDGER_BYTES + sum(int(found[f"n_bytes_{kind}_containers"]) for kind in kinds)
+        self.bytes += size - self._sizes[ledger]
+        self._sizes[ledger] = size
+
+
+def parse(portable: bytes) -> Any:
+    """Read a portable 32-bit bitmap.
+
+    :raises ValueError: the bytes are not one
+    """
+    try:
+        return BitMap.deserialize(portable)
+    except (ValueError, IndexError):
+        raise ValueError(f"{len(portable)} bytes that are not a 32-bit roaring bitmap") from None

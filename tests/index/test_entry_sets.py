@@ -1,0 +1,64 @@
+"""Sets of positions by ledger."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_nack.index import EntrySets
+
+POSITIONS = st.tuples(st.integers(0, 4), st.one_of(st.integers(0, 20), st.integers(65_530, 65_540)))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "discard", "trim"]), POSITIONS)))
+def test_behaves_as_a_set(steps: list[tuple[str, tuple[int, int]]]) -> None:
+    """Adding, discarding and trimming tell what they did and keep the count, as a plain set of pairs would."""
+    sets, model = EntrySets(), set[tuple[int, int]]()
+    for step, position in steps:
+        before = len(model)
+        if step == "add":
+            model.add(position)
+            assert sets.add(*position) == (len(model) > before)
+        elif step == "discard":
+            model.discard(position)
+            assert sets.discard(*position) == (len(model) < before)
+        else:
+            model = {each for each in model if each > position}
+            assert sets.trim(*position) == before - len(model)
+        assert len(sets) == len(model)
+        assert (position in sets) == (position in model)
+    assert set(sets) == model
+    assert sets.ledgers == len({ledger for ledger, _ in model})
+
+
+def test_goes_through_portable_bitmaps() -> None:
+    """What is dumped is read again, once; the bytes are those of the portable form that other languages read."""
+    sets, copy = EntrySets(), EntrySets()
+    for entry in (1, 5, 70_000):
+        sets.add(9, entry)
+    dumped = sets.dump()
+    assert dumped[9][:4] in {b"\x3a\x30\x00\x00", b"\x3b\x30\x01\x00"}
+    assert copy.update(9, dumped[9]) == 3
+    assert copy.update(9, dumped[9]) == 0
+    assert set(copy) == {(9, 1), (9, 5), (9, 70_000)}
+
+
+@pytest.mark.parametrize("bad", [b"", b"x", b"\xff" * 40])
+def test_refuses_what_is_no_bitmap(bad: bytes) -> None:
+    """Bytes that are no bitmap are an error that changes nothing."""
+    sets = EntrySets()
+    with pytest.raises(ValueError, match=f"{len(bad)} bytes that are not"):
+        sets.update(1, bad)
+    assert len(sets) == sets.ledgers == sets.bytes == 0
+
+
+def test_memory_follows_what_is_in_it() -> None:
+    """Ledgers that are full take next to nothing, and nothing at all when they are gone."""
+    sets = EntrySets()
+    for ledger in range(4):
+        for entry in range(20_000):
+            sets.add(ledger, entry)
+    assert 0 < sets.bytes < 4 * 300
+    sets.trim(4, 0)
+    assert len(sets) == sets.bytes == 0
