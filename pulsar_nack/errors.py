@@ -10,6 +10,9 @@
     ├── MissingExtraError     (ImportError)  an optional dependency is not installed
     ├── RedeliveryError                      a port could not ask for a redelivery; the ids stay pending
     ├── BrokerError                          the broker or its client refused or lost something
+    ├── SnapshotError                        a snapshot of a bucket could not be read or written
+    │   ├── SnapshotNotFoundError            there is none of this id
+    │   └── SnapshotFormatError  (ValueError)   its bytes are corrupt, truncated or something else
     ├── VirtualDeadlockError                 a virtual loop would have slept for ever
     └── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
 """
@@ -29,6 +32,9 @@ __all__ = [
     "NotOpenError",
     "PulsarNackError",
     "RedeliveryError",
+    "SnapshotError",
+    "SnapshotFormatError",
+    "SnapshotNotFoundError",
     "VirtualDeadlockError",
     "WouldBlockError",
 ]
@@ -125,6 +131,27 @@ class VirtualDeadlockError(PulsarNackError):
         self.waiting = tuple(waiting)
         tasks = "".join(f"\n  {line}" for line in sorted(waiting))
         super().__init__(f"at virtual second {at:.6g}: {reason}; tasks that wait:{tasks or ' none'}")
+
+
+class SnapshotError(PulsarNackError):
+    """A snapshot of a bucket of delayed messages could not be read or written; a storage may raise its own errors too."""
+
+
+class SnapshotNotFoundError(SnapshotError):
+    """There is no snapshot of this id, or it was deleted."""
+
+    def __init__(self, snapshot_id: int) -> None:
+        self.snapshot_id = snapshot_id
+        super().__init__(f"snapshot {snapshot_id} does not exist")
+
+
+class SnapshotFormatError(SnapshotError, ValueError):
+    """The bytes of a snapshot are corrupt, truncated or something else; ``part`` says which part of it."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        self.part = part
+        self.reason = reason
+        super().__init__(f"{part}: {reason}")
 
 
 _SHOWN: Final = 200
