@@ -15,7 +15,7 @@ SPHINX_OPTIONS ?= -W --keep-going -q
 .NOTPARALLEL:
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-broker lint docs bench clean distclean
+.PHONY: help demo test test-slow test-broker lint docs bench proto clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,10 @@ docs: $(VENV)/.with-docs ## build the documentation into docs/_build/html
 
 bench: $(VENV)/.with-test ## run the benchmarks
 	@set -e; for script in $(BENCHMARKS); do echo "$(BIN)/python $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+proto: $(VENV)/.made ## generate the classes of the .proto files; an old compiler, so that protobuf 5 reads them too
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'grpcio-tools==1.64.3'
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. pulsar_nack/delayed/bucket/_snapshot.proto
 
 clean: ## remove all that was made here except the fetched broker
 	rm -rf $(VENV) build dist docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage demo-plot.*

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 OPTIONAL = (
-    "_pulsar", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar", "pulsar_lite", "pyspark", "rich",
+    "_pulsar", "google", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar", "pulsar_lite", "pyspark", "rich",
     "structlog", "typer", "uvloop",
 )  # fmt: skip
 NEEDED = {

@@ -2,5 +2,12 @@
 
 from ._in_memory import InMemoryDelayedDeliveryTracker
 from ._protocol import DelayedDeliveryTracker
+from .storage import BucketSnapshotStorage, DelayedCursor, SupportsSnapshotListing
 
-__all__ = ["DelayedDeliveryTracker", "InMemoryDelayedDeliveryTracker"]
+__all__ = [
+    "BucketSnapshotStorage",
+    "DelayedCursor",
+    "DelayedDeliveryTracker",
+    "InMemoryDelayedDeliveryTracker",
+    "SupportsSnapshotListing",
+]

@@ -1,0 +1,131 @@
+"""Pulsar's protobuf form of a snapshot (see ``_snapshot.proto``). Needs the extra ``bucket``.
+
+Encoding a segment piece by piece is allowed by the form itself: the parts of a repeated field, written one after the
+other, are one message. So nothing here has to hold the loop for long; what is long is a generator that may be halted
+after each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+from ...errors import MissingExtraError, SnapshotFormatError
+from ...index import MAX_ENTRY
+from ._columns import Columns, Index
+
+STEP: Final = 500
+"""How many indexes are worked on in one go: about a millisecond."""
+
+_INT63_MAX: Final = 2**63 - 1
+_SEGMENT: Final = "snapshot segment"
+_METADATA: Final = "snapshot metadata"
+
+
+class SegmentRow(NamedTuple):
+    """What the metadata tell of a segment.
+
+    ``min_at`` is None where the writer did not know it yet; bitmaps are portable, by ledger.
+    """
+
+    min_at: int | None
+    max_at: int
+    bitmaps: Mapping[int, bytes]
+
+
+@cache
+def messages() -> ModuleType:
+    """Return the generated classes.
+
+    :raises MissingExtraError: protobuf is not installed
+    """
+    try:
+        from . import _snapshot_pb2
+    except ImportError as error:
+        raise MissingExtraError("the bucket tracker", "protobuf", "bucket") from error
+    return _snapshot_pb2
+
+
+def encode_indexes(indexes: Iterable[Index]) -> bytes:
+    """Return a part of a segment: parts that are joined make a whole."""
+    part = messages().SnapshotSegment()
+    add = part.indexes.add
+    for at, ledger, entry in indexes:
+        add(timestamp=at, ledger_id=ledger, entry_id=entry)
+    return bytes(part.SerializeToString())
+
+
+def encode_metadata(rows: Iterable[SegmentRow]) -> bytes:
+    """Return entry 0 of a snapshot."""
+    metadata = messages().SnapshotMetadata()
+    for row in rows:
+        written = metadata.metadata_list.add(max_schedule_timestamp=row.max_at)
+        if row.min_at is not None:
+            written.min_schedule_timestamp = row.min_at
+        for ledger, bitmap in row.bitmaps.items():
+            written.delayed_index_bit_map[ledger] = bitmap
+    return bytes(metadata.SerializeToString())
+
+
+def decode_segment(data: bytes) -> Generator[None, None, Columns]:
+    """Read a segment, in steps; its indexes come out in order of time.
+
+    :raises SnapshotFormatError: the bytes are no segment, or not a sound one
+    """
+    read = _parse(messages().SnapshotSegment(), data, _SEGMENT).indexes
+    columns = Columns()
+    for at in range(0, len(read), STEP):
+        part = read[at : at + STEP]
+        columns.times.extend(_column(part, "timestamp", _INT63_MAX))
+        columns.ledgers.extend(_column(part, "ledger_id", _INT63_MAX))
+        columns.entries.extend(_column(part, "entry_id", MAX_ENTRY))
+        yield
+    if any(map(int.__gt__, columns.times, columns.times[1:])):
+        return Columns(sorted(columns))
+    return columns
+
+
+def decode_metadata(data: bytes) -> list[SegmentRow]:
+    """Read entry 0 of a snapshot. The bitmaps are looked at by who uses them.
+
+    :raises SnapshotFormatError: the bytes are no metadata, or not sound ones
+    """
+    rows: list[SegmentRow] = []
+    for read in _parse(messages().SnapshotMetadata(), data, _METADATA).metadata_list:
+        min_at = read.min_schedule_timestamp if read.HasField("min_schedule_timestamp") else None
+        row = SegmentRow(min_at, read.max_schedule_timestamp, dict(read.delayed_index_bit_map))
+        _check_row(row, len(rows))
+        rows.append(row)
+    if not rows:
+        raise SnapshotFormatError(_METADATA, "there is no segment in it")
+    return rows
+
+
+def _parse(message: Any, data: bytes, part: str) -> Any:
+    from google.protobuf.message import DecodeError
+
+    if not data:
+        raise SnapshotFormatError(part, "empty")
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise SnapshotFormatError(part, f"{len(data)} bytes that cannot be read: {error}") from error
+    if not message.IsInitialized():
+        raise SnapshotFormatError(part, f"fields are missing: {message.FindInitializationErrors()[:3]}")
+    return message
+
+
+def _column(indexes: Sequence[Any], field: str, highest: int) -> list[int]:
+    values = [getattr(index, field) for index in indexes]
+    if max(values) > highest:
+        raise SnapshotFormatError(_SEGMENT, f"{field} {max(values)} is above {highest}")
+    return values
+
+
+def _check_row(row: SegmentRow, number: int) -> None:
+    if row.max_at > _INT63_MAX or (row.min_at is not None and row.min_at > row.max_at):
+        raise SnapshotFormatError(_METADATA, f"segment {number + 1} is from {row.min_at} to {row.max_at}")
+    if any(ledger > _INT63_MAX for ledger in row.bitmaps):
+        raise SnapshotFormatError(_METADATA, f"segment {number + 1} has a ledger above {_INT63_MAX}")
