@@ -23,6 +23,7 @@ Run = tuple[Slot, "array[int]"]
 _SLOT_BYTES: Final = 420
 _BITSET_BYTES: Final = 8_192
 _WIDE_LIMIT: Final = 1 << 40
+_FEW: Final = 4_096
 
 
 class Positions:
@@ -111,11 +112,20 @@ class Positions:
 
     def remove(self, numbers: Any) -> dict[int, MessageId]:
         """Take numbers out of what is pending; return the ids of chunked messages among them by number."""
-        self.pending -= numbers
+        self._subtract(numbers)
         originals = self.originals
         if not originals:
             return {}
         return {number: originals.pop(number) for number in list(originals) if number in numbers}
+
+    def _subtract(self, numbers: Any) -> None:
+        """Subtracting 64-bit bitmaps builds all of the first anew: 4 ms with 60 000 slots, as long as 8 000 numbers."""
+        if self.is_wide and len(numbers) < _FEW:
+            discard = self.pending.discard
+            for number in numbers:
+                discard(number)
+        else:
+            self.pending -= numbers
 
     # -- slots and memory --------------------------------------------------------------------------------------------
 
