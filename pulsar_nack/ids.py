@@ -72,8 +72,12 @@ class MessageId(_Identity):
             raise InvalidArgumentError("topic", topic, "a str or None")
         if first_chunk is not None:
             _check_first_chunk(first_chunk, ledger, entry)
-        kind = cast("type[Self]", _ChunkedId) if cls is MessageId and (first_chunk is not None or chunks) else cls
-        self = _Identity.__new__(kind, ledger, entry, partition, batch_index)
+        kind: type[MessageId] = cls
+        if cls is MessageId and (first_chunk is not None or chunks):
+            kind = _ChunkedId
+        elif cls is MessageId and topic is not None:
+            kind = _TopicId
+        self = cast("Self", _Identity.__new__(kind, ledger, entry, partition, batch_index))
         extras = self.__dict__
         if batch_size:
             extras["batch_size"] = batch_size
@@ -142,7 +146,7 @@ class MessageId(_Identity):
     __replace__ = _replace
 
     def _maker(self) -> type[Self]:
-        """Return the class to make copies with: the public one, which chooses the one for chunked ids itself."""
+        """Return the class to make copies with: the public one, which chooses among those below itself."""
         return type(self)
 
     def __repr__(self) -> str:
@@ -159,6 +163,13 @@ class MessageId(_Identity):
 
 class _ChunkedId(MessageId):
     """The id of a chunked message: a class of its own, so that one look at the type tells that it cannot be rebuilt."""
+
+    def _maker(self) -> type[MessageId]:  # type: ignore[override]
+        return MessageId
+
+
+class _TopicId(MessageId):
+    """An id that names its topic: a class of its own for the same reason. Made by :class:`MessageId`."""
 
     def _maker(self) -> type[MessageId]:  # type: ignore[override]
         return MessageId

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import InvalidArgumentError, MessageId, Position
+from pulsar_nack.ids import _TopicId
 
 FULL = MessageId(
     3,
@@ -95,14 +96,16 @@ def test_replace_keeps_and_checks() -> None:
         FULL._replace(batch_index=-2)
 
 
-def test_chunked_ids_can_be_told_by_their_type() -> None:
-    """An id has the public type exactly when it is not chunked, however it was made; both are message ids."""
-    plain = FULL._replace(first_chunk=None, chunks=())
-    assert type(plain) is MessageId
+def test_chunked_ids_and_those_with_a_topic_can_be_told_by_their_type() -> None:
+    """One look at the type tells plain ids, those with a topic, and chunked ones, however they were made."""
+    named = FULL._replace(first_chunk=None, chunks=())
+    plain = named._replace(topic=None)
+    assert (type(plain), type(named)) == (MessageId, _TopicId)
     assert type(pickle.loads(pickle.dumps(plain))) is MessageId
+    assert type(pickle.loads(pickle.dumps(named))) is type(copy.copy(named)) is _TopicId
     for chunked in (FULL, plain._replace(chunks=[(3, 1)]), MessageId(3, 7, first_chunk=MessageId(3, 5))):
         assert isinstance(chunked, MessageId)
-        assert type(chunked) is not MessageId
+        assert type(chunked) not in {MessageId, _TopicId}
         assert type(copy.copy(chunked)) is type(chunked)
 
 

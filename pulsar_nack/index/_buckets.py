@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Any, Final
 
 from ..errors import InvalidArgumentError
-from ..ids import MessageId
+from ..ids import MessageId, _TopicId
 from ._due import DueIds
 from ._front import Front
 from ._positions import Positions, Run, slot_bounds
@@ -78,6 +78,7 @@ class TimeBuckets:
         self._append: Callable[[int], None] | None = None
         self._first = self._span = self._base = 0
         self._ledger = self._partition = _NO_LEDGER
+        self._kind: type[MessageId] = MessageId
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -108,7 +109,7 @@ class TimeBuckets:
 
     def add(self, message_id: MessageId, start: int) -> bool:
         """Make an id pending in a bucket; return whether it was not pending. Amortized O(1)."""
-        if type(message_id) is MessageId:
+        if type(message_id) is self._kind:
             ledger, entry, partition, batch_index = message_id
             low = entry - self._first
             if (
@@ -131,11 +132,18 @@ class TimeBuckets:
 
     def _add_elsewhere(self, message_id: MessageId, start: int) -> bool:
         """Take the second fast path: another slot or bucket than the last time, both known already."""
-        if type(message_id) is MessageId:
+        kind = type(message_id)
+        if kind is MessageId or kind is _TopicId:
             ledger, entry, partition, batch_index = message_id
             slot = self._slots_by_key.get((ledger, entry >> 16, partition, 0, 0)) if batch_index < 0 else None
             numbers = self._open.get(start)
-            if slot is not None and numbers is not None and len(numbers) < FOLD and start > self._front.earliest:
+            if (
+                slot is not None
+                and (slot.topic is not None or kind is MessageId)
+                and numbers is not None
+                and len(numbers) < FOLD
+                and start > self._front.earliest
+            ):
                 number = slot.base - slot.first_entry + entry
                 if number > self._guard or not (number in self._covered or number in self._stale):
                     try:
@@ -209,6 +217,7 @@ class TimeBuckets:
             return
         self._first, self._base = slot.first_entry, slot.base
         self._ledger, self._partition = slot.ledger, slot.partition
+        self._kind = MessageId if slot.topic is None else _TopicId
         self._span = min(SLOT_SIZE, number - slot.base + _SPAN)
 
     def _slot_of(self, key: tuple[int, int, int, int, int], topic: str | None = None) -> Slot:
@@ -334,6 +343,15 @@ class TimeBuckets:
             self._after_pop()
         return due
 
+    def pop_all(self) -> DueIds:
+        """Take out everything, ordered by position; O(slots) until the ids are read."""
+        due = DueIds()
+        for run in self._positions.runs(self._positions.pending):
+            due.append(run)
+        due.replace(self._positions.originals)
+        self.clear()
+        return due
+
     def pop_parts(self, now: int) -> list[tuple[Slot, Any]]:
         """Take out all that is due at once; return a bitmap of numbers for each slot."""
         if self._front.earliest > now:
@@ -359,7 +377,8 @@ class TimeBuckets:
                 runs = self._positions.runs(living)
                 originals = self._fire(living)
                 for run in runs:
-                    due.append(run, originals)
+                    due.append(run)
+                due.replace(originals)
                 self._release([slot for slot, _ in runs])
                 return
             rest = store.keep_rest(start, living)
@@ -375,7 +394,8 @@ class TimeBuckets:
                 numbers = numbers[:room]
             living = copies.living(positions.bitmap(numbers), positions.pending, start)
             if living:
-                due.append((slot, living.to_array()), self._fire(living))
+                due.append((slot, living.to_array()))
+                due.replace(self._fire(living))
             self._release([slot])
         if not rest:
             self._store.drop_rest(start)

@@ -26,10 +26,13 @@ class DueIds(Sequence[MessageId]):
         self._ends: list[int] = []
         self._originals: dict[int, MessageId] = {}
 
-    def append(self, run: NumberRun, originals: Mapping[int, MessageId]) -> None:
-        """Add ascending numbers of one slot, and the chunked ids among them by number."""
+    def append(self, run: NumberRun) -> None:
+        """Add ascending numbers of one slot."""
         self._runs.append(run)
         self._ends.append(len(self) + len(run[1]))
+
+    def replace(self, originals: Mapping[int, MessageId]) -> None:
+        """Give back the chunked ids, by number."""
         self._originals.update(originals)
 
     def __len__(self) -> int:

@@ -79,10 +79,22 @@ class EntrySets:
             entries = self._new(ledger)
         before = len(entries)
         entries |= added
-        self._ledgers[ledger] = entries
         self._count += len(entries) - before
         self._measure(ledger)
         return len(entries) - before
+
+    def absorb(self, other: EntrySets) -> int:
+        """Add all of another one; return how many are new. O(ledgers), and the bitmaps' own joining."""
+        before = self._count
+        for ledger, added in other._ledgers.items():
+            entries = self._ledgers.get(ledger)
+            if entries is None:
+                entries = self._new(ledger)
+            here = len(entries)
+            entries |= added
+            self._count += len(entries) - here
+            self._measure(ledger)
+        return self._count - before
 
     def trim(self, ledger: int, entry: int) -> int:
         """Take out all positions up to and with one; return how many went. O(ledgers)."""

@@ -1,9 +1,10 @@
 """The earliest bucket that has something living in it.
 
-``earliest`` is exact at all times, so that nobody waits for a bucket whose ids were all cancelled. To know in O(1)
+``earliest`` is exact, so that nobody waits for a bucket whose ids were all cancelled. To know in O(1)
 when the last one goes, the living content of the earliest bucket is kept from the first cancellation until that
 bucket is another one. While a bucket of many ids is being drained bit by bit it is not looked after, which would cost
-a look at all of them after each bit: it is due already, so nobody waits for it.
+a look at all of them after each bit: it is due already, so nobody waits for it. And after 1 000 empty buckets in one go
+the next one is taken unseen, so that no call takes long: somebody may then wake for nothing, once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ NEVER: Final = (1 << 63) - 1
 """``earliest`` while nothing is pending: later than every start, which has to fit into 63 bits."""
 
 _MANY: Final = 16_384
+_MOST_DROPPED: Final = 1_000
 
 
 class Front:
@@ -62,9 +64,11 @@ class Front:
         """Find the first bucket with something living in it; drop those before it."""
         self._living = None
         store = self._store
+        dropped = 0
         while (start := store.first_start()) is not None:
-            if not (self._may_have_empty or store.copies) or store.is_living(start):
+            if not (self._may_have_empty or store.copies) or store.is_living(start) or dropped >= _MOST_DROPPED:
                 self.earliest = start
                 return
             store.drop(start)
+            dropped += 1
         self.earliest = NEVER

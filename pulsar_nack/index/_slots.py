@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from pyroaring import BitMap
 
-from ..ids import MessageId, Position
+from ..ids import MessageId, Position, _TopicId
 
 SLOT_SIZE: Final = 1 << 16
 _LOW: Final = SLOT_SIZE - 1
@@ -82,7 +82,7 @@ class Slot:
         if self.bits:
             for number in numbers:
                 parts = ledger, self.entry(number), partition, self.batch_index(number)
-                yield _with_topic(_make(MessageId, parts), topic)
+                yield _make(MessageId, parts) if topic is None else _with_topic(parts, topic)
             return
         offset = self.first_entry - self.base
         if topic is None:
@@ -90,7 +90,7 @@ class Slot:
                 yield _make(MessageId, (ledger, number + offset, partition, -1))
             return
         for number in numbers:
-            yield _with_topic(_make(MessageId, (ledger, number + offset, partition, -1)), topic)
+            yield _with_topic((ledger, number + offset, partition, -1), topic)
 
     def positions(self, numbers: array[int]) -> Iterator[Position]:
         """Make the positions of some of this slot's numbers; batch indexes are left out."""
@@ -100,9 +100,9 @@ class Slot:
         return (_make(Position, (ledger, number + offset)) for number in numbers)
 
 
-def _with_topic(message_id: MessageId, topic: str | None) -> MessageId:
-    if topic is not None:
-        message_id.__dict__["topic"] = topic
+def _with_topic(identity: tuple[int, int, int, int], topic: str) -> MessageId:
+    message_id = _make(_TopicId, identity)
+    message_id.__dict__["topic"] = topic
     return message_id
 
 

@@ -115,8 +115,10 @@ class Windows:
         return first, bisect_right(self._starts, start, first)
 
     def _delete(self, first: int, last: int) -> None:
+        is_top_gone = False
         for row in range(first, last):
             self.covered.remove_range(self._lows[row], self._highs[row] + 1)
+            is_top_gone = is_top_gone or self._highs[row] == self.top
         if first > self._head:
             self._cut(first, last)
         else:
@@ -124,7 +126,8 @@ class Windows:
             if 2 * last >= len(self._starts):
                 self._cut(0, last)
                 self._head = 0
-        self.top = self.covered.max() if self.covered else -1
+        if is_top_gone:
+            self.top = self.covered.max() if self.covered else -1
 
     def _cut(self, first: int, last: int) -> None:
         for column in (self._starts, self._lows, self._highs):

@@ -19,10 +19,12 @@ def check_id(message_id: object, field: str = "id") -> None:
         raise InvalidArgumentError(field, message_id, "the id of a message: ledger and entry of at least 0")
 
 
-def check_ids(ids: Iterable[MessageId]) -> Sequence[MessageId]:
+def check_ids(ids: object) -> Sequence[MessageId]:
     """Return ids as a sequence, all of them good."""
     if isinstance(ids, MessageId):
         raise InvalidArgumentError("ids", ids, "several ids; nack() takes one")
+    if not isinstance(ids, Iterable):
+        raise InvalidArgumentError("ids", ids, "several ids")
     sequence = ids if isinstance(ids, list | tuple) else list(ids)
     for message_id in sequence:
         if type(message_id) is not MessageId or message_id[0] < 0 or message_id[1] < 0:

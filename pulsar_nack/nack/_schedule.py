@@ -147,8 +147,8 @@ class NackSchedule:
         return runs
 
     def pop_all(self) -> Sequence[MessageId]:
-        """Take out everything, due or not, earliest first."""
-        return self._buckets.pop(NEVER - 1)
+        """Take out everything, due or not, ordered by position."""
+        return self._buckets.pop_all()
 
 
 def _due_runs(slot: Slot, numbers: Any) -> list[DueRun]:

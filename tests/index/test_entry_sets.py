@@ -44,6 +44,21 @@ def test_goes_through_portable_bitmaps() -> None:
     assert set(copy) == {(9, 1), (9, 5), (9, 70_000)}
 
 
+@given(st.sets(POSITIONS), st.sets(POSITIONS))
+def test_absorbs_another(mine: set[tuple[int, int]], theirs: set[tuple[int, int]]) -> None:
+    """Joining two leaves the other one as it was and tells how many were new."""
+    sets, other = EntrySets(), EntrySets()
+    for position in mine:
+        sets.add(*position)
+    for position in theirs:
+        other.add(*position)
+    assert sets.absorb(other) == len(theirs - mine)
+    assert set(sets) == mine | theirs
+    assert len(sets) == len(mine | theirs)
+    sets.clear()
+    assert set(other) == theirs
+
+
 @pytest.mark.parametrize("bad", [b"", b"x", b"\xff" * 40])
 def test_refuses_what_is_no_bitmap(bad: bytes) -> None:
     """Bytes that are no bitmap are an error that changes nothing."""

@@ -292,3 +292,45 @@ def test_what_is_not_the_id_of_a_message_is_refused(bad: Any) -> None:
         buckets.add(bad, 10)
     assert len(buckets) == 1
     check(buckets)
+
+
+def test_a_topic_that_is_told_later_is_given_back() -> None:
+    """An id that names its topic brings it back, though its ledger was met without one before."""
+    buckets = TimeBuckets()
+    buckets.add(MessageId(1, 1), 10)
+    for entry in range(2, 6):
+        buckets.add(MessageId(1, entry, topic="persistent://a/b/c"), 10)
+    buckets.add(MessageId(1, 9), 10)
+    topics = {message_id.entry: message_id.topic for message_id in buckets.pop(10)}
+    assert [topics[entry] for entry in range(2, 6)] == ["persistent://a/b/c"] * 4
+
+
+def test_everything_is_taken_at_once() -> None:
+    """Taking all out gives every id by position, chunked ones whole, and leaves an empty index that works on."""
+    buckets = TimeBuckets()
+    chunked = MessageId(1, 7, first_chunk=MessageId(1, 5))
+    ids = [MessageId(2, 3), chunked, MessageId(1, 9, topic="t"), MessageId(1, 8, -1, 4)]
+    for start, message_id in enumerate(ids):
+        buckets.add(message_id, start)
+    everything = buckets.pop_all()
+    assert sorted(everything) == sorted(ids)
+    assert next(message_id for message_id in everything if message_id.is_chunked).first_chunk == MessageId(1, 5)
+    assert (len(buckets), buckets.earliest) == (0, NEVER)
+    assert buckets.add(ids[0], 5)
+    assert list(buckets.pop_all()) == [ids[0]]
+    assert list(buckets.pop_all()) == []
+
+
+def test_many_empty_buckets_are_left_behind_in_steps() -> None:
+    """Cancelling thousands of buckets never makes one call look at all of them; what is left is found all the same."""
+    buckets = TimeBuckets()
+    for entry in range(6_000):
+        buckets.add(MessageId(1, entry), entry)
+    for entry in range(5_998, 0, -1):
+        buckets.discard(MessageId(1, entry))
+    buckets.discard(MessageId(1, 0))
+    assert buckets.earliest <= 5_999
+    taken = []
+    while len(buckets):
+        taken += buckets.pop(buckets.earliest)
+    assert taken == [MessageId(1, 5_999)]
