@@ -100,10 +100,9 @@ class Copies:
         """Return those of a bucket's ``numbers`` whose copy there counts."""
         living = numbers & pending
         if self.extra:
-            deadlines = self.deadlines
-            for number in living & self.stale:
-                if deadlines.get(number) != start:
-                    living.discard(number)
+            deadline_of = self.deadlines.get
+            elsewhere = [number for number in living & self.stale if deadline_of(number) != start]
+            living -= self._bitmap(elsewhere)
         return living
 
     def touches(self, numbers: Any) -> bool:
