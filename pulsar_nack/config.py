@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
-__all__ = ["MAX_PRECISION_BITS", "DelayedDeliveryConfig", "NackConfig"]
+__all__ = ["MAX_PRECISION_BITS", "BucketConfig", "DelayedDeliveryConfig", "NackConfig"]
 
 MAX_PRECISION_BITS: Final = 62
 _DAY_S: Final = 86_400
@@ -125,3 +125,44 @@ class DelayedDeliveryConfig(_Settings):
         """
         longest = self.delayed_delivery_max_delay_in_millis
         return 0 < longest < deliver_at - publish_at
+
+
+class BucketConfig(DelayedDeliveryConfig):
+    """How the bucket tracker (PIP-195) cuts its index into buckets and segments; also what all trackers have."""
+
+    delayed_delivery_min_index_count_per_bucket: int = Field(default=50_000, ge=1)
+    """A bucket is sealed when a new ledger begins, or it is old, and it has so many indexes."""
+    delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds: float = Field(default=300, gt=0, le=_DAY_S)
+    """The times of a segment are less than this apart; a thousandth is the least."""
+    delayed_delivery_max_indexes_per_bucket_snapshot_segment: int = Field(default=5_000, ge=-1)
+    """Most indexes in a segment; -1: no bound."""
+    delayed_delivery_max_num_buckets: int = Field(default=-1, ge=-1)
+    """More sealed buckets than this are merged; -1: no bound."""
+    max_indexes_per_bucket: int | None = Field(default=None, ge=1)
+    """A bucket is sealed at this size whatever its ledgers; None: at twice the least that seals one."""
+    max_unsealed_age: DelayField = timedelta(minutes=5)
+    """A bucket that has enough indexes is sealed when its first is older than this."""
+    max_unsealed_indexes: int = Field(default=1_000_000, ge=1)
+    """Deliveries pause while more indexes than this are on no storage."""
+    prefetch: DelayField = timedelta(seconds=2)
+    """How long before its first message a segment is loaded."""
+
+    @field_validator(
+        "delayed_delivery_max_indexes_per_bucket_snapshot_segment", "delayed_delivery_max_num_buckets", mode="after"
+    )
+    @classmethod
+    def _not_zero(cls, value: int, info: ValidationInfo) -> int:
+        if value == 0:
+            raise InvalidArgumentError(info.field_name or "value", value, "at least 1, or -1 for no bound")
+        return value
+
+    @property
+    def segment_step_ms(self) -> int:
+        """Return how far apart the times of a segment may be, in ms, at least 1."""
+        return max(round(self.delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds * 1000), 1)
+
+    @property
+    def largest_bucket(self) -> int:
+        """Return the size at which a bucket is sealed whatever its ledgers."""
+        least = self.delayed_delivery_min_index_count_per_bucket
+        return 2 * least if self.max_indexes_per_bucket is None else max(self.max_indexes_per_bucket, least)

@@ -134,7 +134,7 @@ class VirtualDeadlockError(PulsarNackError):
 
 
 class SnapshotError(PulsarNackError):
-    """A snapshot of a bucket of delayed messages could not be read or written; a storage may raise its own errors too."""
+    """A snapshot of a bucket of delayed messages could not be read or written; a storage may raise its own errors."""
 
 
 class SnapshotNotFoundError(SnapshotError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Final
 
 from .._delays import MAX_DELAY_MS
@@ -24,6 +25,12 @@ def check_message(ledger_id: object, entry_id: object, deliver_at: object = 0) -
 def check_tick(tick_ms: object) -> None:
     """Refuse what is no tick."""
     check_int("tick_ms", tick_ms, 0, MAX_DELAY_MS)
+
+
+def check_on_due(on_due: object) -> None:
+    """Refuse what is no plain function, or None."""
+    if on_due is not None and (not callable(on_due) or inspect.iscoroutinefunction(on_due)):
+        raise InvalidArgumentError("on_due", on_due, "a plain function without arguments (set an event in it)")
 
 
 def check_int(field: str, value: object, lowest: int, highest: int) -> None:

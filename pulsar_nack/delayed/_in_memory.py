@@ -10,17 +10,16 @@ when a wake-up was planned, so that a loop that is a little late each time does 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
 from ..clock import Clock, WallClock
 from ..config import DelayedDeliveryConfig
-from ..errors import ClosedError, InvalidArgumentError
+from ..errors import ClosedError
 from ..ids import MessageId, Position
 from ..index import NEVER, TimeBuckets, as_entries
-from ._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_tick
+from ._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick
 from ._fixed_delay import FixedDelayDetector
 from ._ticks import Ticks
 from ._wake_up import WakeUp
@@ -69,7 +68,7 @@ class InMemoryDelayedDeliveryTracker:
     ) -> None:
         config = DelayedDeliveryConfig() if config is None else config
         clock = WallClock() if clock is None else clock
-        _check_on_due(on_due)
+        check_on_due(on_due)
         self._now_ms = clock.now_ms
         self._lookahead = config.delayed_delivery_fixed_delay_detection_lookahead
         self._ticks = Ticks(
@@ -289,8 +288,3 @@ class InMemoryDelayedDeliveryTracker:
             self._on_due()
         else:
             self._settle(now_ms)
-
-
-def _check_on_due(on_due: object) -> None:
-    if on_due is not None and (not callable(on_due) or inspect.iscoroutinefunction(on_due)):
-        raise InvalidArgumentError("on_due", on_due, "a plain function without arguments (set an event in it)")

@@ -1,3 +1,6 @@
 """Sealed buckets of delayed messages on storage (PIP-195)."""
 
-__all__: list[str] = []
+from ._statistics import BucketStatistics
+from ._tracker import BucketDelayedDeliveryTracker
+
+__all__ = ["BucketDelayedDeliveryTracker", "BucketStatistics"]

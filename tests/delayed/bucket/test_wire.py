@@ -36,7 +36,7 @@ def test_the_bytes_are_those_of_pulsar() -> None:
     """Field numbers and types: an index is timestamp 1, ledger 2, entry 3, in field 1 of a segment."""
     assert encode_indexes([(300, 2, 1)]).hex() == "0a07" + "08ac02" + "1002" + "1801"
     row = SegmentRow(5, 300, {7: b"\x01\x02"})
-    assert encode_metadata([row]).hex() == "0a0d" + "0a08" + "0807" + "12020102" + "10ac02" + "1805"
+    assert encode_metadata([row]).hex() == "0a0d" + "0a06" + "0807" + "12020102" + "10ac02" + "1805"
 
 
 @given(INDEXES.filter(bool))

@@ -1,0 +1,95 @@
+"""The work that goes on beside the calls: tasks that are owned, retried with backoff, and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from typing import Any, Final, TypeVar
+
+from ...backoff import Exponential
+from ...clock import Clock
+from .._wake_up import WakeUp
+
+_T = TypeVar("_T")
+_BACKOFF: Final = Exponential(0.1, 30)
+
+
+class Jobs:
+    """Owns tasks. One is busy until it ends, but for the time in which it waits for its next attempt."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._busy = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Let a coroutine run on its own. What it raises goes to the loop's exception handler."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        self._begin()
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._end()
+
+    async def back_off(self, failures: int) -> None:
+        """Wait before the next attempt: about 0.1 s after the first failure, twice as long each time, at most 30 s."""
+        self._end()
+        try:
+            await pause(self._clock, round(float(_BACKOFF(failures - 1)) * 1000))
+        finally:
+            self._begin()
+
+    async def idle(self) -> None:
+        """Wait until all tasks have ended or wait for their next attempt."""
+        while not self._is_idle.is_set():
+            await self._is_idle.wait()
+            await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        """Cancel all tasks and wait for their ends."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self) -> None:
+        self._busy += 1
+        self._is_idle.clear()
+
+    def _end(self) -> None:
+        self._busy -= 1
+        if not self._busy:
+            self._is_idle.set()
+
+
+async def pause(clock: Clock, delay_ms: int) -> None:
+    """Wait until a clock has moved on."""
+    done = asyncio.get_running_loop().create_future()
+
+    def wake(_: int) -> None:
+        if not done.done():
+            done.set_result(None)
+
+    wake_up = WakeUp(clock, wake)
+    now_ms = clock.now_ms()
+    wake_up.set(now_ms + delay_ms, now_ms)
+    try:
+        await done
+    finally:
+        wake_up.cancel()
+
+
+async def in_steps(work: Generator[None, None, _T]) -> _T:
+    """Run a generator to its end and let others run after each step; return what it returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: _T = done.value
+            return result
+        await asyncio.sleep(0)

@@ -1,0 +1,152 @@
+"""The shared queue: everything that is in memory, of the bucket that is being filled and of all loaded segments.
+
+It merges *runs*, columns in order of time, each with an owner, by a heap of their heads; and it has a small heap, the
+*tail*, for what was added last. A full tail becomes a run. So an index takes 24 bytes but for the last few, and taking
+one out is O(log runs).
+
+An owner counts, in ``loaded``, how many of its indexes are here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator
+from itertools import count
+from typing import Final, Protocol
+
+from ...index import NEVER
+from ._columns import Columns, Index
+
+TAIL: Final = 2_048
+_TAIL_INDEX_BYTES: Final = 170
+
+
+class Owner(Protocol):
+    """Whose indexes they are."""
+
+    loaded: int
+
+
+class Run:
+    """Columns that are taken from the front; ``at`` is the place of the next one."""
+
+    __slots__ = ("at", "columns", "number", "owner")
+
+    def __init__(self, columns: Columns, owner: Owner, number: int) -> None:
+        self.columns = columns
+        self.owner = owner
+        self.number = number
+        self.at = 0
+
+    def head(self) -> tuple[int, int, int, int, Run]:
+        """Return the next one, so that runs can be ordered."""
+        columns, at = self.columns, self.at
+        return columns.times[at], columns.ledgers[at], columns.entries[at], self.number, self
+
+    def rest(self) -> Iterator[Index]:
+        """Return what is left now; taking from the run does not change it."""
+        return self.columns.rest(self.at)
+
+
+class DueQueue:
+    """A priority queue of indexes; ``bytes`` is about what it takes in memory."""
+
+    __slots__ = ("_heads", "_numbers", "_run_bytes", "_tail", "_tail_owner")
+
+    def __init__(self, tail_owner: Owner) -> None:
+        self._heads: list[tuple[int, int, int, int, Run]] = []
+        self._tail: list[Index] = []
+        self._tail_owner = tail_owner
+        self._numbers = count()
+        self._run_bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """Return about how much memory it takes. O(1)."""
+        return self._run_bytes + _TAIL_INDEX_BYTES * len(self._tail)
+
+    def push(self, index: Index) -> None:
+        """Add one of the tail's owner. O(log tail), now and then a sort of a full tail."""
+        heapq.heappush(self._tail, index)
+        self._tail_owner.loaded += 1
+        if len(self._tail) >= TAIL:
+            self._fold()
+
+    def turn(self, owner: Owner) -> None:
+        """Let what is pushed from now on belong to another owner."""
+        self._fold()
+        self._tail_owner = owner
+
+    def add(self, columns: Columns, owner: Owner) -> None:
+        """Add many, in order, of an owner. O(log runs)."""
+        owner.loaded += len(columns)
+        self._add_run(columns, owner)
+
+    def first(self) -> Index | None:
+        """Return the one that is next. O(1)."""
+        tail, heads = self._tail, self._heads
+        if tail and (not heads or tail[0] <= heads[0][:3]):
+            return tail[0]
+        return heads[0][:3] if heads else None
+
+    @property
+    def earliest(self) -> int:
+        """Return the time of the one that is next, NEVER without one. O(1)."""
+        at = self._heads[0][0] if self._heads else NEVER
+        return min(at, self._tail[0][0]) if self._tail else at
+
+    def pop(self) -> Owner:
+        """Take the one out that is next; return whose it was. O(log runs)."""
+        tail, heads = self._tail, self._heads
+        if tail and (not heads or tail[0] <= heads[0][:3]):
+            heapq.heappop(tail)
+            owner = self._tail_owner
+        else:
+            owner = self._advance(heads[0][4])
+        owner.loaded -= 1
+        return owner
+
+    def runs(self, owners: Collection[Owner]) -> list[Run]:
+        """Return the runs of some owners; that of the tail has to be turned first. O(runs)."""
+        return [head[4] for head in self._heads if head[4].owner in owners]
+
+    def drop(self, owners: Collection[Owner]) -> None:
+        """Take everything of some owners out; that of the tail has to be turned first. O(runs)."""
+        kept = []
+        for head in self._heads:
+            if head[4].owner in owners:
+                self._run_bytes -= head[4].columns.bytes
+            else:
+                kept.append(head)
+        heapq.heapify(kept)
+        self._heads = kept
+        for owner in owners:
+            owner.loaded = 0
+
+    def clear(self) -> None:
+        """Take everything out; what is pushed from now on still belongs to the same owner."""
+        for head in self._heads:
+            head[4].owner.loaded = 0
+        self._tail_owner.loaded = 0
+        self._heads.clear()
+        self._tail.clear()
+        self._run_bytes = 0
+
+    def _fold(self) -> None:
+        self._tail.sort()
+        self._add_run(Columns(self._tail), self._tail_owner)
+        self._tail.clear()
+
+    def _add_run(self, columns: Columns, owner: Owner) -> None:
+        if columns:
+            self._run_bytes += columns.bytes
+            heapq.heappush(self._heads, Run(columns, owner, next(self._numbers)).head())
+
+    def _advance(self, run: Run) -> Owner:
+        run.at += 1
+        if run.at < len(run.columns):
+            heapq.heapreplace(self._heads, run.head())
+        else:
+            heapq.heappop(self._heads)
+            self._run_bytes -= run.columns.bytes
+        return run.owner

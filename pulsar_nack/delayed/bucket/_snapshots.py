@@ -1,0 +1,138 @@
+"""Snapshots as the tracker sees them: read, stored together with the property that names them, deleted with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from ...errors import SnapshotFormatError, SnapshotNotFoundError
+from ...ids import Position
+from ...index import EntrySets
+from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsSnapshotListing
+from ._columns import Columns
+from ._jobs import in_steps
+from ._keys import NamedSnapshot, free_key, named_snapshots
+from ._segments import Snapshot
+from ._wire import SegmentRow, decode_metadata, decode_segment
+
+
+class Operations:
+    """Counts what was tried: ``counts[type, state]``, state ``all``, ``succeed`` or ``failed``, and the last error."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.last_error: Exception | None = None
+
+    @asynccontextmanager
+    async def counted(self, kind: str) -> AsyncIterator[None]:
+        """Count one operation; its error goes on."""
+        self.counts[kind, "all"] += 1
+        try:
+            yield
+        except Exception as error:
+            self.counts[kind, "failed"] += 1
+            self.last_error = error
+            raise
+        self.counts[kind, "succeed"] += 1
+
+
+class Snapshots:
+    """The snapshots of one cursor. Each method is one attempt and raises what the storage or the cursor raised."""
+
+    def __init__(
+        self, storage: BucketSnapshotStorage, cursor: DelayedCursor, topic_name: str, cursor_name: str
+    ) -> None:
+        self._storage = storage
+        self._cursor = cursor
+        self._names = topic_name, cursor_name
+        self._reserved: set[str] = set()
+        self._created: set[int] = set()
+        self.operations = Operations()
+
+    @property
+    def mark_delete_position(self) -> Position:
+        """Return up to where everything is acknowledged."""
+        return self._cursor.mark_delete_position
+
+    def named(self) -> list[NamedSnapshot]:
+        """Return all that the cursor's properties name, the widest first."""
+        return named_snapshots(self._cursor.properties())
+
+    async def orphans(self) -> list[NamedSnapshot]:
+        """Return the snapshots that nothing names, where the storage can tell; not those of this run."""
+        if not isinstance(self._storage, SupportsSnapshotListing):
+            return []
+        listed = await self._storage.list_bucket_snapshots(*self._names)
+        known = {each.snapshot_id for each in self.named()} | self._created
+        return [NamedSnapshot("", each, 0, 0) for each in listed if each not in known]
+
+    async def store(self, snapshot: Snapshot, start: int, end: int) -> NamedSnapshot:
+        """Store a snapshot and name it; either both are done in the end or, a crash aside, nothing is left."""
+        key = free_key(start, end, self._reserved | set(self._cursor.properties()))
+        self._reserved.add(key)
+        try:
+            snapshot_id = await self._storage.create_bucket_snapshot(
+                snapshot.metadata, snapshot.segments, key, *self._names
+            )
+            self._created.add(snapshot_id)
+            try:
+                await self._cursor.put_property(key, str(snapshot_id))
+            except Exception:
+                with suppress(Exception):
+                    await self._storage.delete_bucket_snapshot(snapshot_id)
+                raise
+        finally:
+            self._reserved.discard(key)
+        return NamedSnapshot(key, snapshot_id, start, end)
+
+    async def delete(self, named: NamedSnapshot) -> None:
+        """Delete a snapshot and then the property that names it; what is gone already is no error."""
+        async with self.operations.counted("delete"):
+            with suppress(SnapshotNotFoundError):
+                await self._storage.delete_bucket_snapshot(named.snapshot_id)
+            if self._cursor.properties().get(named.key) == str(named.snapshot_id):
+                await self._cursor.remove_property(named.key)
+
+    async def rows(self, snapshot_id: int) -> list[SegmentRow]:
+        """Return what the metadata tell of each segment."""
+        return decode_metadata(await self._storage.get_bucket_snapshot_metadata(snapshot_id))
+
+    async def segment(self, snapshot_id: int, number: int) -> Columns:
+        """Return a segment, the first is 0.
+
+        One that is damaged is made up from the metadata, so that its messages are not lost: all of them come at the
+        latest of its times then, which is not before the time of any.
+        """
+        async with self.operations.counted("load"):
+            entries = await self._storage.get_bucket_snapshot_segment(snapshot_id, number + 1, number + 1)
+            try:
+                return await in_steps(decode_segment(_only(entries)))
+            except SnapshotFormatError as error:
+                self.operations.last_error = error
+                return _made_up(await self.rows(snapshot_id), number)
+
+
+def _only(entries: Sequence[bytes]) -> bytes:
+    if len(entries) != 1:
+        raise SnapshotFormatError("snapshot segment", f"{len(entries)} entries where one was wanted")
+    return bytes(entries[0])
+
+
+def _made_up(rows: Sequence[SegmentRow], number: int) -> Columns:
+    if number >= len(rows):
+        raise SnapshotFormatError("snapshot metadata", f"{len(rows)} segments, number {number + 1} was wanted")
+    sets = EntrySets()
+    add_positions(rows[number], sets)
+    return Columns((rows[number].max_at, ledger, entry) for ledger, entry in sorted(sets))
+
+
+def add_positions(row: SegmentRow, sets: EntrySets) -> int:
+    """Add the positions of a segment to a set; return how many it has that are new there.
+
+    :raises SnapshotFormatError: a bitmap is damaged
+    """
+    try:
+        return sum(sets.update(ledger, bitmap) for ledger, bitmap in row.bitmaps.items())
+    except ValueError as error:
+        raise SnapshotFormatError("snapshot metadata", str(error)) from error

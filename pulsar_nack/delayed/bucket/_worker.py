@@ -1,0 +1,338 @@
+"""What the tracker does on storage, beside the calls: seal, load, merge, delete, recover.
+
+Each is a job that is tried again with backoff until it has worked or is not wanted any more; one that fails holds none
+of the others up. The index changes between two awaits only, so every answer finds it whole, and looks first whether
+its bucket is still wanted: a snapshot that comes into being after it was cleared is deleted again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from ..._delays import delay_ms
+from ...clock import Clock
+from ...config import BucketConfig
+from ...errors import SnapshotFormatError, SnapshotNotFoundError
+from .._wake_up import WakeUp
+from ._columns import Columns, Index
+from ._immutable import ImmutableBucket
+from ._index import AnyBucket, BucketIndex, living
+from ._jobs import Jobs, in_steps
+from ._keys import NamedSnapshot
+from ._merge import MergeFeed, choose_pair
+from ._mutable import MutableBucket
+from ._recovery import Recovered, read_bucket, still_waits, take_in
+from ._segments import Snapshot, SnapshotBuilder
+from ._snapshots import Snapshots
+from ._wire import STEP, decode_segment
+
+PATIENCE_MS: Final = 1_000
+"""How long the messages of other buckets wait for one that is being loaded, for the sake of order."""
+
+
+class Worker:
+    """Carries out what the index needs; ``on_news`` is called when it has something that it had not before."""
+
+    def __init__(
+        self,
+        index: BucketIndex,
+        snapshots: Snapshots,
+        config: BucketConfig,
+        clock: Clock,
+        *,
+        cutoff: Callable[[], int],
+        on_news: Callable[[], None],
+    ) -> None:
+        self._index = index
+        self._snapshots = snapshots
+        self._config = config
+        self._clock = clock
+        self._cutoff = cutoff
+        self._on_news = on_news
+        self._prefetch_ms = delay_ms(config.prefetch)
+        self._is_sealing = False
+        self._is_merging = False
+        self._merge_seen = -1
+        self._recovery: asyncio.Task[None] | None = None
+        self._recovery_tried = asyncio.Event()
+        self.jobs = Jobs(clock)
+
+    @property
+    def is_recovering(self) -> bool:
+        """Return whether snapshots of an earlier run are still being read."""
+        return self._recovery is not None and not self._recovery.done()
+
+    @property
+    def has_to_seal(self) -> bool:
+        """Return whether a bucket is full and nobody works on it."""
+        return bool(self._index.sealings) and not self._is_sealing
+
+    @property
+    def horizon(self) -> int:
+        """Return up to which time segments are loaded now."""
+        return self._cutoff() + self._prefetch_ms
+
+    @property
+    def prefetch_ms(self) -> int:
+        """Return how long before its time a segment is loaded."""
+        return self._prefetch_ms
+
+    def start(self) -> None:
+        """Start what there is to do. Cheap when there is nothing."""
+        index = self._index
+        if self.has_to_seal:
+            self._is_sealing = True
+            self.jobs.start(self._seal_all())
+        for bucket in index.to_load(self.horizon):
+            bucket.is_loading = True
+            index.changed()
+            self.jobs.start(self._load(bucket))
+        if not self._is_merging and self._merge_seen != index.changes:
+            self._start_merging()
+        while index.retired:
+            bucket = index.retired.pop()
+            self.jobs.start(self._delete(_named(bucket)))
+
+    def _start_merging(self) -> None:
+        most = self._config.delayed_delivery_max_num_buckets
+        self._merge_seen = self._index.changes
+        if 0 < most < len(self._index.buckets) and self._recovery_tried.is_set():
+            self._is_merging = True
+            self.jobs.start(self._merge_all(most))
+
+    # -- loading -----------------------------------------------------------------------------------------------------
+
+    async def _load(self, bucket: ImmutableBucket) -> None:
+        patience = WakeUp(self._clock, lambda _: self._lose_patience(bucket))
+        now_ms = self._clock.now_ms()
+        patience.set(now_ms + PATIENCE_MS, now_ms)
+        try:
+            while not bucket.is_gone:
+                if await self._load_once(bucket):
+                    break
+                await self.jobs.back_off(bucket.failures)
+        finally:
+            patience.cancel()
+            bucket.is_loading = False
+            self._index.changed()
+        self._on_news()
+
+    async def _load_once(self, bucket: ImmutableBucket) -> bool:
+        try:
+            columns = await self._snapshots.segment(bucket.snapshot_id, bucket.next)
+        except Exception:  # noqa: BLE001 - counted and kept by Operations; whatever it is, it is tried again
+            bucket.failures += 1
+            self._index.changed()
+            self._on_news()
+            return False
+        if not bucket.is_gone:
+            bucket.is_loading = False
+            self._index.loaded(bucket, columns)
+        return True
+
+    def _lose_patience(self, bucket: ImmutableBucket) -> None:
+        bucket.is_slow = True
+        self._index.changed()
+        self._on_news()
+
+    # -- sealing -----------------------------------------------------------------------------------------------------
+
+    async def _seal_all(self) -> None:
+        failures = 0
+        try:
+            while self._index.sealings:
+                if await self._seal(self._index.sealings[0]):
+                    failures = 0
+                else:
+                    failures += 1
+                    await self.jobs.back_off(failures)
+        finally:
+            self._is_sealing = False
+
+    async def _seal(self, sealed: MutableBucket) -> bool:
+        try:
+            async with self._snapshots.operations.counted("create"):
+                runs = self._index.queue.runs([sealed])
+                builder = self._builder()
+                await self._build(builder, heapq.merge(*(run.rest() for run in runs)))
+                await self._store([sealed], builder.finish(), sealed.start, sealed.end)
+        except Exception:  # noqa: BLE001 - as above: it stays in memory until it has worked
+            return False
+        self._on_news()
+        return True
+
+    def _builder(self) -> SnapshotBuilder:
+        return SnapshotBuilder(
+            self._config.segment_step_ms, self._config.delayed_delivery_max_indexes_per_bucket_snapshot_segment
+        )
+
+    async def _build(self, builder: SnapshotBuilder, indexes: Iterable[Index]) -> None:
+        """Cut what is still held of some indexes into segments, a few at a time."""
+        source = iter(indexes)
+        while piece := list(islice(source, STEP)):
+            builder.add(living(piece, self._index.pending))
+            await asyncio.sleep(0)
+
+    async def _store(self, owners: Sequence[AnyBucket], snapshot: Snapshot, start: int, end: int) -> None:
+        """Store what was made of some buckets and put it in their place."""
+        if all(owner.is_gone for owner in owners):
+            return
+        if not snapshot.segments:
+            self._index.replace(owners, _empty(start, end), 0, None)
+            return
+        named = await self._snapshots.store(snapshot, start, end)
+        bucket = ImmutableBucket(
+            named.key, named.snapshot_id, (start, end), mins=snapshot.mins, maxs=snapshot.maxs, counts=snapshot.counts
+        )
+        decoded, columns = -1, None
+        while not all(owner.is_gone for owner in owners):
+            segment = bucket.first_reaching(self._index.earliest_of(owners))
+            if segment == decoded or segment == len(bucket.mins) or bucket.mins[segment] > self.horizon:
+                self._index.replace(owners, bucket, segment, columns if segment == decoded else None)
+                return
+            decoded, columns = segment, await in_steps(decode_segment(snapshot.segments[segment]))
+        self.jobs.start(self._delete(named))
+
+    # -- merging -----------------------------------------------------------------------------------------------------
+
+    async def _merge_all(self, most: int) -> None:
+        failures = 0
+        try:
+            while len(self._index.buckets) > most and (pair := choose_pair(self._index.buckets)):
+                if await self._merge(pair):
+                    failures = 0
+                else:
+                    failures += 1
+                    await self.jobs.back_off(failures)
+        finally:
+            self._is_merging = False
+
+    async def _merge(self, pair: tuple[ImmutableBucket, ImmutableBucket]) -> bool:
+        for bucket in pair:
+            bucket.is_merging = True
+        try:
+            async with self._snapshots.operations.counted("merge"):
+                builder = self._builder()
+                await self._merge_into(builder, pair)
+                start, end = min(each.start for each in pair), max(each.end for each in pair)
+                await self._store(pair, builder.finish(), start, end)
+        except Exception:  # noqa: BLE001 - as above: the sources stay
+            return False
+        finally:
+            for bucket in pair:
+                bucket.is_merging = False
+                self._index.retire_if_used_up(bucket)
+        self._on_news()
+        return True
+
+    async def _merge_into(self, builder: SnapshotBuilder, pair: Sequence[ImmutableBucket]) -> None:
+        runs = self._index.queue.runs(pair)
+        places = [bucket.next for bucket in pair]
+        feed = MergeFeed(len(pair) + 1)
+        feed.feed(len(pair), heapq.merge(*(run.rest() for run in runs)))
+        feed.feed(len(pair), None)
+        while True:
+            while (source := feed.wanted()) is not None:
+                feed.feed(source, await self._next_piece(pair[source], places[source]))
+                places[source] += 1
+            taken = feed.take()
+            if not taken:
+                return
+            await self._build(builder, taken)
+
+    async def _next_piece(self, bucket: ImmutableBucket, place: int) -> Columns | None:
+        if place >= len(bucket.mins):
+            return None
+        return await self._snapshots.segment(bucket.snapshot_id, place)
+
+    # -- deleting ----------------------------------------------------------------------------------------------------
+
+    async def _delete(self, named: NamedSnapshot) -> None:
+        failures = 0
+        while not await self._delete_once(named):
+            failures += 1
+            await self.jobs.back_off(failures)
+
+    async def _delete_once(self, named: NamedSnapshot) -> bool:
+        if named.snapshot_id < 0:
+            return True
+        try:
+            await self._snapshots.delete(named)
+        except Exception:  # noqa: BLE001 - as above
+            return False
+        return True
+
+    async def delete_all(self) -> None:
+        """Stop recovering, and try once to delete every snapshot; what fails is tried again later."""
+        if self._recovery is not None:
+            self._recovery.cancel()
+        named = self._snapshots.named()
+        deleted = await asyncio.gather(*map(self._delete_once, named))
+        for each, is_gone in zip(named, deleted, strict=True):
+            if not is_gone:
+                self.jobs.start(self._delete(each))
+
+    # -- recovering --------------------------------------------------------------------------------------------------
+
+    def recover(self) -> asyncio.Event:
+        """Start to read all snapshots; return what is set when each was tried once."""
+        self._recovery = self.jobs.start(self._recover_all())
+        return self._recovery_tried
+
+    async def _recover_all(self) -> None:
+        failures = 0
+        left = self._snapshots.named()
+        try:
+            await self._delete_orphans()
+            while left := [named for named in left if not await self._recover(named)]:
+                self._recovery_tried.set()
+                self._on_news()
+                failures += 1
+                await self.jobs.back_off(failures)
+        finally:
+            self._recovery_tried.set()
+            self._index.changed()
+        self._on_news()
+
+    async def _recover(self, named: NamedSnapshot) -> bool:
+        """Bring a bucket back; return False when that has to be tried again."""
+        try:
+            found = await self._read(named)
+        except (SnapshotNotFoundError, SnapshotFormatError) as error:
+            self._snapshots.operations.last_error = error
+            found = None  # normal dispatch reads its messages again
+        except Exception as error:  # noqa: BLE001 - kept, and tried again
+            self._snapshots.operations.last_error = error
+            return False
+        if found is None or not take_in(found, self._index, self._snapshots.mark_delete_position):
+            self.jobs.start(self._delete(named))
+        return True
+
+    async def _read(self, named: NamedSnapshot) -> Recovered | None:
+        while named.end >= self._snapshots.mark_delete_position.ledger:
+            found = await read_bucket(named, self._snapshots, self._cutoff())
+            if found is None or still_waits(found, self._cutoff()):
+                return found
+        return None
+
+    async def _delete_orphans(self) -> None:
+        try:
+            orphans = await self._snapshots.orphans()
+        except Exception as error:  # noqa: BLE001 - kept; the next run finds them
+            self._snapshots.operations.last_error = error
+            return
+        for named in orphans:
+            self.jobs.start(self._delete(named))
+
+
+def _named(bucket: ImmutableBucket) -> NamedSnapshot:
+    return NamedSnapshot(bucket.key, bucket.snapshot_id, bucket.start, bucket.end)
+
+
+def _empty(start: int, end: int) -> ImmutableBucket:
+    """Return what stands for a bucket of which nothing was left when it was to be stored."""
+    return ImmutableBucket("", -1, (start, end), mins=(), maxs=(), counts=())

@@ -1,0 +1,122 @@
+"""A bucket tracker on a clock that is moved by hand, with a storage and a cursor in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pulsar_nack import Position
+from pulsar_nack.config import BucketConfig
+from pulsar_nack.delayed.bucket import BucketDelayedDeliveryTracker
+from pulsar_nack.delayed.bucket._queue import Owner
+from pulsar_nack.testing import ManualClock
+
+from .memory import MemoryCursor, MemoryStorage
+
+
+def config_of(
+    tick: int = 1,
+    *,
+    strict: bool = True,
+    least: int = 5,
+    step: int = 10,
+    most_indexes: int = -1,
+    most_buckets: int = 50,
+    **more: Any,
+) -> BucketConfig:
+    """Return the config that the conformance cases write B(tick, strict, min index count, step, indexes, buckets)."""
+    return BucketConfig(
+        delayed_delivery_tick_time_millis=tick,
+        is_delayed_delivery_deliver_at_time_strict=strict,
+        delayed_delivery_min_index_count_per_bucket=least,
+        delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=step / 1000,
+        delayed_delivery_max_indexes_per_bucket_snapshot_segment=most_indexes,
+        delayed_delivery_max_num_buckets=most_buckets,
+        **more,
+    )
+
+
+class Stage:
+    """One subscription: what outlives a tracker, and the tracker of now."""
+
+    def __init__(self, now: int = 0, **settings: Any) -> None:
+        self.clock = ManualClock(now)
+        self.settings = settings
+        self.storage = MemoryStorage()
+        self.cursor = MemoryCursor()
+        self.woken: list[int] = []
+        self.tracker: BucketDelayedDeliveryTracker
+
+    @asynccontextmanager
+    async def run(self, **settings: Any) -> AsyncIterator[Stage]:
+        """Open a tracker, and close it in the end; what is idle then stays as it is."""
+        self.tracker = await BucketDelayedDeliveryTracker.open(
+            self.storage,
+            self.cursor,
+            config_of(**{**self.settings, **settings}),
+            clock=self.clock,
+            on_due=lambda: self.woken.append(self.clock.now_ms()),
+        )
+        self.add = self.tracker.add_message
+        self.get = self.tracker.get_scheduled_messages
+        self.has = self.tracker.has_message_available
+        async with self.tracker:
+            yield self
+            self.check()
+
+    @property
+    def count(self) -> int:
+        """Return how many messages are held."""
+        return self.tracker.number_of_delayed_messages
+
+    @property
+    def buckets(self) -> list[Any]:
+        """Return the sealed buckets."""
+        return self.tracker._index.buckets
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Return the properties that name snapshots."""
+        return {key: value for key, value in self.cursor.held.items() if key != "other"}
+
+    async def idle(self) -> None:
+        """Wait until no snapshot is being created, loaded, merged or deleted."""
+        await self.tracker.wait_until_idle()
+
+    async def fill(self, first: int, last: int, *, wait: bool = False) -> None:
+        """Add (i, i, 10 i)."""
+        for i in range(first, last + 1):
+            assert self.add(i, i, 10 * i)
+            if wait:
+                await self.idle()
+
+    async def drain(self, batch: int = 100_000) -> list[Position]:
+        """Take out all that is due, waiting for storage in between."""
+        found: list[Position] = []
+        while True:
+            taken = self.get(batch)
+            found += taken
+            await self.idle()
+            if not taken and not self.has():
+                return found
+
+    def check(self) -> None:
+        """Compare what is kept with what it is counted from."""
+        index = self.tracker._index
+        owners: list[Owner] = [index.mutable, *index.sealings, *index.buckets]
+        index.queue.turn(index.mutable)
+        for owner in owners:
+            assert owner.loaded == sum(len(run.columns) - run.at for run in index.queue.runs([owner])), owner
+        for bucket in index.buckets:
+            assert bucket.unloaded == sum(bucket.counts[bucket.next :])
+            assert not bucket.is_gone
+            assert bucket.is_merging or not bucket.is_used_up
+        assert index.buckets == sorted(index.buckets, key=lambda each: (each.start, each.end, each.snapshot_id))
+        assert len(index.pending) == len(set(index.pending))
+        assert (index._bucket_bytes == 0) == (not index.buckets)
+
+
+def positions(*numbers: int) -> list[Position]:
+    """Return (i, i) for each number."""
+    return [Position(i, i) for i in numbers]

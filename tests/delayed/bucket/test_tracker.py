@@ -1,0 +1,280 @@
+"""The bucket tracker on a clock that is moved by hand and a storage in memory: the conformance cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsar_nack import ClosedError, DelayedDeliveryTracker, InvalidArgumentError, Position
+
+from .stage import Stage, positions
+
+
+async def test_messages_come_when_they_may() -> None:
+    """D1: messages are counted, held until their time, and come out in as many calls as it takes."""
+    async with Stage(strict=False).run() as stage:
+        assert isinstance(stage.tracker, DelayedDeliveryTracker)
+        times = [(1, 2, 20), (2, 1, 10), (3, 3, 30), (4, 5, 50), (5, 4, 40)]
+        assert all(stage.add(*message) for message in times)
+        assert not stage.has()
+        assert stage.count == 5
+        assert stage.get(10) == []
+        stage.clock.set(15)
+        assert not stage.add(6, 6, 10)
+        assert stage.count == 5
+        assert stage.has()
+        assert stage.get(10) == [Position(2, 1)]
+        stage.clock.set(60)
+        assert stage.count == 4
+        assert stage.get(1) == [Position(1, 2)]
+        assert stage.count == 3
+        assert stage.get(3) == [Position(3, 3), Position(5, 4), Position(4, 5)]
+        assert stage.count == 0
+        assert not stage.has()
+
+
+async def test_one_timer_for_the_earliest() -> None:
+    """D2: one timer, set anew for an earlier message only."""
+    async with Stage(strict=False).run() as stage:
+        stage.add(2, 2, 20)
+        assert stage.clock.alarms == 1
+        stage.add(1, 1, 10)
+        assert stage.clock.alarms == 1
+        stage.add(3, 3, 30)
+        assert stage.clock.alarms == 1
+        stage.clock.set(9)
+        assert stage.woken == []
+        stage.clock.set(19)
+        assert stage.woken == [10]
+        stage.clock.set(25)
+        assert stage.woken == [10]  # the dispatcher knows
+        assert stage.get(10) == positions(1, 2)
+        stage.clock.set(29)
+        assert stage.woken == [10]
+        stage.clock.set(30)
+        assert stage.woken == [10, 30]
+
+
+async def test_cutoff_is_a_tick_ahead() -> None:
+    """D3: not strict, what is at most a tick away is refused."""
+    async with Stage(tick=100, strict=False).run() as stage:
+        assert [stage.add(i, i, at) for i, at in enumerate((10, 99, 100, 101, 200))] == [
+            False,
+            False,
+            False,
+            True,
+            True,
+        ]
+        assert stage.count == 2
+
+
+async def test_cutoff_is_now_when_strict() -> None:
+    """D4: strict, only what is past is refused."""
+    async with Stage(10).run() as stage:
+        assert [stage.add(i, i, at) for i, at in enumerate((9, 10, 11))] == [False, False, True]
+        assert stage.count == 1
+        assert not stage.has()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_what_comes_out_would_be_refused(strict: bool) -> None:
+    """D5: what is taken out at a time would be refused at that time, also after the tick was changed."""
+    async with Stage(tick=8, strict=strict, least=7).run() as stage:
+        times = {Position(1 + i // 5, i): 20 + 3 * i for i in range(60)}
+        assert all(stage.add(*position, at) for position, at in times.items())
+        for now, tick in ((30, 8), (40, 2), (50, 64), (300, 1)):
+            stage.clock.set(now)
+            stage.tracker.reset_tick_time(tick)
+            for position in await stage.drain():
+                assert not stage.add(*position, times.pop(position))
+        assert times == {}
+
+
+async def test_expiry_comes_before_already_tracked() -> None:
+    """D16: a message that is due is refused although it is held, and is held no more."""
+    async with Stage(1000).run() as stage:
+        assert stage.add(1, 1, 2000)
+        stage.clock.set(2500)
+        assert not stage.add(1, 1, 2000)
+        assert stage.count == 0
+        assert not stage.tracker.contains_message(1, 1)
+
+
+async def test_recovery_leaves_what_is_due_to_dispatch() -> None:
+    """D18: indexes that are due are dropped, inside the first loaded segment too; what was not sealed is not there."""
+    stage = Stage(tick=100_000)
+    async with stage.run():
+        await stage.fill(1, 100)
+        stage.clock.set(10)
+        assert stage.get(10) == positions(1)
+        assert stage.add(101, 101, 1010)
+        await stage.idle()
+        assert stage.count == 100
+    stage.clock.set(300)
+    async with stage.run(tick=1000):
+        assert not stage.tracker.contains_message(101, 101)
+        assert stage.count == 70
+        for due in range(1, 31):
+            assert not stage.tracker.contains_message(due, due)
+            assert not stage.add(due, due, 10 * due)
+        assert stage.tracker.contains_message(31, 31)
+        stage.clock.set(1000)
+        assert await stage.drain() == positions(*range(31, 101))
+        await stage.idle()
+    assert stage.names == {}
+    assert stage.storage.snapshots == {}
+
+
+async def test_merging_keeps_all() -> None:
+    """D19: with few buckets allowed all indexes are there, after a restart too, once and in order of time."""
+    stage = Stage(most_buckets=10)
+    async with stage.run():
+        await stage.fill(1, 110, wait=True)
+        assert stage.count == 110
+        assert len(stage.buckets) <= 10
+        assert len(stage.names) == len(stage.storage.snapshots) == len(stage.buckets)
+    async with stage.run():
+        await stage.fill(1, 110)
+        await stage.idle()
+        assert stage.count == 110
+        stage.clock.set(1100)
+        assert await stage.drain() == positions(*range(1, 111))
+        assert stage.count == 0
+
+
+async def test_merging_loses_nothing_that_was_sealed() -> None:
+    """D20: after merges and a restart all that was sealed is there."""
+    stage = Stage(most_buckets=10)
+    async with stage.run():
+        await stage.fill(1, 56)
+        await stage.idle()
+        assert len(stage.buckets) == 10
+    async with stage.run():
+        assert stage.count == 55
+        assert all(stage.tracker.contains_message(i, i) for i in range(1, 56))
+        assert not stage.tracker.contains_message(56, 56)
+
+
+async def test_segments_by_count() -> None:
+    """D23: each bucket of 20 has four segments of 5."""
+    async with Stage(least=20, step=100_000, most_indexes=5).run() as stage:
+        await stage.fill(1, 101)
+        await stage.idle()
+        assert [list(bucket.counts) for bucket in stage.buckets] == [[5, 5, 5, 5]] * 5
+        assert [len(entries) for entries in stage.storage.snapshots.values()] == [5] * 5
+
+
+async def test_clear_leaves_nothing() -> None:
+    """D24: after a clear there is no bucket, no memory, no message, no snapshot and no property."""
+    async with Stage(tick=100_000, least=1000, step=100).run() as stage:
+        for i in range(1001):
+            assert stage.add(i, i, 200_000 + i)
+        await stage.idle()
+        assert len(stage.buckets) == 1
+        await stage.tracker.clear()
+        assert stage.buckets == []
+        assert stage.tracker.buffer_memory_usage == 0
+        assert stage.count == 0
+        assert stage.storage.snapshots == {}
+        assert stage.cursor.held == {"other": "1"}
+        assert stage.add(1, 1, 10**6)
+        assert stage.count == 1
+
+
+async def test_trim_by_mark_delete() -> None:
+    """D28: what the cursor has passed goes; an overlapping bucket is kept."""
+    async with Stage().run() as stage:
+        await stage.fill(1, 101)
+        await stage.idle()
+        assert len(stage.buckets) == 20
+        stage.cursor.mark_delete_position = Position(33, -1)
+        assert stage.tracker.trim() == 32
+        await stage.idle()
+        assert stage.count == 101 - 32
+        assert len(stage.buckets) == len(stage.storage.snapshots) == len(stage.names) == 14
+        assert stage.buckets[0].start == 31
+        stage.clock.set(2000)
+        assert await stage.drain() == positions(*range(33, 102))
+
+
+async def test_trim_is_noticed() -> None:
+    """D28: without a call too, when messages are taken out."""
+    async with Stage().run() as stage:
+        await stage.fill(1, 50)
+        stage.cursor.mark_delete_position = Position(31, 31)
+        stage.clock.set(320)
+        assert await stage.drain() == positions(32)
+        assert stage.count == 18
+
+
+async def test_last_of_a_segment_is_passed() -> None:
+    """D30: when the last index of a segment is below the cursor's ledger the next one is loaded all the same."""
+    async with Stage(prefetch=0).run() as stage:
+        await stage.fill(1, 6)
+        await stage.idle()
+        stage.clock.set(10)
+        await stage.idle()
+        stage.cursor.mark_delete_position = Position(4, -1)
+        stage.clock.set(30)
+        assert await stage.drain() == []
+        stage.clock.set(60)
+        assert await stage.drain() == positions(4, 5, 6)
+        assert stage.storage.snapshots == {}
+
+
+async def test_one_ledger_is_sealed_by_size() -> None:
+    """D31: one endless ledger is sealed by size; the buckets have names of their own and all come back."""
+    stage = Stage(least=20_000, step=300_000, most_indexes=5000)
+    async with stage.run():
+        for i in range(200_000):
+            stage.add(7, i, 1_000_000 + i)
+        await stage.idle()
+        assert len(stage.buckets) == len(stage.names) == 4
+        assert stage.tracker.statistics().unsealed == 40_000
+        assert stage.tracker.statistics().loaded == 40_000
+    async with stage.run():
+        assert stage.count == 160_000
+
+
+async def test_one_ledger_is_sealed_by_time() -> None:
+    """D31: a bucket that has enough is sealed when it is old."""
+    async with Stage(max_unsealed_age=60, max_indexes_per_bucket=1000).run() as stage:
+        for i in range(10):
+            stage.add(7, i, 10**6)
+        await stage.idle()
+        assert stage.buckets == []
+        stage.clock.set(60_000)
+        stage.add(7, 10, 10**6)
+        await stage.idle()
+        assert [bucket.size for bucket in stage.buckets] == [10]
+
+
+async def test_arguments() -> None:
+    """Bad values are refused with their names, before anything changes; so is an entry that no bitmap can hold."""
+    async with Stage().run() as stage:
+        with pytest.raises(InvalidArgumentError, match="entry_id"):
+            stage.add(1, 2**32, 10)
+        with pytest.raises(InvalidArgumentError, match="ledger_id"):
+            stage.add(-1, 1, 10)
+        with pytest.raises(InvalidArgumentError, match="max_messages"):
+            stage.get(-1)
+        with pytest.raises(InvalidArgumentError, match="tick_ms"):
+            stage.tracker.reset_tick_time(-1)
+        assert not stage.tracker.contains_message(1, 2**32)
+        assert not stage.add(1, 1, -1)
+        assert stage.count == 0
+
+
+async def test_closed() -> None:
+    """After closing every call is refused, and closing again is fine."""
+    stage = Stage()
+    async with stage.run():
+        stage.add(1, 1, 10)
+    with pytest.raises(ClosedError):
+        stage.add(1, 1, 10)
+    with pytest.raises(ClosedError):
+        stage.has()
+    with pytest.raises(ClosedError):
+        await stage.tracker.clear()
+    await stage.tracker.aclose()
+    stage.clock.set(100)
+    assert stage.woken == []
