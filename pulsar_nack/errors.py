@@ -14,7 +14,16 @@
     │   ├── SnapshotNotFoundError            there is none of this id
     │   └── SnapshotFormatError  (ValueError)   its bytes are corrupt, truncated or something else
     ├── VirtualDeadlockError                 a virtual loop would have slept for ever
-    └── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
+    ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
+    └── LedgerError                          anything about the append-only logs on storage
+        ├── LogNotFoundError                 there is no log of this name
+        ├── LogExistsError                   there is one already
+        ├── LogLockedError                   somebody else writes to it
+        ├── LogSealedError                   it was sealed: nothing can be added any more
+        ├── LogCorruptedError                damage that no crash explains; names file, offset and reason
+        ├── LogVersionError                  a later release wrote it
+        ├── LogForeignFilesError             its folder holds files that are not its own
+        └── LogStorageError                  the operating system or the store refused: full, no rights, broken
 """
 
 from __future__ import annotations
@@ -28,6 +37,15 @@ __all__ = [
     "BrokerError",
     "ClosedError",
     "InvalidArgumentError",
+    "LedgerError",
+    "LogCorruptedError",
+    "LogExistsError",
+    "LogForeignFilesError",
+    "LogLockedError",
+    "LogNotFoundError",
+    "LogSealedError",
+    "LogStorageError",
+    "LogVersionError",
     "MissingExtraError",
     "NotOpenError",
     "PulsarNackError",
@@ -131,6 +149,87 @@ class VirtualDeadlockError(PulsarNackError):
         self.waiting = tuple(waiting)
         tasks = "".join(f"\n  {line}" for line in sorted(waiting))
         super().__init__(f"at virtual second {at:.6g}: {reason}; tasks that wait:{tasks or ' none'}")
+
+
+class LedgerError(PulsarNackError):
+    """Something about an append-only log; ``log`` is its name, or its path."""
+
+    def __init__(self, log: str, problem: str) -> None:
+        self.log = log
+        super().__init__(f"log {log}: {problem}")
+
+
+class LogNotFoundError(LedgerError):
+    """There is no log of this name, or it was deleted."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log, "does not exist")
+
+
+class LogExistsError(LedgerError):
+    """A log of this name exists already; nothing has changed."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log, "exists already")
+
+
+class LogLockedError(LedgerError):
+    """Another writer, in this process or another, has the log open; a log has one writer at a time."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log, "another writer has it open; close that one first, or open this one with read_only=True")
+
+
+class LogSealedError(LedgerError):
+    """The log was sealed; nothing was added."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log, "is sealed; nothing can be added")
+
+
+class LogCorruptedError(LedgerError):
+    """What lies on storage is damaged in a way that a crash does not explain.
+
+    ``file`` and ``offset`` (bytes) tell where, ``reason`` what was expected. Nothing was changed or dropped.
+    """
+
+    def __init__(self, log: str, file: str, offset: int, reason: str) -> None:
+        self.file = file
+        self.offset = offset
+        self.reason = reason
+        super().__init__(log, f"{file} is damaged at byte {offset}: {reason}")
+
+
+class LogVersionError(LedgerError):
+    """A later release of this library wrote the log, in a form that this one cannot read."""
+
+    def __init__(self, log: str, file: str, version: int) -> None:
+        self.file = file
+        self.version = version
+        super().__init__(log, f"{file} has version {version} of the format, which this release does not know")
+
+
+class LogForeignFilesError(LedgerError):
+    """The log cannot be deleted because its folder holds files that are not its own; nothing has changed."""
+
+    def __init__(self, log: str, files: Sequence[str]) -> None:
+        self.files = tuple(files)
+        super().__init__(
+            log, f"its folder holds files that are not its own: {_show(list(files))}; move them away first"
+        )
+
+
+class LogStorageError(LedgerError):
+    """The operating system or the store refused an operation; the cause is its own error.
+
+    A log that could not append stays usable: the next append tries anew. The records of the failed one are not in the
+    log, but for one case: if the process ends before another append succeeded, they may be found after a restart.
+    """
+
+    def __init__(self, log: str, action: str, reason: str) -> None:
+        self.action = action
+        self.reason = reason
+        super().__init__(log, f"cannot {action}: {reason}")
 
 
 class SnapshotError(PulsarNackError):
