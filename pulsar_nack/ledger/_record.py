@@ -1,0 +1,169 @@
+"""How records lie in a segment file: pure functions from and to bytes.
+
+A segment is a header and then frames. A frame holds the records that became durable together, in one write and one
+sync, and it is the unit of damage: at most one frame of a log is ever unsynced, so after a crash everything before the
+last frame is whole, and of the last frame anything may be missing, also in its middle. Layout, big endian::
+
+    segment  magic "PNLG" | version u16 | flags u16 (0) | first record number u64 | salt u32 | crc u32
+    frame    first record number u64 | body length u32 | record count u32 | crc of these u32 | crc of body u32 | body
+    body     one length u32 for each record, then the records
+
+- Both checksums of a frame start from the segment's random salt, and the body's goes on from the header's: bytes of
+  another file, and a frame at another place, are not taken for a frame.
+- The header has a checksum of its own, so that a length is trusted before memory is taken for it.
+- A frame without records is the seal: nothing follows it, ever.
+
+The checksum is CRC-32 (zlib): it is in the standard library and fast.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple
+from zlib import crc32
+
+MAGIC: Final = b"PNLG"
+VERSION: Final = 1
+_SEGMENT: Final = struct.Struct(">4sHHQII")
+_FRAME: Final = struct.Struct(">QIIII")
+_CRC: Final = struct.Struct(">I")
+SEGMENT_HEADER_SIZE: Final = _SEGMENT.size
+FRAME_HEADER_SIZE: Final = _FRAME.size
+MAX_BODY: Final = (1 << 24) - 1
+"""The most bytes that the body of a frame may have: 16 MiB."""
+
+
+class SegmentHeader(NamedTuple):
+    """What a segment says of itself."""
+
+    first: int
+    salt: int
+
+
+class Frame(NamedTuple):
+    """A whole frame: the number of its first record, its records, and where it ends in the buffer."""
+
+    first: int
+    records: list[bytes]
+    end: int
+
+    @property
+    def is_seal(self) -> bool:
+        """Return whether the log ends here for good."""
+        return not self.records
+
+
+class Incomplete(NamedTuple):
+    """The buffer ends before the frame does, which needs ``size`` bytes in all, as far as can be told."""
+
+    size: int
+
+
+class Damaged(NamedTuple):
+    """Here is no good frame.
+
+    ``size`` is what the frame takes in all when its header is good, 0 when it is good but for another place, else None.
+    """
+
+    reason: str
+    size: int | None
+
+
+class NewerVersion(NamedTuple):
+    """The segment was written by a later release, in this version of the format."""
+
+    version: int
+
+
+def encode_segment_header(first: int, salt: int) -> bytes:
+    """Return the beginning of a segment file."""
+    data = _SEGMENT.pack(MAGIC, VERSION, 0, first, salt, 0)[: -_CRC.size]
+    return data + _CRC.pack(crc32(data))
+
+
+def decode_segment_header(data: bytes) -> SegmentHeader | Damaged | NewerVersion:
+    """Read the beginning of a segment file."""
+    if len(data) < _SEGMENT.size:
+        return Damaged(f"only {len(data)} of the {_SEGMENT.size} bytes of a header", None)
+    magic, version, flags, first, salt, crc = _SEGMENT.unpack_from(data)
+    if magic != MAGIC:
+        return Damaged(f"it begins with {magic!r}, not {MAGIC!r}", None)
+    if crc != crc32(data[: _SEGMENT.size - _CRC.size]):
+        return Damaged("checksum of the segment header", None)
+    if version != VERSION or flags:
+        return NewerVersion(version)
+    return SegmentHeader(first, salt)
+
+
+def frame_size(records: Sequence[bytes]) -> int:
+    """Return how many bytes a frame of these records takes."""
+    return _FRAME.size + body_size(records)
+
+
+def body_size(records: Sequence[bytes]) -> int:
+    """Return how many bytes these records take in a frame's body, at most :data:`MAX_BODY` of them are allowed."""
+    return 4 * len(records) + sum(map(len, records))
+
+
+def encode_frame(first: int, records: Sequence[bytes], salt: int) -> bytes:
+    """Return a frame; without records it is the seal."""
+    lengths = struct.pack(f">{len(records)}I", *map(len, records))
+    body = b"".join((lengths, *records))
+    head = struct.pack(">QII", first, len(body), len(records))
+    head_crc = crc32(head, salt)
+    return b"".join((head, _CRC.pack(head_crc), _CRC.pack(crc32(body, head_crc)), body))
+
+
+def decode_frame(buffer: bytes, at: int, first: int, salt: int) -> Frame | Incomplete | Damaged:
+    """Read the frame that begins at ``at``, whose first record must have the number ``first``."""
+    if len(buffer) - at < _FRAME.size:
+        return Incomplete(_FRAME.size)
+    if not _is_head(buffer, at, salt):
+        return Damaged("checksum of a frame header", None)
+    number, length = _FRAME.unpack_from(buffer, at)[:2]
+    if number != first:
+        return Damaged(f"record {number} where {first} was expected", 0)
+    size = _FRAME.size + length
+    if len(buffer) - at < size:
+        return Incomplete(size)
+    records = _decode_body(buffer, at)
+    return (
+        Damaged(f"checksum of the records from {first}", size) if records is None else Frame(first, records, at + size)
+    )
+
+
+def has_later_frame(buffer: bytes, at: int, first: int, salt: int) -> bool:
+    """Return whether a frame header with a record number beyond ``first`` lies anywhere from ``at`` on.
+
+    If so, what lies at ``at`` was durable once, and is damage; if not, it may be what a crash left of the last frame.
+    """
+    prefixes = {number.to_bytes(8, "big")[:4] for number in (first, first + len(buffer))}
+    for prefix in prefixes:
+        not_zero = b"" if any(prefix) else rb"(?!\0{4})"  # keeps long runs of zeros cheap
+        likely = re.compile(b"(?=" + re.escape(prefix) + not_zero + rb"....\0...\0)", re.DOTALL)
+        for match in likely.finditer(buffer, at):
+            start = match.start()
+            if len(buffer) - start >= _FRAME.size and _is_head(buffer, start, salt):
+                return int.from_bytes(buffer[start : start + 8], "big") > first
+    return False
+
+
+def _is_head(buffer: bytes, at: int, salt: int) -> bool:
+    _, length, count, head_crc, _ = _FRAME.unpack_from(buffer, at)
+    fits = 4 * count <= length <= MAX_BODY and (length == 0) == (count == 0)
+    return fits and crc32(buffer[at : at + _FRAME.size - 8], salt) == int(head_crc)
+
+
+def _decode_body(buffer: bytes, at: int) -> list[bytes] | None:
+    _, length, count, head_crc, body_crc = _FRAME.unpack_from(buffer, at)
+    body = memoryview(buffer)[at + _FRAME.size : at + _FRAME.size + length]
+    if crc32(body, head_crc) != body_crc:
+        return None
+    lengths = struct.unpack_from(f">{count}I", body)
+    if 4 * count + sum(lengths) != length:
+        return None
+    ends = list(accumulate(lengths, initial=4 * count))
+    return [bytes(body[begin:end]) for begin, end in pairwise(ends)]

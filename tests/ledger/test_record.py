@@ -1,0 +1,141 @@
+"""Frames of records: what is encoded is decoded, and no damage is taken for a frame."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_nack.ledger._record import (
+    FRAME_HEADER_SIZE,
+    MAX_BODY,
+    SEGMENT_HEADER_SIZE,
+    Damaged,
+    Frame,
+    Incomplete,
+    NewerVersion,
+    SegmentHeader,
+    body_size,
+    decode_frame,
+    decode_segment_header,
+    encode_frame,
+    encode_segment_header,
+    frame_size,
+    has_later_frame,
+)
+
+RECORDS = st.lists(st.binary(max_size=50), max_size=6)
+NUMBERS = st.integers(0, 2**63)
+SALTS = st.integers(0, 2**32 - 1)
+
+
+@given(NUMBERS, RECORDS, SALTS, st.binary(max_size=20), st.binary(max_size=20))
+def test_frame_round_trip(first: int, records: list[bytes], salt: int, before: bytes, after: bytes) -> None:
+    """A frame is read back wherever it lies in a buffer, and tells where it ends; without records it is the seal."""
+    data = encode_frame(first, records, salt)
+    assert len(data) == frame_size(records) == FRAME_HEADER_SIZE + body_size(records)
+    found = decode_frame(before + data + after, len(before), first, salt)
+    assert found == Frame(first, records, len(before) + len(data))
+    assert found.is_seal == (not records)
+
+
+@given(NUMBERS, SALTS)
+def test_segment_header_round_trip(first: int, salt: int) -> None:
+    """A segment's header is read back."""
+    data = encode_segment_header(first, salt)
+    assert len(data) == SEGMENT_HEADER_SIZE
+    assert decode_segment_header(data + b"more") == SegmentHeader(first, salt)
+
+
+@given(RECORDS, SALTS)
+def test_cut_at_every_byte(records: list[bytes], salt: int) -> None:
+    """A frame that is cut at any byte is incomplete, and once its header is there it tells its size."""
+    data = encode_frame(7, records, salt)
+    for size in range(len(data)):
+        expected = FRAME_HEADER_SIZE if size < FRAME_HEADER_SIZE else len(data)
+        assert decode_frame(data[:size], 0, 7, salt) == Incomplete(expected)
+
+
+@given(RECORDS, SALTS, st.data())
+def test_any_flipped_bit(records: list[bytes], salt: int, draw: st.DataObject) -> None:
+    """One flipped bit anywhere in a frame, or in a segment's header, is seen."""
+    for data, is_header in ((encode_frame(7, records, salt), False), (encode_segment_header(7, salt), True)):
+        bit = draw.draw(st.integers(0, 8 * len(data) - 1))
+        broken = bytearray(data)
+        broken[bit // 8] ^= 1 << bit % 8
+        found = decode_segment_header(bytes(broken)) if is_header else decode_frame(bytes(broken), 0, 7, salt)
+        assert isinstance(found, Damaged)
+
+
+@given(st.binary(max_size=300), SALTS)
+def test_garbage(data: bytes, salt: int) -> None:
+    """Random bytes are neither a frame nor a segment, and take no memory."""
+    assert isinstance(decode_frame(data, 0, 7, salt), Damaged | Incomplete)
+    assert isinstance(decode_segment_header(data), Damaged)
+
+
+def test_zeros() -> None:
+    """A file that was only made longer holds no frame, whatever the salt."""
+    for salt in (0, 1, 2**32 - 1):
+        assert isinstance(decode_frame(bytes(1000), 0, 0, salt), Damaged)
+        assert not has_later_frame(bytes(1000), 0, 0, salt)
+
+
+def test_wrong_place() -> None:
+    """A frame with another number, or of another file, is damage."""
+    data = encode_frame(7, [b"x"], 5)
+    assert decode_frame(data, 0, 8, 5) == Damaged("record 7 where 8 was expected", 0)
+    assert isinstance(decode_frame(data, 0, 7, 6), Damaged)
+
+
+def forge(length: int, count: int, salt: int = 5) -> bytes:
+    """Return a frame header with a right checksum and wrong sizes."""
+    head = (7).to_bytes(8, "big") + length.to_bytes(4, "big") + count.to_bytes(4, "big")
+    return head + crc32(head, salt).to_bytes(4, "big") + bytes(4)
+
+
+@pytest.mark.parametrize(("length", "count"), [(MAX_BODY + 1, 1), (2**32 - 1, 1), (7, 2), (4, 0), (0, 1)])
+def test_limits_come_first(length: int, count: int) -> None:
+    """Sizes that cannot be are damage at once, not a reason to read or make so much."""
+    assert decode_frame(forge(length, count), 0, 7, 5) == Damaged("checksum of a frame header", None)
+
+
+def test_lengths_that_do_not_add_up() -> None:
+    """Lengths beyond the body are damage even when every checksum is right."""
+    head, body = forge(6, 1), (3).to_bytes(4, "big") + b"xx"
+    data = head[:-4] + crc32(body, int.from_bytes(head[-8:-4], "big")).to_bytes(4, "big") + body
+    assert isinstance(decode_frame(data, 0, 7, 5), Damaged)
+    assert decode_frame(data, 0, 7, 5) == Damaged("checksum of the records from 7", len(data))
+
+
+def test_largest_frame() -> None:
+    """A body of the largest size is read back."""
+    record = bytes(MAX_BODY - 4)
+    found = decode_frame(encode_frame(0, [record], 1), 0, 0, 1)
+    assert isinstance(found, Frame)
+    assert found.records == [record]
+
+
+@pytest.mark.parametrize(("version", "flags"), [(2, 0), (1, 1), (65535, 0)])
+def test_newer_version(version: int, flags: int) -> None:
+    """A segment of a later format is told from damage."""
+    data = encode_segment_header(7, 5)
+    data = data[:4] + version.to_bytes(2, "big") + flags.to_bytes(2, "big") + data[8:-4]
+    assert decode_segment_header(data + crc32(data).to_bytes(4, "big")) == NewerVersion(version)
+
+
+@given(st.binary(max_size=100), st.integers(0, 2**40), RECORDS, SALTS)
+def test_later_frames_are_found(garbage: bytes, first: int, records: list[bytes], salt: int) -> None:
+    """A frame of later records is found behind any garbage; one of earlier records is not later."""
+    later = encode_frame(first + 3, records, salt)
+    assert has_later_frame(garbage + later, 0, first, salt)
+    assert not has_later_frame(garbage + encode_frame(first, records, salt), 0, first, salt)
+    assert not has_later_frame(garbage + later[: FRAME_HEADER_SIZE - 1], 0, first, salt)
+
+
+@pytest.mark.parametrize("first", [2**32 - 1, 2**32 - 2, 2**32])
+def test_later_frames_across_a_word(first: int) -> None:
+    """Numbers that go beyond 32 bits are found too."""
+    assert has_later_frame(b"\xff" * 9 + encode_frame(first + 2, [b"x"], 1), 0, first, 1)
