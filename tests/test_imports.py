@@ -22,6 +22,7 @@ CORE = (
     "pulsar_nack",
     "pulsar_nack.index",
     "pulsar_nack.nack",
+    "pulsar_nack.ledger",
     "pulsar_nack.delayed",
     "pulsar_nack.planning",
     "pulsar_nack.consumer",

@@ -30,6 +30,7 @@ PUBLIC = {
     "pulsar_nack.errors",
     "pulsar_nack.ids",
     "pulsar_nack.index",
+    "pulsar_nack.ledger",
     "pulsar_nack.nack",
     "pulsar_nack.observe",
     "pulsar_nack.planning",

@@ -1,0 +1,6 @@
+"""Append-only logs with checksums and group commit, on which bucket snapshots and cursors are kept."""
+
+from ._local import LocalLog, LocalLogStore
+from ._protocol import Log, LogStore, Record
+
+__all__ = ["LocalLog", "LocalLogStore", "Log", "LogStore", "Record"]

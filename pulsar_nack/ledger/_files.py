@@ -1,0 +1,199 @@
+"""The file operations that local logs need, behind a seam where tests inject faults and crashes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+_BINARY: Final = getattr(os, "O_BINARY", 0)
+_LOCK_TRIES: Final = 100
+
+
+class Files(Protocol):
+    """File operations, all blocking; every error is an OSError. Descriptors are plain numbers."""
+
+    def create(self, path: Path) -> int:
+        """Open a file for reading and writing, made anew and empty."""
+        ...
+
+    def open(self, path: Path, *, writable: bool = False) -> int:
+        """Open a file that exists."""
+        ...
+
+    def close(self, descriptor: int) -> None:
+        """Close a file."""
+        ...
+
+    def size(self, descriptor: int) -> int:
+        """Return how many bytes a file has."""
+        ...
+
+    def read(self, descriptor: int, size: int, offset: int) -> bytes:
+        """Read up to ``size`` bytes; fewer at the end of the file, or when the system likes."""
+        ...
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        """Write some bytes, at least one; return how many."""
+        ...
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut a file."""
+        ...
+
+    def sync(self, descriptor: int) -> None:
+        """Make a file's content durable, with as much about the file as reading it again needs."""
+        ...
+
+    def sync_folder(self, path: Path) -> None:
+        """Make durable which names a folder holds."""
+        ...
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename a file, over one that exists too, or a folder."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file."""
+        ...
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder in one that exists."""
+        ...
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+        ...
+
+    def names(self, path: Path) -> list[str]:
+        """Return the names in a folder, in any order."""
+        ...
+
+    def is_folder(self, path: Path) -> bool:
+        """Return whether a folder is there."""
+        ...
+
+    def lock(self, path: Path) -> int:
+        """Lock a file, made if need be, until its descriptor is closed.
+
+        :raises BlockingIOError: somebody else, in this process too, has the lock
+        """
+        ...
+
+
+class OsFiles:
+    """The operating system's files."""
+
+    def create(self, path: Path) -> int:
+        """Open with O_CREAT and O_TRUNC."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | _BINARY, 0o666)
+
+    def open(self, path: Path, *, writable: bool = False) -> int:
+        """Open for reading, or for both."""
+        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | _BINARY)
+
+    def close(self, descriptor: int) -> None:
+        """Close."""
+        os.close(descriptor)
+
+    def size(self, descriptor: int) -> int:
+        """Ask fstat."""
+        return os.fstat(descriptor).st_size
+
+    def read(self, descriptor: int, size: int, offset: int) -> bytes:
+        """Read with pread; Windows has none, there every descriptor is used by one thread at a time."""
+        if sys.platform == "win32":
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            return os.read(descriptor, size)
+        return os.pread(descriptor, size, offset)
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        """Write with pwrite, as :meth:`read`."""
+        if sys.platform == "win32":
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            return os.write(descriptor, data)
+        return os.pwrite(descriptor, data, offset)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut with ftruncate."""
+        os.ftruncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        """Use fdatasync; on macOS F_FULLFSYNC, because fsync stops at the disk's own cache there."""
+        if sys.platform == "darwin":
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        elif sys.platform == "win32":
+            os.fsync(descriptor)
+        else:
+            os.fdatasync(descriptor)
+
+    def sync_folder(self, path: Path) -> None:
+        """Sync a descriptor of the folder; Windows cannot, and journals names by itself."""
+        if sys.platform == "win32":
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Replace."""
+        old.replace(new)
+
+    def remove(self, path: Path) -> None:
+        """Unlink."""
+        path.unlink()
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder."""
+        path.mkdir()
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder."""
+        path.rmdir()
+
+    def names(self, path: Path) -> list[str]:
+        """List a folder."""
+        return [each.name for each in path.iterdir()]
+
+    def is_folder(self, path: Path) -> bool:
+        """Ask stat."""
+        return path.is_dir()
+
+    def lock(self, path: Path) -> int:
+        """Lock with flock (msvcrt on Windows), and look whether the file was removed by its last owner meanwhile."""
+        for _ in range(_LOCK_TRIES):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
+            try:
+                _lock(descriptor)
+                if _is_same(descriptor, path):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+        raise BlockingIOError(f"{path} is removed again and again")
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
+
+
+def _lock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(str(error)) from error
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

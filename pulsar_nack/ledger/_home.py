@@ -1,0 +1,233 @@
+"""The folder of a store of logs: making, opening, deleting and sweeping; blocking.
+
+Who makes, writes or deletes a log holds the lock of its name, a file beside it that goes when the log does. A log is
+made under another name and renamed; it is deleted by renaming it first: each has one commit point, and what a crash
+leaves behind is swept away by the next who opens the store or locks that name, under the lock.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import (
+    LogCorruptedError,
+    LogExistsError,
+    LogForeignFilesError,
+    LogLockedError,
+    LogNotFoundError,
+    LogStorageError,
+)
+from ._files import Files
+from ._names import GONE, LOCK, LOG, NEW, is_own, log_of, segment_first, segment_name
+from ._segment import Segment, Tail
+from ._writer import Writer, begin_segment
+
+
+class Opened(NamedTuple):
+    """A log's parts; without writer and lock when it is open for reading only."""
+
+    name: str
+    segments: list[Segment]
+    tail: Tail
+    size: int
+    writer: Writer | None
+    lock: int | None
+
+
+class Home:
+    """One folder of logs."""
+
+    def __init__(self, files: Files, folder: Path, max_segment_bytes: int) -> None:
+        self._files = files
+        self._folder = folder
+        self._max_segment_bytes = max_segment_bytes
+
+    def open(self) -> None:
+        """Make the folder where it is missing, and sweep away what crashes left; what is locked or refused stays."""
+        with storage_errors(str(self._folder), "open the folder"):
+            self._make_folder(self._folder)
+            names = self._files.names(self._folder)
+        left = {log for name in names if (log := log_of(name, LOG + NEW, LOG + GONE))}
+        left |= {log for name in names if (log := log_of(name, LOCK)) and log + LOG not in names}
+        for log in sorted(left):
+            with suppress(LogLockedError, LogStorageError):
+                self._unlock(log, self._lock(log))
+
+    def names(self) -> list[str]:
+        """Return the names of all logs, sorted."""
+        with storage_errors(str(self._folder), "list the folder"):
+            names = self._files.names(self._folder)
+        return sorted(log for name in names if (log := log_of(name, LOG)) and self._exists(log))
+
+    def create(self, log: str) -> Opened:
+        """Make a log and open it."""
+        self._must_be_new(log)
+        lock = self._lock(log)
+        try:
+            self._must_be_new(log)
+            with storage_errors(log, "create it"):
+                return self._make(log, lock)
+        except Exception:
+            self._unlock(log, lock)
+            raise
+
+    def open_log(self, log: str, *, read_only: bool) -> Opened:
+        """Open a log that exists."""
+        self._must_exist(log)
+        if read_only:
+            return self._open(log, None)
+        lock = self._lock(log)
+        try:
+            self._must_exist(log)
+            return self._open(log, lock)
+        except Exception:
+            self._unlock(log, lock)
+            raise
+
+    def close(self, opened: Opened) -> None:
+        """Close a log and give up its lock."""
+        if opened.writer is not None:
+            with suppress(OSError):
+                opened.writer.close()
+        if opened.lock is not None:
+            self._unlock(opened.name, opened.lock)
+
+    def delete(self, log: str, lock: int | None = None) -> None:
+        """Delete a log, whose lock is held already or taken; the lock is given up, whatever happens."""
+        if lock is None:
+            self._must_exist(log)
+            lock = self._lock(log)
+        try:
+            self._must_exist(log)
+            with storage_errors(log, "delete it"):
+                self._must_be_unmixed(log)
+                self._files.rename(self._path(log, LOG), self._path(log, LOG + GONE))
+                self._files.sync_folder(self._folder)
+        finally:
+            self._unlock(log, lock)
+
+    def _make(self, log: str, lock: int) -> Opened:
+        new, path = self._path(log, LOG + NEW), self._path(log, LOG)
+        self._files.make_folder(new)
+        self._files.close(begin_segment(self._files, new / segment_name(0), 0, secrets.randbits(32)))
+        self._files.rename(new, path)
+        try:
+            return self._open(log, lock)  # this makes the name durable too
+        except Exception:
+            with suppress(OSError):
+                self._files.rename(path, self._path(log, LOG + GONE))
+            raise
+
+    def _lock(self, log: str) -> int:
+        """Take a log's lock, and sweep what crashes left of logs of this name."""
+        with storage_errors(log, "lock it"):
+            try:
+                lock = self._files.lock(self._path(log, LOCK))
+            except BlockingIOError as error:
+                raise LogLockedError(log) from error
+        try:
+            with storage_errors(log, "remove what is left of an older one"):
+                self._sweep(log)
+        except LogStorageError:
+            self._files.close(lock)
+            raise
+        return lock
+
+    def _unlock(self, log: str, lock: int) -> None:
+        """Give up a log's lock; without the log, sweep and remove the lock file first. What cannot be removed stays."""
+        with suppress(OSError):
+            self._sweep(log)
+            if not self._exists(log):
+                self._files.remove(self._path(log, LOCK))
+        with suppress(OSError):
+            self._files.close(lock)
+
+    def _sweep(self, log: str) -> None:
+        new, gone = self._path(log, LOG + NEW), self._path(log, LOG + GONE)
+        if self._files.is_folder(new):
+            self._remove_folder(new)
+        if self._files.is_folder(gone):
+            self._files.sync_folder(self._folder)  # that it is gone has to be durable before its files are
+            self._remove_folder(gone)
+
+    def _remove_folder(self, folder: Path) -> None:
+        for name in filter(is_own, self._files.names(folder)):
+            self._files.remove(folder / name)
+        self._files.remove_folder(folder)
+
+    def _open(self, log: str, lock: int | None) -> Opened:
+        with storage_errors(log, "open it"):
+            segments = self._segments(log)
+            tail = segments[-1].find_tail()
+            size = sum(map(self._size, segments))
+            writer = None
+            if lock is not None:
+                self._remove_new_segments(log)
+                writer = Writer(self._files, log, self._path(log, LOG), segments, self._max_segment_bytes)
+                writer.open(tail, size)
+            return Opened(log, segments, tail, size, writer, lock)
+
+    def _segments(self, log: str) -> list[Segment]:
+        folder = self._path(log, LOG)
+        found = {first: name for name in self._files.names(folder) if (first := segment_first(name)) is not None}
+        if 0 not in found:
+            raise LogCorruptedError(log, segment_name(0), 0, "the file is missing")
+        return [Segment(self._files, log, folder / found[first], first) for first in sorted(found)]
+
+    def _remove_new_segments(self, log: str) -> None:
+        folder = self._path(log, LOG)
+        for name in self._files.names(folder):
+            if is_own(name) and name.endswith(NEW):
+                self._files.remove(folder / name)
+
+    def _size(self, segment: Segment) -> int:
+        descriptor = self._files.open(segment.path)
+        try:
+            return self._files.size(descriptor)
+        finally:
+            self._files.close(descriptor)
+
+    def _make_folder(self, folder: Path) -> None:
+        if not self._files.is_folder(folder):
+            if folder != folder.parent:
+                self._make_folder(folder.parent)
+            with suppress(FileExistsError):
+                self._files.make_folder(folder)
+            self._files.sync_folder(folder.parent)
+
+    def _must_be_new(self, log: str) -> None:
+        if self._exists(log):
+            raise LogExistsError(log)
+
+    def _must_exist(self, log: str) -> None:
+        if not self._exists(log):
+            raise LogNotFoundError(log)
+
+    def _must_be_unmixed(self, log: str) -> None:
+        foreign = [name for name in self._files.names(self._path(log, LOG)) if not is_own(name)]
+        if foreign:
+            raise LogForeignFilesError(log, sorted(foreign))
+
+    def _exists(self, log: str) -> bool:
+        return self._files.is_folder(self._path(log, LOG))
+
+    def _path(self, log: str, suffix: str) -> Path:
+        return self._folder / (log + suffix)
+
+
+@contextmanager
+def storage_errors(log: str, action: str) -> Iterator[None]:
+    """Turn the system's errors into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, log, action) from error
+
+
+def explain(error: OSError, log: str, action: str) -> LogStorageError:
+    """Return our error for one of the system's."""
+    return LogStorageError(log, action, error.strerror or str(error) or type(error).__name__)

@@ -1,0 +1,172 @@
+"""Writing the segment files of one log; blocking, one call at a time.
+
+The commit point of an append is the sync of its one frame. What happens when something fails:
+
+- *A write* (disk full): the file is cut back to its durable end and synced, and the log goes on as it was.
+- *A sync, or that cut*: nobody knows what of the frame is on disk, and a second sync of the same file may claim
+  success for pages that the system has dropped. So the file is never written to again: it is cut as well as can be, and
+  the next append first begins a new segment at the durable end. A segment counts only up to where its successor begins,
+  so whatever is left of the failed frame is not in the log.
+- *Beginning a segment*: the append fails, and the next one tries again, with a new file.
+
+A segment is made under another name, synced, renamed and its folder synced, so one with a broken header is damage.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import LogSealedError
+from ._files import Files
+from ._names import NEW, segment_name
+from ._record import SEGMENT_HEADER_SIZE, encode_frame, encode_segment_header, frame_size
+from ._segment import Segment, Tail, read_all
+
+
+class Writer:
+    """Appends frames to the last segment of a log, and begins new ones.
+
+    ``segments`` is shared with the readers: it grows here, before a record in the new segment becomes durable.
+    """
+
+    def __init__(self, files: Files, log: str, folder: Path, segments: list[Segment], max_segment_bytes: int) -> None:
+        self._files = files
+        self._log = log
+        self._folder = folder
+        self._segments = segments
+        self._max_segment_bytes = max_segment_bytes
+        self._descriptor: int | None = None
+        self._salt = 0
+        self._end = 0
+        self._is_suspect = False
+        self.length = 0
+        self.size = 0
+        self.cut = 0
+        self.is_sealed = False
+
+    def open(self, tail: Tail, size: int) -> None:
+        """Go on behind the good part of the last segment: cut off what is torn there, and make the rest durable.
+
+        What looks good may be in the system's cache only, left there by a process that ended before its sync, or after
+        a failed one. So the last frame, the only one in doubt, is written once more before the sync, and names are
+        synced too.
+        """
+        descriptor = self._files.open(self._segments[-1].path, writable=True)
+        try:
+            cut = self._files.size(descriptor) - tail.end
+            if cut:
+                self._files.truncate(descriptor, tail.end)
+            last = read_all(self._files, descriptor, tail.end - tail.last, tail.last)
+            write_all(self._files, descriptor, last, tail.last)
+            self._files.sync(descriptor)
+            self._files.sync_folder(self._folder)
+            self._files.sync_folder(self._folder.parent)
+        except BaseException:
+            self._files.close(descriptor)
+            raise
+        self._descriptor, self._salt, self._end = descriptor, tail.salt, tail.end
+        self.length, self.size, self.cut = tail.length, size - cut, cut
+        self.is_sealed = tail.is_sealed
+
+    def append(self, records: Sequence[bytes]) -> int:
+        """Add one frame of records, durably; return the number of the first. Without records this is the seal.
+
+        :raises OSError: nothing was added
+        :raises LogSealedError: it is sealed already, and there are records
+        """
+        if self.is_sealed:
+            if records:
+                raise LogSealedError(self._log)
+            return self.length
+        size = frame_size(records)
+        is_full = self._end > SEGMENT_HEADER_SIZE and self._end + size > self._max_segment_bytes
+        if self._is_suspect or (is_full and records):
+            self._begin_segment()
+        first, descriptor = self.length, self._active
+        self._put(encode_frame(first, records, self._salt))
+        try:
+            self._files.sync(descriptor)
+        except OSError:
+            self._is_suspect = True
+            with suppress(OSError):
+                self._files.truncate(descriptor, self._end)
+            raise
+        self._segments[-1].index.add(first, self._end)
+        self._end += size
+        self.size += size
+        self.length += len(records)
+        self.is_sealed = not records
+        return first
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            self._files.close(descriptor)
+
+    @property
+    def _active(self) -> int:
+        if self._descriptor is None:
+            raise OSError("the writer is closed")
+        return self._descriptor
+
+    def _put(self, frame: bytes) -> None:
+        try:
+            write_all(self._files, self._active, frame, self._end)
+        except OSError:
+            self._cut_back()
+            raise
+
+    def _cut_back(self) -> None:
+        try:
+            self._files.truncate(self._active, self._end)
+            self._files.sync(self._active)
+        except OSError:
+            self._is_suspect = True
+
+    def _begin_segment(self) -> None:
+        path, salt = self._folder / segment_name(self.length), secrets.randbits(32)
+        self._is_suspect = True
+        with suppress(OSError):
+            self.close()
+        self._descriptor = begin_segment(self._files, path, self.length, salt)
+        self._salt, self._end, self._is_suspect = salt, SEGMENT_HEADER_SIZE, False
+        segment = Segment(self._files, self._log, path, self.length)
+        if self._segments[-1].first == self.length:
+            self._segments[-1] = segment
+        else:
+            self._segments.append(segment)
+            self.size += SEGMENT_HEADER_SIZE
+
+
+def begin_segment(files: Files, path: Path, first: int, salt: int) -> int:
+    """Make a segment without records, durably, in place of one that has none either; return its descriptor.
+
+    :raises OSError: the name may be there, and hold a segment without records
+    """
+    new = path.with_name(path.name + NEW)
+    try:
+        descriptor = files.create(new)
+        try:
+            write_all(files, descriptor, encode_segment_header(first, salt), 0)
+            files.sync(descriptor)
+        finally:
+            files.close(descriptor)
+        files.rename(new, path)
+        files.sync_folder(path.parent)
+    except OSError:
+        with suppress(OSError):
+            files.remove(new)
+        raise
+    return files.open(path, writable=True)
+
+
+def write_all(files: Files, descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of the data: the system may take less at a time."""
+    rest = memoryview(data)
+    while rest:
+        written = files.write(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written

@@ -1,0 +1,459 @@
+"""Logs in local folders: appending, reading, sealing, deleting, locking, and bad input, on the real file system."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from pulsar_nack.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    LogCorruptedError,
+    LogExistsError,
+    LogForeignFilesError,
+    LogLockedError,
+    LogNotFoundError,
+    LogSealedError,
+    LogStorageError,
+    LogVersionError,
+)
+from pulsar_nack.ledger import LocalLog, LocalLogStore, Log, LogStore, Record
+from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, MAX_BODY, SEGMENT_HEADER_SIZE
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[LocalLogStore]:
+    """Open a store with small segments."""
+    async with await LocalLogStore.open(tmp_path / "logs", max_segment_bytes=2048) as store:
+        yield store
+
+
+async def content(log: LocalLog) -> list[bytes]:
+    """Return all records."""
+    return [record.data async for record in log.records()]
+
+
+def segments(tmp_path: Path, name: str = "a") -> list[Path]:
+    """Return a log's segment files in order."""
+    return sorted((tmp_path / "logs" / f"{name}.log").glob("*.segment"))
+
+
+async def reopened(store: LocalLogStore, log: LocalLog) -> LocalLog:
+    """Close a log and open it again."""
+    await log.aclose()
+    return await store.open_log(log.name)
+
+
+async def test_append_and_read(store: LocalLogStore) -> None:
+    """Records are numbered from 0 without gaps, and read back by range and by going through, also the empty ones."""
+    log = await store.create("a")
+    assert [await log.append(data) for data in (b"x", b"", b"yy")] == [0, 1, 2]
+    assert await log.append_many([b"1", b"2"]) == 3
+    data = bytearray(b"z")
+    append = asyncio.ensure_future(log.append(data))
+    await asyncio.sleep(0)
+    data[:] = b"changed meanwhile"
+    assert await append == 5
+    assert (log.name, log.length, log.is_sealed, log.cut) == ("a", 6, False, 0)
+    assert await log.read(1, 3) == [b"", b"yy", b"1"]
+    assert [record async for record in log.records(4)] == [Record(4, b"2"), Record(5, b"z")]
+    assert [record async for record in log.records(6)] == []
+    assert isinstance(log, Log)
+    assert isinstance(store, LogStore)
+
+
+async def test_many_segments(store: LocalLogStore, tmp_path: Path) -> None:
+    """A log goes on in new files, none larger than the limit, and is read across them, also after reopening."""
+    log = await store.create("a")
+    records = [b"%d" % number * (number % 70) for number in range(300)]
+    for at in range(0, 300, 3):
+        assert await log.append_many(records[at : at + 3]) == at
+    files = segments(tmp_path)
+    assert len(files) > 5
+    assert max(file.stat().st_size for file in files) <= 2048
+    assert log.size == sum(file.stat().st_size for file in files)
+    for again in range(3):
+        if again:
+            await log.aclose()
+            log = await store.open_log("a", read_only=again == 2)
+        assert await content(log) == records
+        assert (log.length, log.size) == (300, sum(file.stat().st_size for file in files))
+        for first in range(0, 300, 7):
+            assert await log.read(first, min(first + 40, 299)) == records[first : first + 41]
+
+
+async def test_a_frame_larger_than_a_segment(store: LocalLogStore) -> None:
+    """What does not fit into a segment of the usual size gets one of its own."""
+    log = await store.create("a")
+    records = [b"small", b"x" * 5000, b"small again", b"y" * 300_000]
+    for record in records:
+        await log.append(record)
+    assert await content(await reopened(store, log)) == records
+
+
+async def test_concurrent_appends_share_writes(store: LocalLogStore) -> None:
+    """Appends are numbered in the order of their calls, and those that wait share a write."""
+    log = await store.create("a")
+    numbers = await asyncio.gather(*(log.append(b"%d" % number) for number in range(500)))
+    assert numbers == list(range(500))
+    assert log.size < 500 * FRAME_HEADER_SIZE
+    assert await content(log) == [b"%d" % number for number in range(500)]
+
+
+async def test_index_of_a_large_segment(tmp_path: Path) -> None:
+    """Records deep inside a large segment are found through its index, before and after reopening."""
+    async with await LocalLogStore.open(tmp_path) as store:
+        log = await store.create("a")
+        records = [b"%05d" % number * 200 for number in range(2000)]
+        for at in range(0, 2000, 20):
+            await log.append_many(records[at : at + 20])
+        for _ in range(2):
+            for first in (0, 19, 20, 777, 1999):
+                assert await log.read(first, first) == [records[first]]
+            assert await content(log) == records
+            log = await reopened(store, log)
+
+
+async def test_seal(store: LocalLogStore) -> None:
+    """A sealed log takes nothing more, for ever, and can be read; sealing again is harmless."""
+    log = await store.create("a")
+    await log.append(b"x")
+    await log.seal()
+    await log.seal()
+    for _ in range(2):
+        assert log.is_sealed
+        with pytest.raises(LogSealedError, match="log a"):
+            await log.append(b"y")
+        assert await content(log) == [b"x"]
+        log = await reopened(store, log)
+
+
+async def test_appends_behind_a_seal(store: LocalLogStore) -> None:
+    """Appends that were called before a seal are in the log, those called after it are refused, also in one burst."""
+    log = await store.create("a")
+    calls = [log.append(b"1"), log.append(b"2"), log.seal(), log.append(b"3"), log.seal(), log.append(b"4")]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert results[:3] == [0, 1, None]
+    assert [type(result) for result in results[3:]] == [LogSealedError, type(None), LogSealedError]
+    assert results[3] is not results[5]
+    assert await content(await reopened(store, log)) == [b"1", b"2"]
+
+
+async def test_names_and_deletion(store: LocalLogStore, tmp_path: Path) -> None:
+    """Logs are listed by name; a deleted one is gone with all its files, and its name is free again."""
+    logs = {name: await store.create(name) for name in ("b", "a", "#c_1.x-y")}
+    for log in logs.values():
+        await log.append(b"x")
+    assert await store.names() == ["#c_1.x-y", "a", "b"]
+    with pytest.raises(LogExistsError):
+        await store.create("a")
+    with pytest.raises(LogLockedError):
+        await store.delete("a")
+    log = await store.open_log("a", read_only=True)
+    with pytest.raises(LogLockedError):
+        await log.delete()
+    for name, log in logs.items():
+        await log.aclose()
+        await store.delete(name)
+        with pytest.raises(LogNotFoundError):
+            await store.open_log(name)
+        with pytest.raises(LogNotFoundError):
+            await store.delete(name)
+    assert await store.names() == []
+    assert list((tmp_path / "logs").iterdir()) == []
+    log = await store.create("a")
+    assert log.length == 0
+    await log.delete()
+    await log.aclose()
+    with pytest.raises(ClosedError):
+        await log.append(b"x")
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+async def test_one_writer(store: LocalLogStore, tmp_path: Path) -> None:
+    """A second writer, of this store or another, is refused with a clear error until the first has closed."""
+    log = await store.create("a")
+    await log.append(b"x")
+    async with await LocalLogStore.open(tmp_path / "logs") as other:
+        for each in (store, other):
+            with pytest.raises(LogLockedError, match=r"another writer.*read_only=True"):
+                await each.open_log("a")
+        reader = await other.open_log("a", read_only=True)
+        assert await content(reader) == [b"x"]
+        await log.append(b"y")
+        assert reader.length == 1
+        await log.aclose()
+        assert await content(await other.open_log("a")) == [b"x", b"y"]
+        with pytest.raises(LogLockedError):
+            await store.open_log("a")
+
+
+async def test_read_only(store: LocalLogStore) -> None:
+    """A log that is open for reading refuses everything else."""
+    await (await store.create("a")).aclose()
+    log = await store.open_log("a", read_only=True)
+    for call in (log.append(b"x"), log.seal()):
+        with pytest.raises(LogStorageError, match="for reading only"):
+            await call
+    await log.delete()
+    assert await store.names() == []
+
+
+async def test_folder_without_rights(store: LocalLogStore, tmp_path: Path) -> None:
+    """A folder without rights gives an error that says so, and its logs can be read all the same."""
+    log = await store.create("a")
+    await log.append(b"x")
+    await log.aclose()
+    (tmp_path / "logs" / "a.lock").chmod(0o444)
+    (tmp_path / "logs").chmod(0o555)
+    try:
+        if os.access(tmp_path / "logs", os.W_OK):
+            pytest.skip("this user may write everywhere")
+        for call in (store.create("b"), store.open_log("a")):
+            with pytest.raises(LogStorageError, match="Permission denied"):
+                await call
+        assert await content(await store.open_log("a", read_only=True)) == [b"x"]
+    finally:
+        (tmp_path / "logs").chmod(0o755)
+
+
+async def test_path_is_a_file(tmp_path: Path) -> None:
+    """A file where the folder should be is a clear error."""
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(LogStorageError, match=r"cannot open the folder: (Not a directory|File exists)"):
+            await LocalLogStore.open(path)
+
+
+async def test_foreign_files_are_left_alone(store: LocalLogStore, tmp_path: Path) -> None:
+    """Files of others are neither listed nor removed; a log whose folder holds some is not deleted."""
+    folder = tmp_path / "logs"
+    log = await store.create("a")
+    await log.append(b"x")
+    mine = [
+        folder / "notes.txt",
+        folder / "a.log" / "notes.txt",
+        folder / ".log",
+        folder / "-.log.gone",
+        folder / "f.log",
+    ]
+    for path in mine:
+        path.write_text("mine")
+    assert await store.names() == ["a"]
+    async with await LocalLogStore.open(folder) as other:
+        assert await other.names() == ["a"]
+    log = await reopened(store, log)
+    with pytest.raises(LogForeignFilesError, match=r"notes\.txt"):
+        await log.delete()
+    assert all(path.read_text() == "mine" for path in mine)
+    assert await content(await store.open_log("a", read_only=True)) == [b"x"]
+    mine[1].unlink()
+    await store.delete("a")
+    assert await store.names() == []
+
+
+async def test_leftovers_are_swept(store: LocalLogStore, tmp_path: Path) -> None:
+    """What a crash left of making and deleting goes when the store is opened, but not while somebody is at it."""
+    log = await store.create("a")
+    folder = tmp_path / "logs"
+    (folder / "a.log" / "00000000000000000007.segment.new").write_bytes(b"half")
+    for name in ("b.log.new", "c.log.gone"):
+        (folder / name).mkdir()
+        (folder / name / "00000000000000000000.segment").write_bytes(b"half")
+    (folder / "d.lock").touch()
+    held = await store.create("e")
+    (folder / "e.log").rename(folder / "e.log.gone")
+    async with await LocalLogStore.open(folder):
+        left = {path.name for path in folder.iterdir()}
+    assert left == {"a.log", "a.lock", "e.log.gone", "e.lock"}
+    await held.aclose()
+    await reopened(store, log)
+    assert {path.name for path in folder.iterdir()} == {"a.log", "a.lock"}
+    assert [path.name for path in (folder / "a.log").iterdir()] == ["00000000000000000000.segment"]
+
+
+async def test_torn_tail_at_every_byte(store: LocalLogStore, tmp_path: Path) -> None:
+    """Cut anywhere inside the last frame, or with its end overwritten, the log opens without it, and goes on."""
+    log = await store.create("a")
+    await log.append(b"whole")
+    begin = segments(tmp_path)[0].stat().st_size
+    await log.append(b"torn record")
+    await log.aclose()
+    (file,) = segments(tmp_path)
+    data = file.read_bytes()
+    torn = [data[:end] for end in range(begin + 1, len(data))] + [data[:begin] + bytes(len(data) - begin)]
+    torn += [data[:at] + bytes(min(5, len(data) - at)) + data[at + 5 :] for at in range(begin + 8, len(data) - 5)]
+    for content_now in torn:
+        file.write_bytes(content_now)
+        assert (await store.open_log("a", read_only=True)).length == 1
+        assert len(file.read_bytes()) == len(content_now)
+        log = await store.open_log("a")
+        assert (log.length, log.cut) == (1, len(content_now) - begin)
+        assert await log.append(b"next") == 1
+        assert await content(log) == [b"whole", b"next"]
+        await log.aclose()
+        assert file.stat().st_size == begin + FRAME_HEADER_SIZE + 4 + len(b"next")
+
+
+async def test_damage_elsewhere(store: LocalLogStore, tmp_path: Path) -> None:
+    """A flipped bit anywhere before the last frame is an error that names file and offset, and nothing is changed."""
+    log = await store.create("a")
+    for number in range(4):
+        await log.append(b"record %d" % number)
+    await log.aclose()
+    (file,) = segments(tmp_path)
+    data = file.read_bytes()
+    frame = (len(data) - SEGMENT_HEADER_SIZE) // 4
+    for at in range(len(data) - frame):
+        broken = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+        file.write_bytes(broken)
+        for read_only in (True, False):
+            with pytest.raises(LogCorruptedError) as caught:
+                await store.open_log("a", read_only=read_only)
+            begin = 0 if at < SEGMENT_HEADER_SIZE else at - (at - SEGMENT_HEADER_SIZE) % frame
+            assert (caught.value.log, caught.value.file, caught.value.offset) == ("a", file.name, begin)
+        assert file.read_bytes() == broken
+    file.write_bytes(data)
+    assert (await store.open_log("a")).length == 4
+
+
+async def test_damage_in_an_earlier_segment(store: LocalLogStore, tmp_path: Path) -> None:
+    """Damage of a segment that is not the last is found when it is read; the rest of the log can be read."""
+    log = await store.create("a")
+    records = [b"%03d" % number * 100 for number in range(30)]
+    for record in records:
+        await log.append(record)
+    first, second, *_ = segments(tmp_path)
+    data = first.read_bytes()
+    length = int(second.name[:20])
+    for broken in (data[:-1], data[:40], b"", data[:-1] + b"?"):
+        first.write_bytes(broken)
+        log = await reopened(store, log)
+        with pytest.raises(LogCorruptedError, match=first.name):
+            await content(log)
+        assert await log.read(length, 29) == records[length:]
+    first.write_bytes(data)
+    second.unlink()
+    log = await reopened(store, log)
+    with pytest.raises(LogCorruptedError, match=first.name):
+        await content(log)
+    first.unlink()
+    await log.aclose()
+    with pytest.raises(LogCorruptedError, match="missing"):
+        await store.open_log("a")
+
+
+async def test_wrong_segments(store: LocalLogStore, tmp_path: Path) -> None:
+    """A segment under another's name, one of another log's records, and one of a later version are told."""
+    log = await store.create("a")
+    await log.append(b"x")
+    await log.aclose()
+    (file,) = segments(tmp_path)
+    data = file.read_bytes()
+    file.with_name("00000000000000000001.segment").write_bytes(data)
+    with pytest.raises(LogCorruptedError, match="begins with record 0, its name says 1"):
+        await store.open_log("a")
+    file.with_name("00000000000000000001.segment").unlink()
+    newer = data[:4] + b"\0\2" + data[6 : SEGMENT_HEADER_SIZE - 4]
+    file.write_bytes(newer + crc32(newer).to_bytes(4, "big") + data[SEGMENT_HEADER_SIZE:])
+    with pytest.raises(LogVersionError, match="version 2"):
+        await store.open_log("a")
+    assert file.exists()
+
+
+async def test_bytes_after_the_seal(store: LocalLogStore, tmp_path: Path) -> None:
+    """Nothing may follow a seal."""
+    log = await store.create("a")
+    await log.seal()
+    await log.aclose()
+    (file,) = segments(tmp_path)
+    file.write_bytes(file.read_bytes() + b"x")
+    with pytest.raises(LogCorruptedError, match="after the seal"):
+        await store.open_log("a")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\\b", "-x", "a b", "ä", "x" * 201, "a\n", None, 1])
+async def test_bad_names(store: LocalLogStore, tmp_path: Path, name: str) -> None:
+    """What cannot be a log's name is refused by every call, and nothing is made."""
+    for call in (store.create, store.open_log, store.delete):
+        with pytest.raises(InvalidArgumentError, match="name"):
+            await call(name)
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+async def test_bad_arguments(store: LocalLogStore, tmp_path: Path) -> None:
+    """Bad data, ranges and settings are refused with their name, and nothing is added."""
+    log = await store.create("a")
+    await log.append(b"x")
+    for data in ("text", None, 5, [1]):
+        with pytest.raises(InvalidArgumentError, match="data"):
+            await log.append(data)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="data"):
+        await log.append_many([b"x", "y"])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgumentError, match="records"):
+        await log.append(bytes(MAX_BODY - 3))
+    for first, last in ((-1, 0), (0, 1), (1, 1), (True, 0), (0, 0.0)):
+        with pytest.raises(InvalidArgumentError, match=r"first|last"):
+            await log.read(first, last)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="first"):
+        await anext(log.records(-1))
+    assert (log.length, await log.append_many([])) == (1, 1)
+    assert log.length == 1
+    for settings in ({"max_segment_bytes": 1}, {"max_segment_bytes": 1e6}, {"threads": 0}, {"threads": True}):
+        with pytest.raises(InvalidArgumentError, match=next(iter(settings))):
+            await LocalLogStore.open(tmp_path / "other", **settings)
+    assert not (tmp_path / "other").exists()
+
+
+async def test_after_close(store: LocalLogStore) -> None:
+    """A closed log and a closed store say so; closing again is harmless, and closing the store closes its logs."""
+    log, other = await store.create("a"), await store.create("b")
+    await log.append(b"x")
+    async with log:
+        pass
+    await log.aclose()
+    for call in (log.append(b"y"), log.read(0, 0), log.seal(), log.delete(), anext(log.records())):
+        with pytest.raises(ClosedError, match="log a is closed"):
+            await call
+    await store.aclose()
+    await store.aclose()
+    for refused in (store.create("c"), store.open_log("a"), store.names(), store.delete("a")):
+        with pytest.raises(ClosedError, match="store"):
+            await refused
+    with pytest.raises(ClosedError, match="log b"):
+        await other.append(b"x")
+
+
+async def test_close_carries_out_what_was_called(store: LocalLogStore) -> None:
+    """Appends that were called before the close are durable, and answered."""
+    log = await store.create("a")
+    calls = [asyncio.ensure_future(log.append(b"%d" % number)) for number in range(20)]
+    await asyncio.sleep(0)
+    await asyncio.gather(log.aclose(), log.aclose())
+    assert await asyncio.gather(*calls) == list(range(20))
+    assert (await store.open_log("a")).length == 20
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no descriptors to count")
+async def test_nothing_stays_open(tmp_path: Path) -> None:
+    """Opening, reading, refusing and closing leave no descriptor behind."""
+    before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+    for _ in range(3):
+        async with await LocalLogStore.open(tmp_path, max_segment_bytes=1024) as store:
+            log = await store.create("a")
+            for number in range(20):
+                await log.append(b"%d" % number * 50)
+            with pytest.raises(LogExistsError):
+                await store.create("a")
+            with pytest.raises(LogLockedError):
+                await store.open_log("a")
+            await content(log)
+            await log.delete()
+    after = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+    assert after == before
