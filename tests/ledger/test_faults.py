@@ -1,0 +1,339 @@
+"""What a failed or slow operation does to a log, and what cancelling does, on real files with injected faults."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from pulsar_nack.errors import LogLockedError, LogNotFoundError, LogStorageError
+from pulsar_nack.ledger import LocalLog, LocalLogStore
+from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
+from pulsar_nack.ledger._files import OsFiles
+
+FULL = "No space left on device"
+
+
+class SlowFiles(FaultyFiles):
+    """Real files whose syncs wait while they are held."""
+
+    def __init__(self) -> None:
+        super().__init__(OsFiles())
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+        self.syncs = 0
+
+    def sync(self, descriptor: int) -> None:
+        """Wait, then sync."""
+        self.syncs += 1
+        assert self.may_sync.wait(20)
+        super().sync(descriptor)
+
+    async def until_syncing(self, count: int) -> None:
+        """Wait until so many syncs have begun."""
+        while self.syncs < count:
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def files() -> SlowFiles:
+    """Return real files that can be made slow or faulty."""
+    return SlowFiles()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, files: SlowFiles) -> AsyncIterator[LocalLogStore]:
+    """Open a store over these files."""
+    async with await LocalLogStore.open(tmp_path / "logs", max_segment_bytes=2048, files=files) as store:
+        yield store
+        files.may_sync.set()
+
+
+async def content(log: LocalLog) -> list[bytes]:
+    """Return all records."""
+    return [record.data async for record in log.records()]
+
+
+async def reopened(store: LocalLogStore, log: LocalLog) -> LocalLog:
+    """Close a log and open it again."""
+    await log.aclose()
+    return await store.open_log(log.name)
+
+
+async def test_disk_full(store: LocalLogStore, files: SlowFiles, tmp_path: Path) -> None:
+    """A full disk fails the append with a clear error; nothing of it stays, and the log goes on when there is room."""
+    log = await store.create("a")
+    await log.append(b"x")
+    (file,) = (tmp_path / "logs" / "a.log").glob("*.segment")
+    before = file.read_bytes()
+    files._most_per_write = 10
+    files.fail(errno.ENOSPC, "write", skip=2, times=math.inf)
+    for _ in range(3):
+        with pytest.raises(LogStorageError, match=f"log a: cannot append: {FULL}") as caught:
+            await log.append(b"too much for the disk")
+        assert isinstance(caught.value.__cause__, OSError)
+        assert file.read_bytes() == before
+    assert (log.length, await content(log)) == (1, [b"x"])
+    files.heal()
+    assert await log.append(b"y") == 1
+    assert len(list(file.parent.iterdir())) == 1
+    assert await content(await reopened(store, log)) == [b"x", b"y"]
+
+
+async def test_each_waiting_append_gets_an_error_of_its_own(store: LocalLogStore, files: SlowFiles) -> None:
+    """When a shared write fails, every append in it fails, each with its own error object."""
+    log = await store.create("a")
+    files.fail(errno.ENOSPC, "write")
+    results = await asyncio.gather(*(log.append(b"x") for _ in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [LogStorageError] * 3
+    assert len(set(map(id, results))) == 3
+
+
+async def test_failed_sync_is_not_tried_again(store: LocalLogStore, files: SlowFiles, tmp_path: Path) -> None:
+    """After a failed sync the file is never written to again: the log goes on in a new one, without that record."""
+    log = await store.create("a")
+    await log.append(b"x")
+    files.fail(errno.EIO, "sync")
+    files.fail(errno.EIO, "truncate")
+    with pytest.raises(LogStorageError, match="Input/output error"):
+        await log.append(b"lost")
+    assert await content(log) == [b"x"]
+    first = tmp_path / "logs" / "a.log" / "00000000000000000000.segment"
+    before = first.read_bytes()
+    assert b"lost" in before
+    assert await log.append(b"y") == 1
+    assert first.read_bytes() == before
+    assert sorted(path.name for path in first.parent.iterdir()) == [first.name, "00000000000000000001.segment"]
+    for _ in range(2):
+        assert await content(log) == [b"x", b"y"]
+        log = await reopened(store, log)
+
+
+async def test_failed_sync_of_the_first_record(store: LocalLogStore, files: SlowFiles, tmp_path: Path) -> None:
+    """A segment in which nothing is durable is replaced by the new one, which has the same name."""
+    log = await store.create("a")
+    files.fail(errno.EIO, "sync")
+    with pytest.raises(LogStorageError):
+        await log.append(b"lost")
+    assert await log.append(b"y") == 0
+    assert len(list((tmp_path / "logs" / "a.log").iterdir())) == 1
+    assert await content(await reopened(store, log)) == [b"y"]
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "sync_folder", "open"])
+async def test_failed_new_segment(store: LocalLogStore, files: SlowFiles, operation: str) -> None:
+    """When no new segment can be begun the append fails, and every later one tries again, until it works."""
+    log = await store.create("a")
+    await log.append(b"x" * 1500)
+    files.fail(errno.ENOSPC, operation, times=3)
+    for _ in range(3):
+        with pytest.raises(LogStorageError, match=FULL):
+            await log.append(b"y" * 1500)
+    assert log.length == 1
+    assert await log.append(b"z" * 1500) == 1
+    log = await reopened(store, log)
+    assert await content(log) == [b"x" * 1500, b"z" * 1500]
+    assert await log.append(b"more") == 2
+
+
+@pytest.mark.parametrize(
+    "operation", ["lock", "make_folder", "create", "write", "sync", "rename", "sync_folder", "open"]
+)
+@pytest.mark.parametrize("skip", [0, 1, 2])
+async def test_failed_creation(
+    store: LocalLogStore, files: SlowFiles, operation: str, skip: int, tmp_path: Path
+) -> None:
+    """A log that could not be made is not there, leaves nothing behind, and can be made afterwards."""
+    files.fail(errno.EACCES, operation, skip=skip)
+    (log,) = await asyncio.gather(store.create("a"), return_exceptions=True)
+    files.heal()
+    if not isinstance(log, LocalLog):
+        assert isinstance(log, LogStorageError)
+        assert "Permission denied" in str(log)
+        assert await store.names() == []
+        assert list((tmp_path / "logs").iterdir()) == []
+        log = await store.create("a")
+    assert await log.append(b"x") == 0
+
+
+@pytest.mark.parametrize("operation", ["lock", "open", "read", "write", "sync", "names"])
+async def test_failed_opening(store: LocalLogStore, files: SlowFiles, operation: str) -> None:
+    """A log that could not be opened is as it was, and not locked."""
+    log = await store.create("a")
+    await log.append(b"x")
+    await log.aclose()
+    files.fail(errno.EACCES, operation)
+    with pytest.raises(LogStorageError, match="Permission denied"):
+        await store.open_log("a")
+    assert await content(await store.open_log("a")) == [b"x"]
+
+
+async def test_failed_read(store: LocalLogStore, files: SlowFiles) -> None:
+    """A read that fails says so, and the next one works."""
+    log = await store.create("a")
+    await log.append(b"x")
+    files.fail(errno.EIO, "read")
+    with pytest.raises(LogStorageError, match="cannot read it: Input/output error"):
+        await log.read(0, 0)
+    assert await log.read(0, 0) == [b"x"]
+
+
+@pytest.mark.parametrize("operation", ["rename", "remove", "remove_folder"])
+async def test_failed_deletion(store: LocalLogStore, files: SlowFiles, operation: str, tmp_path: Path) -> None:
+    """A log that could not be renamed is still there; one that could is gone, and the next call sweeps its files."""
+    log = await store.create("a")
+    await log.append(b"x")
+    files.fail(errno.EACCES, operation)
+    if operation == "rename":
+        with pytest.raises(LogStorageError, match="cannot delete it"):
+            await log.delete()
+        await log.aclose()
+        assert await content(await store.open_log("a")) == [b"x"]
+        return
+    await log.delete()
+    with pytest.raises(LogNotFoundError):
+        await store.open_log("a")
+    log = await store.create("a")
+    assert log.length == 0
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"a.log", "a.lock"}
+
+
+async def test_folders_that_cannot_be_swept(tmp_path: Path, files: SlowFiles) -> None:
+    """A store opens though leftovers cannot be removed at this time."""
+    (tmp_path / "b.log.gone").mkdir()
+    files.fail(errno.EACCES, "remove_folder", times=math.inf)
+    async with await LocalLogStore.open(tmp_path, files=files) as store:
+        assert await store.names() == []
+    assert (tmp_path / "b.log.gone").exists()
+    files.heal()
+    async with await LocalLogStore.open(tmp_path, files=files):
+        assert list(tmp_path.iterdir()) == []
+
+
+async def test_cancelled_while_in_line(store: LocalLogStore, files: SlowFiles) -> None:
+    """An append that is cancelled before its write has begun is not in the log; those beside it are."""
+    log = await store.create("a")
+    files.may_sync.clear()
+    syncs = files.syncs
+    first = asyncio.ensure_future(log.append(b"first"))
+    await files.until_syncing(syncs + 1)
+    rest = [asyncio.ensure_future(log.append(b"%d" % number)) for number in range(3)]
+    await asyncio.sleep(0)
+    rest[1].cancel()
+    await asyncio.wait([rest[1]])
+    files.may_sync.set()
+    assert [await task for task in (first, rest[0], rest[2])] == [0, 1, 2]
+    assert await content(log) == [b"first", b"0", b"2"]
+
+
+async def test_cancelled_while_being_written(store: LocalLogStore, files: SlowFiles) -> None:
+    """An append that is cancelled while it is being written returns at once and is carried out; so is the next."""
+    log = await store.create("a")
+    files.may_sync.clear()
+    syncs = files.syncs
+    first = asyncio.ensure_future(log.append(b"first"))
+    await files.until_syncing(syncs + 1)
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled()
+    assert log.length == 0
+    second = asyncio.ensure_future(log.append(b"second"))
+    await asyncio.sleep(0)
+    files.may_sync.set()
+    assert await second == 1
+    assert await content(log) == [b"first", b"second"]
+
+
+async def test_cancelled_close(store: LocalLogStore, files: SlowFiles) -> None:
+    """A close that is cancelled, in whatever way, goes on: what was called is carried out, and the lock is given up."""
+    log = await store.create("a")
+    files.may_sync.clear()
+    append = asyncio.ensure_future(log.append(b"x"))
+    with anyio.move_on_after(0.01):
+        await asyncio.sleep(0)
+        await log.aclose()
+    closing = asyncio.ensure_future(log.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    with pytest.raises(LogLockedError):
+        await store.open_log("a")
+    files.may_sync.set()
+    assert await append == 0
+    await log.aclose()
+    assert await content(await store.open_log("a")) == [b"x"]
+
+
+async def test_cancelled_creation(store: LocalLogStore, files: SlowFiles) -> None:
+    """A log whose creation is cancelled is made and closed again: nothing stays locked."""
+    files.may_sync.clear()
+    creating = asyncio.ensure_future(store.create("a"))
+    await files.until_syncing(1)
+    creating.cancel()
+    await asyncio.wait([creating])
+    assert creating.cancelled()
+    files.may_sync.set()
+    await store.aclose()
+    folder = store._home._folder
+    async with await LocalLogStore.open(folder) as other:
+        assert (await other.open_log("a")).length == 0
+
+
+async def test_many_cancellations(store: LocalLogStore) -> None:
+    """Whatever is cancelled when, each record is there once or not at all, in order, and what was answered is there."""
+    log = await store.create("a")
+    tasks = [asyncio.ensure_future(log.append(b"%03d" % number)) for number in range(300)]
+    for number, task in enumerate(tasks):
+        if number % 3 == 0:
+            task.cancel()
+        if number % 10 == 0:
+            await asyncio.sleep(0)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    found = await content(log)
+    assert found == sorted(set(found))
+    for number, result in enumerate(results):
+        if isinstance(result, int):
+            assert found[result] == b"%03d" % number
+
+
+async def test_writes_are_shared(store: LocalLogStore, files: SlowFiles) -> None:
+    """A thousand appends that come during one sync take one more, also when those who were answered append again."""
+    log = await store.create("a")
+    files.may_sync.clear()
+    syncs = files.syncs
+    first = asyncio.ensure_future(log.append(b"first"))
+    await files.until_syncing(syncs + 1)
+
+    async def append_twice() -> None:
+        await log.append(b"x")
+        await log.append(b"y")
+
+    rest = asyncio.gather(*(append_twice() for _ in range(20)))
+    await asyncio.sleep(0)
+    files.may_sync.set()
+    await asyncio.gather(first, rest)
+    assert files.syncs - syncs == 3
+
+
+async def test_crash_reaches_the_caller(tmp_path: Path) -> None:
+    """A simulated crash ends every call, and leaves real files as they were written."""
+    files = FaultyFiles(OsFiles())
+    store = await LocalLogStore.open(tmp_path, files=files)
+    log = await store.create("a")
+    await log.append(b"x")
+    files.crash(len(files.history) + 1, after=True)
+    for _ in range(2):
+        with pytest.raises(SimulatedCrash):
+            await log.append(b"y")
+    with pytest.raises(SimulatedCrash):
+        await store.create("b")
+    files.release()
+    await store.aclose()
+    async with await LocalLogStore.open(tmp_path) as again:
+        assert await content(await again.open_log("a")) == [b"x", b"y"]
