@@ -97,7 +97,7 @@ class ImmutableBucket:
 
     @property
     def is_in_trouble(self) -> bool:
-        """Return whether its next segment cannot be had: nobody should wait for it."""
+        """Return whether its next segment could not be had yet: better leave it alone."""
         return self.failures > 0 or self.is_slow
 
     @property

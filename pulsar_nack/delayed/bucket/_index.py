@@ -7,7 +7,7 @@
 - ``buckets`` are stored, in order of their ledgers; a part of each may be in the queue.
 
 Nothing is handed out while a bucket has an earlier segment on storage, so the order of time holds across all buckets;
-a bucket whose segment cannot be had is not waited for. Buckets of which nothing is left go to ``retired``.
+a bucket whose segment does not come for long is not waited for. Buckets of which nothing is left go to ``retired``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class BucketIndex:
         if not self._is_stale:
             return
         self._is_stale = False
-        self._hold_at = min((each.next_at for each in self.buckets if not each.is_in_trouble), default=NEVER)
+        self._hold_at = min((each.next_at for each in self.buckets if not each.is_slow), default=NEVER)
         self._storage_at = min((each.next_at for each in self.buckets), default=NEVER)
         self._load_at = min((each.next_at for each in self.buckets if each.wants_more), default=NEVER)
 

@@ -38,11 +38,23 @@ class Jobs:
 
     async def back_off(self, failures: int) -> None:
         """Wait before the next attempt: about 0.1 s after the first failure, twice as long each time, at most 30 s."""
+        woken = asyncio.get_running_loop().create_future()
+
+        def wake(_: int) -> None:
+            if not woken.done():
+                self._begin()
+                woken.set_result(None)
+
+        wake_up = WakeUp(self._clock, wake)
+        now_ms = self._clock.now_ms()
+        wake_up.set(now_ms + round(float(_BACKOFF(failures - 1)) * 1000), now_ms)
         self._end()
         try:
-            await pause(self._clock, round(float(_BACKOFF(failures - 1)) * 1000))
+            await woken
         finally:
-            self._begin()
+            wake_up.cancel()
+            if woken.cancelled():
+                self._begin()
 
     async def idle(self) -> None:
         """Wait until all tasks have ended or wait for their next attempt."""
@@ -65,23 +77,6 @@ class Jobs:
         self._busy -= 1
         if not self._busy:
             self._is_idle.set()
-
-
-async def pause(clock: Clock, delay_ms: int) -> None:
-    """Wait until a clock has moved on."""
-    done = asyncio.get_running_loop().create_future()
-
-    def wake(_: int) -> None:
-        if not done.done():
-            done.set_result(None)
-
-    wake_up = WakeUp(clock, wake)
-    now_ms = clock.now_ms()
-    wake_up.set(now_ms + delay_ms, now_ms)
-    try:
-        await done
-    finally:
-        wake_up.cancel()
 
 
 async def in_steps(work: Generator[None, None, _T]) -> _T:

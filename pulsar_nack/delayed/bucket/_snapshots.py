@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
@@ -67,8 +67,10 @@ class Snapshots:
         known = {each.snapshot_id for each in self.named()} | self._created
         return [NamedSnapshot("", each, 0, 0) for each in listed if each not in known]
 
-    async def store(self, snapshot: Snapshot, start: int, end: int) -> NamedSnapshot:
-        """Store a snapshot and name it; either both are done in the end or, a crash aside, nothing is left."""
+    async def store(
+        self, snapshot: Snapshot, start: int, end: int, *, abandon: Callable[[NamedSnapshot], object]
+    ) -> NamedSnapshot:
+        """Store a snapshot and name it; ``abandon`` is called for one that could not be named and is to be deleted."""
         key = free_key(start, end, self._reserved | set(self._cursor.properties()))
         self._reserved.add(key)
         try:
@@ -76,15 +78,15 @@ class Snapshots:
                 snapshot.metadata, snapshot.segments, key, *self._names
             )
             self._created.add(snapshot_id)
+            named = NamedSnapshot(key, snapshot_id, start, end)
             try:
                 await self._cursor.put_property(key, str(snapshot_id))
             except Exception:
-                with suppress(Exception):
-                    await self._storage.delete_bucket_snapshot(snapshot_id)
+                abandon(named)
                 raise
         finally:
             self._reserved.discard(key)
-        return NamedSnapshot(key, snapshot_id, start, end)
+        return named
 
     async def delete(self, named: NamedSnapshot) -> None:
         """Delete a snapshot and then the property that names it; what is gone already is no error."""

@@ -31,7 +31,7 @@ from ._snapshots import Snapshots
 from ._wire import STEP, decode_segment
 
 PATIENCE_MS: Final = 1_000
-"""How long the messages of other buckets wait for one that is being loaded, for the sake of order."""
+"""How long others wait for a segment that is being loaded, failures included, for the sake of order."""
 
 
 class Worker:
@@ -126,8 +126,6 @@ class Worker:
             columns = await self._snapshots.segment(bucket.snapshot_id, bucket.next)
         except Exception:  # noqa: BLE001 - counted and kept by Operations; whatever it is, it is tried again
             bucket.failures += 1
-            self._index.changed()
-            self._on_news()
             return False
         if not bucket.is_gone:
             bucket.is_loading = False
@@ -184,7 +182,9 @@ class Worker:
         if not snapshot.segments:
             self._index.replace(owners, _empty(start, end), 0, None)
             return
-        named = await self._snapshots.store(snapshot, start, end)
+        named = await self._snapshots.store(
+            snapshot, start, end, abandon=lambda each: self.jobs.start(self._delete(each))
+        )
         bucket = ImmutableBucket(
             named.key, named.snapshot_id, (start, end), mins=snapshot.mins, maxs=snapshot.maxs, counts=snapshot.counts
         )

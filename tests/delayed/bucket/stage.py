@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -84,22 +85,30 @@ class Stage:
         """Wait until no snapshot is being created, loaded, merged or deleted."""
         await self.tracker.wait_until_idle()
 
-    async def fill(self, first: int, last: int, *, wait: bool = False) -> None:
-        """Add (i, i, 10 i)."""
+    async def fill(self, first: int, last: int, *, wait: bool = False, base: int = 0) -> None:
+        """Add (i, i, base + 10 i)."""
         for i in range(first, last + 1):
-            assert self.add(i, i, 10 * i)
+            assert self.add(i, i, base + 10 * i)
             if wait:
                 await self.idle()
 
     async def drain(self, batch: int = 100_000) -> list[Position]:
         """Take out all that is due, waiting for storage in between."""
         found: list[Position] = []
-        while True:
+        empty = 0
+        while empty < 2:
             taken = self.get(batch)
             found += taken
+            empty = 0 if taken else empty + 1
             await self.idle()
-            if not taken and not self.has():
-                return found
+        return found
+
+    async def idle_except(self, name: str) -> None:
+        """Let everything go on until a call that is held up is all that is left."""
+        while not self.storage.faults.calls[name]:
+            await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
 
     def check(self) -> None:
         """Compare what is kept with what it is counted from."""

@@ -1,0 +1,413 @@
+"""Storage that fails, is slow, or answers late; and what a crash leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pulsar_nack import Position
+from pulsar_nack.delayed.bucket._wire import SegmentRow, decode_metadata, encode_indexes, encode_metadata
+from pulsar_nack.index import EntrySets
+
+from .memory import BrokenError
+from .stage import Stage, positions
+
+
+async def test_one_failure_of_each() -> None:
+    """D21: one failure of each operation changes nothing of what comes out: all, once, in order of time."""
+    stage = Stage(most_buckets=10)
+    for name in ("create", "metadata", "segment", "delete"):
+        stage.storage.faults.fail[name] = 1
+    stage.cursor.faults.fail["put"] = stage.cursor.faults.fail["remove"] = 1
+    async with stage.run():
+        await stage.fill(1, 110, wait=True, base=100_000)
+        for _ in range(20):
+            stage.clock.advance(1_000)
+            await stage.idle()
+        assert stage.count == 110
+        assert len(stage.buckets) == len(stage.names) == len(stage.storage.snapshots) == 10
+        counts = stage.tracker.statistics().operations
+        assert all(counts[kind, "failed"] for kind in ("create", "merge", "delete"))
+        assert isinstance(stage.tracker.statistics().last_error, BrokenError)
+    stage.storage.faults.fail["metadata"] = stage.storage.faults.fail["segment"] = 1
+    async with stage.run():
+        assert stage.tracker.statistics().is_recovering
+        await stage.fill(1, 110, base=100_000)
+        assert stage.count == 110
+        stage.clock.set(101_100)
+        found = await stage.drain()
+        while stage.count:
+            stage.clock.advance(200)
+            found += await stage.drain()
+        assert found == positions(*range(1, 111))
+        assert stage.tracker.statistics().operations["load", "failed"] == 1
+
+
+async def test_reads_that_fail_for_a_while() -> None:
+    """D21: four failures of a read: nothing comes of that bucket, retries back off, then all comes."""
+    async with Stage(prefetch=0).run() as stage:
+        await stage.fill(1, 5)
+        assert stage.add(6, 6, 10_000)
+        await stage.idle()
+        stage.storage.faults.fail["segment"] = 4
+        stage.clock.set(50)
+        assert stage.get(10) == []
+        await stage.idle()
+        tried = []
+        for _ in range(1_900):
+            assert stage.has()
+            assert stage.get(10) == []
+            stage.clock.advance(1)
+            await stage.idle()
+            tried.append(stage.storage.faults.calls["segment"])
+            if tried[-1] == 5:
+                break
+        waits = [tried.count(number) for number in (1, 2, 3, 4)]
+        for wait, longest in zip(waits, (100, 200, 400, 800), strict=True):
+            assert longest / 2 - 2 <= wait <= longest + 2
+        woken = len(stage.woken)
+        stage.clock.advance(0)
+        assert len(stage.woken) == woken + 1
+        assert await stage.drain() == positions(1, 2, 3, 4, 5)
+
+
+async def test_others_go_on_while_one_bucket_fails() -> None:
+    """D21: a bucket that cannot be read does not hold up what is in memory or in other buckets."""
+    async with Stage(prefetch=0).run() as stage:
+        await stage.fill(1, 11)
+        await stage.idle()
+        broken = stage.buckets[0]
+        kept = stage.storage.snapshots.pop(broken.snapshot_id)
+        stage.clock.set(110)
+        assert await stage.drain() == []
+        stage.clock.advance(1_000)
+        assert await stage.drain() == positions(*range(6, 12))
+        assert stage.buckets == [broken]
+        stage.storage.snapshots[broken.snapshot_id] = kept
+        stage.clock.advance(60_000)
+        await stage.idle()
+        assert await stage.drain() == positions(*range(1, 6))
+
+
+async def test_slow_reads_are_waited_for_a_while_only() -> None:
+    """Order is kept while a segment is being loaded, but not for longer than a second."""
+    async with Stage(prefetch=0).run() as stage:
+        await stage.fill(1, 6)
+        await stage.idle()
+        gate = stage.storage.faults.hold("segment")
+        stage.clock.set(60)
+        assert stage.get(10) == []
+        await stage.idle_except("segment")
+        assert stage.has()
+        stage.clock.set(1_059)
+        assert stage.get(10) == []
+        woken = len(stage.woken)
+        stage.clock.set(1_061)
+        assert len(stage.woken) == woken + 1
+        assert stage.get(10) == positions(6)
+        gate.set()
+        await stage.idle()
+        assert await stage.drain() == positions(1, 2, 3, 4, 5)
+
+
+async def test_creation_that_always_fails() -> None:
+    """D22: without storage everything stays in memory, is delivered from there, and is not lost."""
+    async with Stage().run() as stage:
+        stage.storage.faults.fail["create"] = -1
+        await stage.fill(1, 6)
+        await stage.idle()
+        assert stage.buckets == []
+        stage.clock.set(50)
+        await stage.idle()
+        assert stage.count == 6
+        assert stage.get(5) == positions(1, 2, 3, 4, 5)
+        assert stage.names == stage.storage.snapshots == {}
+        stage.clock.set(60)
+        assert await stage.drain() == positions(6)
+        assert stage.tracker.statistics().loaded == 0
+
+
+async def test_creation_backs_off() -> None:
+    """A creation that fails is tried again, ever more rarely, and works in the end."""
+    async with Stage().run() as stage:
+        stage.storage.faults.fail["create"] = -1
+        await stage.fill(1, 6, base=10**6)
+        for _ in range(120):
+            stage.clock.advance(1_000)
+            await stage.idle()
+        assert 10 <= stage.storage.faults.calls["create"] <= 16
+        counts = stage.tracker.statistics().operations
+        assert counts["create", "failed"] == counts["create", "all"] == stage.storage.faults.calls["create"]
+        stage.storage.faults.fail["create"] = 0
+        stage.clock.advance(30_000)
+        await stage.idle()
+        assert [bucket.size for bucket in stage.buckets] == [5]
+
+
+async def test_pauses_while_storage_takes_nothing() -> None:
+    """D22: above the bound of what is on no storage deliveries pause, until storage answers."""
+    async with Stage(max_unsealed_indexes=20).run() as stage:
+        stage.storage.faults.fail["create"] = -1
+        await stage.fill(1001, 1020, wait=True)
+        assert not stage.tracker.should_pause_all_deliveries()
+        await stage.fill(1021, 1021)
+        assert stage.tracker.should_pause_all_deliveries()
+        stage.storage.faults.fail["create"] = 0
+        for _ in range(4):
+            stage.clock.advance(1_000)
+            await stage.idle()
+        assert not stage.tracker.should_pause_all_deliveries()
+        assert len(stage.buckets) == 4
+        assert stage.count == 21
+
+
+async def test_a_merge_that_cannot_be_written() -> None:
+    """D26: the sources stay, delivery goes on, and the merge is counted as failed."""
+    stage = Stage(prefetch=0)
+    async with stage.run():
+        await stage.fill(1, 16)
+        await stage.idle()
+        assert len(stage.buckets) == 3
+    stage.storage.faults.fail["create"] = -1
+    async with stage.run(most_buckets=1):
+        await stage.idle()
+        counts = stage.tracker.statistics().operations
+        assert counts["merge", "failed"] == counts["merge", "all"] == 1
+        assert counts.get(("merge", "succeed"), 0) == 0
+        assert len(stage.buckets) == len(stage.names) == 3
+        stage.clock.set(150)
+        assert await stage.drain() == positions(*range(1, 16))
+        await stage.idle()
+        assert stage.names == stage.storage.snapshots == {}
+
+
+@pytest.mark.parametrize("name", ["create", "put"])
+async def test_clear_while_a_snapshot_is_stored(name: str) -> None:
+    """A snapshot that comes into being after a clear is deleted again, with its property."""
+    async with Stage().run() as stage:
+        faults = stage.storage.faults if name == "create" else stage.cursor.faults
+        gate = faults.hold(name)
+        await stage.fill(1, 6)
+        while not faults.calls[name]:
+            await asyncio.sleep(0)
+        await stage.tracker.clear()
+        gate.set()
+        await stage.idle()
+        assert stage.storage.snapshots == stage.names == {}
+        assert stage.count == len(stage.buckets) == 0
+
+
+async def test_clear_that_cannot_delete() -> None:
+    """A clear returns though nothing can be deleted now; that is done later."""
+    async with Stage().run() as stage:
+        await stage.fill(1, 11)
+        await stage.idle()
+        stage.storage.faults.fail["delete"] = 3
+        await stage.tracker.clear()
+        assert stage.count == 0
+        assert stage.names != {}
+        for _ in range(3):
+            stage.clock.advance(1000)
+            await stage.idle()
+        assert stage.storage.snapshots == stage.names == {}
+
+
+@pytest.mark.parametrize("what", ["clear", "trim"])
+async def test_a_segment_that_comes_late(what: str) -> None:
+    """A segment that arrives after a clear or trim is dropped."""
+    async with Stage(prefetch=0).run() as stage:
+        gate = stage.storage.faults.hold("segment")
+        await stage.fill(1, 6)
+        await stage.idle()
+        stage.clock.set(50)
+        assert stage.get(10) == []
+        await stage.idle_except("segment")
+        if what == "clear":
+            await stage.tracker.clear()
+        else:
+            stage.cursor.mark_delete_position = Position(6, 6)
+            stage.tracker.trim()
+        gate.set()
+        await stage.idle()
+        assert await stage.drain() == []
+        assert stage.count == stage.tracker.statistics().loaded == 0
+        assert stage.storage.snapshots == {}
+
+
+async def test_recovers_the_older_form() -> None:
+    """D29: a snapshot without min_schedule_timestamp comes back as one with it does, what is due left out."""
+    stage = Stage()
+    async with stage.run():
+        await stage.fill(1, 6)
+        await stage.idle()
+    ((snapshot_id, entries),) = stage.storage.snapshots.items()
+    rows = [SegmentRow(None, row.max_at, row.bitmaps) for row in decode_metadata(entries[0])]
+    stage.storage.snapshots[snapshot_id] = (encode_metadata(rows), *entries[1:])
+    stage.clock.set(20)
+    async with stage.run():
+        assert stage.count == 3
+        stage.clock.set(60)
+        assert await stage.drain() == positions(3, 4, 5)
+
+
+async def test_reads_what_pulsar_names() -> None:
+    """The property of a broker is understood, and a snapshot of two ledgers in one segment is read."""
+    stage = Stage()
+    sets = EntrySets()
+    for position in ((400, 1), (403, 7)):
+        sets.add(*position)
+    metadata = encode_metadata([SegmentRow(1000, 1005, sets.dump())])
+    stage.storage.snapshots[9] = (metadata, encode_indexes([(1000, 403, 7), (1005, 400, 1)]))
+    stage.cursor.held["#pulsar.internal.delayed.bucket_400_403"] = "9"
+    async with stage.run():
+        assert stage.count == 2
+        stage.clock.set(2000)
+        assert await stage.drain() == [Position(403, 7), Position(400, 1)]
+    assert stage.names == {}
+
+
+@pytest.mark.parametrize("damage", ["metadata", "bitmap", "gone", "segment"])
+async def test_damaged_snapshots(damage: str) -> None:
+    """A snapshot that is damaged or gone is dropped for normal dispatch; a damaged segment comes at its latest time."""
+    stage = Stage(step=100)
+    async with stage.run():
+        await stage.fill(1, 6)
+        await stage.idle()
+    ((snapshot_id, entries),) = stage.storage.snapshots.items()
+    rows = decode_metadata(entries[0])
+    bad: dict[str, tuple[bytes, ...]] = {
+        "metadata": (entries[0][:-1], *entries[1:]),
+        "bitmap": (encode_metadata([SegmentRow(10, 50, {1: b"bad"})]), *entries[1:]),
+        "segment": (entries[0], entries[1][:-1]),
+    }
+    assert len(rows) == 1
+    if damage == "gone":
+        stage.storage.snapshots.clear()
+    else:
+        stage.storage.snapshots[snapshot_id] = bad[damage]
+    async with stage.run():
+        await stage.idle()
+        if damage == "segment":
+            assert stage.count == 5
+            stage.clock.set(49)
+            assert await stage.drain() == []
+            stage.clock.set(50)
+            assert await stage.drain() == positions(1, 2, 3, 4, 5)
+        assert stage.count == 0
+        await stage.idle()
+        assert stage.names == stage.storage.snapshots == {}
+        assert stage.tracker.statistics().last_error is not None
+
+
+async def test_orphans_are_deleted() -> None:
+    """D27: a snapshot that no property names, as a crash leaves it, is deleted when the tracker is opened."""
+    stage = Stage()
+    stage.storage.snapshots[77] = (b"", b"")
+    async with stage.run():
+        await stage.idle()
+        assert stage.storage.snapshots == {}
+
+
+async def test_sources_that_outlive_a_merge() -> None:
+    """D27: a crash after a merge was named and before its sources were deleted: all is there once, the sources go."""
+    stage = Stage(prefetch=0)
+    async with stage.run():
+        await stage.fill(1, 16)
+        await stage.idle()
+        old, names = dict(stage.storage.snapshots), dict(stage.names)
+    async with stage.run(most_buckets=1):
+        await stage.idle()
+        assert len(stage.names) == 1
+    stage.storage.snapshots |= old
+    stage.cursor.held |= names
+    async with stage.run():
+        assert stage.count == 15
+        await stage.idle()
+        assert len(stage.names) == len(stage.storage.snapshots) == 1
+        stage.clock.set(150)
+        assert await stage.drain() == positions(*range(1, 16))
+
+
+OPERATIONS: list[tuple[str, str, str]] = [
+    (where, when, name)
+    for where, names in (("storage", ("create", "delete")), ("cursor", ("put", "remove")))
+    for name in names
+    for when in ("fail", "fail_after")
+]
+
+
+@pytest.mark.parametrize(("where", "when", "name"), OPERATIONS)
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_a_crash_at_each_step(where: str, when: str, name: str, number: int) -> None:
+    """D27: whatever step the process ends at, what was sealed is there once, or due; no orphan stays."""
+    stage = Stage(most_buckets=2)
+    home: Any = stage.storage if where == "storage" else stage.cursor
+    async with stage.run():
+        faults = home.faults
+        for i in range(1, 31):
+            assert stage.add(i, i, 10 * i)
+            await stage.idle()
+            sealed = set().union(*(range(each.start, each.end + 1) for each in stage.buckets))
+            if faults.calls[name] >= number - 1:
+                getattr(faults, when)[name] = -1
+    for each in (stage.storage.faults, stage.cursor.faults):
+        each.fail.clear()
+        each.fail_after.clear()
+    async with stage.run():
+        await stage.idle()
+        assert sealed <= {ledger for ledger, _ in stage.tracker._index.pending}
+        await stage.fill(1, 30)
+        assert stage.count == 30
+        stage.clock.set(300)
+        assert await stage.drain() == positions(*range(1, 31))
+        await stage.idle()
+        stage.clock.advance(100_000)
+        await stage.idle()
+    assert stage.storage.snapshots == stage.names == {}
+
+
+async def test_recovery_that_is_slow() -> None:
+    """Opening does not wait for ever for storage; what is read anew in the meantime counts once."""
+    stage = Stage()
+    async with stage.run():
+        await stage.fill(1, 6)
+        await stage.idle()
+    stage.storage.faults.fail["metadata"] = 1
+    async with stage.run():
+        assert stage.tracker.statistics().is_recovering
+        assert stage.count == 0
+        await stage.fill(1, 3)
+        assert stage.count == 3
+        stage.clock.advance(20)
+        assert await stage.drain() == positions(1, 2)
+        stage.clock.advance(100)
+        await stage.idle()
+        assert not stage.tracker.statistics().is_recovering
+        assert stage.count == 1  # all of the snapshot is due by now: normal dispatch has it
+        assert await stage.drain() == positions(3)
+
+
+async def test_what_comes_due_while_it_is_read() -> None:
+    """What comes due between the reading of a snapshot and its being taken in is left to normal dispatch."""
+    stage = Stage(step=1000)
+    async with stage.run():
+        await stage.fill(1, 6)
+        await stage.idle()
+    stage.clock.set(10)
+    gate = stage.storage.faults.hold("segment")
+
+    async def later() -> None:
+        while not stage.storage.faults.calls["segment"]:
+            await asyncio.sleep(0)
+        stage.clock.set(30)
+        gate.set()
+
+    task = asyncio.create_task(later())
+    async with stage.run():
+        await task
+        assert stage.count == 2
+        assert not stage.tracker.contains_message(3, 3)
+        stage.clock.set(50)
+        assert await stage.drain() == positions(4, 5)
