@@ -48,6 +48,13 @@ def test_nack() -> None:
     assert said.count("## ") == 4
 
 
+def test_ledger() -> None:
+    """Every table of the benchmark of logs comes out."""
+    said = run("ledger", "--quick")
+    assert said.count("## ") == 3
+    assert said.count("| 256 ") == 2
+
+
 def test_import_time() -> None:
     """Each import is measured."""
     assert "pulsar_nack.testing" in run("import_time", "--runs", "1")
