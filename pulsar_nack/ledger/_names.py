@@ -3,8 +3,8 @@
 In the store's folder, for a log ``NAME``::
 
     NAME.log/                            the log
-    NAME.log/00000000000000000042.segment    the records from 42 on
-    NAME.log/....segment.new             a segment in the making
+    NAME.log/00000000000000000042.segment        the records from 42 on
+    NAME.log/00000000000000000042.segment.new    a segment in the making
     NAME.log.new/                        a log in the making
     NAME.log.gone/                       a log that was deleted, not yet removed
     NAME.lock                            locked by who writes to the log, makes or deletes it
@@ -44,7 +44,7 @@ def segment_name(first: int) -> str:
 def segment_first(name: str) -> int | None:
     """Return which record a segment begins with, or None when this is no segment's name."""
     match = _SEGMENT.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and int(match[1]) < 1 << 63 else None
 
 
 def is_own(name: str) -> bool:

@@ -16,6 +16,7 @@ from pulsar_nack.errors import LogLockedError, LogNotFoundError, LogStorageError
 from pulsar_nack.ledger import LocalLog, LocalLogStore
 from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
 from pulsar_nack.ledger._files import OsFiles
+from pulsar_nack.testing import run
 
 FULL = "No space left on device"
 
@@ -319,6 +320,36 @@ async def test_writes_are_shared(store: LocalLogStore, files: SlowFiles) -> None
     files.may_sync.set()
     await asyncio.gather(first, rest)
     assert files.syncs - syncs == 3
+
+
+def test_on_a_virtual_clock(tmp_path: Path) -> None:
+    """On a virtual loop time stands still while files are being written, and timers run exactly."""
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        async with await LocalLogStore.open(tmp_path) as store:
+            log = await store.create("a")
+            for _ in range(5):
+                await asyncio.gather(asyncio.sleep(1), *(log.append(b"x") for _ in range(10)))
+            assert (log.length, len(await content(log))) == (50, 50)
+        return loop.time()
+
+    assert run(main()) == 5
+
+
+def test_on_uvloop(tmp_path: Path) -> None:
+    """Logs work on uvloop too."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> list[bytes]:
+        async with await LocalLogStore.open(tmp_path) as store:
+            log = await store.create("a")
+            assert await asyncio.gather(*(log.append(b"x") for _ in range(50))) == list(range(50))
+            log = await reopened(store, log)
+            return await content(log)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(main()) == [b"x"] * 50
 
 
 async def test_crash_reaches_the_caller(tmp_path: Path) -> None:

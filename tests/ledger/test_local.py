@@ -242,6 +242,8 @@ async def test_foreign_files_are_left_alone(store: LocalLogStore, tmp_path: Path
         folder / ".log",
         folder / "-.log.gone",
         folder / "f.log",
+        folder / "a.log" / f"{9:9<20}.segment",
+        folder / "a.log" / "7.segment",
     ]
     for path in mine:
         path.write_text("mine")
@@ -253,7 +255,9 @@ async def test_foreign_files_are_left_alone(store: LocalLogStore, tmp_path: Path
         await log.delete()
     assert all(path.read_text() == "mine" for path in mine)
     assert await content(await store.open_log("a", read_only=True)) == [b"x"]
-    mine[1].unlink()
+    for path in mine:
+        if path.parent.name == "a.log":
+            path.unlink()
     await store.delete("a")
     assert await store.names() == []
 
