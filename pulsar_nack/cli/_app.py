@@ -23,8 +23,14 @@ def make() -> typer.Typer:
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
     for name, module in _COMMANDS.items():
-        app.command(name)(getattr(importlib.import_module(f".{module}", __package__), name))
+        command = getattr(importlib.import_module(f".{module}", __package__), name)
+        app.command(name, help=_unwrapped(command.__doc__ or ""))(command)
     return app
+
+
+def _unwrapped(text: str) -> str:
+    """Join the lines of each paragraph: typer would keep the source's line breaks in all but the first."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _show_version(wanted: bool) -> None:

@@ -46,6 +46,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["--version"], capsys) == (0, f"pulsar-nack {__version__}\n", "")
 
 
+def test_help_has_no_line_breaks_of_the_source(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each paragraph of a command's help is wrapped anew for the terminal's width."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 400)
+    _, out, _ = call(["demo", "--help"], capsys)
+    lines = [line.strip() for line in out.splitlines()]
+    assert any(line.startswith("An embedded broker") and line.endswith("for one nack.") for line in lines)
+
+
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a command the help is shown, with every command."""
     code, out, err = call([], capsys)

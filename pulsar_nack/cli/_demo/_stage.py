@@ -60,7 +60,7 @@ async def open_stage(url: str | None, config: NackConfig) -> AsyncIterator[Stage
         try:
             yield await _connect(stack, client_module, url, broker, config, is_ours=is_ours)
         except client_module.PulsarException as error:
-            raise BrokerError(f"{broker}: {error}") from error
+            raise BrokerError(f"{broker}: the client says {str(error)!r}; does a broker answer there?") from error
 
 
 def import_client() -> Any:
