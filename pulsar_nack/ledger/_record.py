@@ -44,16 +44,24 @@ class SegmentHeader(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A whole frame: the number of its first record, its records, and where it ends in the buffer."""
+    """A whole frame: its first record's number, how many it has, its checked body, and its end in the buffer."""
 
     first: int
-    records: list[bytes]
+    length: int
+    body: memoryview
     end: int
 
     @property
     def is_seal(self) -> bool:
         """Return whether the log ends here for good."""
-        return not self.records
+        return not self.length
+
+    def records(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        """Return records, copied out of the buffer, counted from 0 as in a slice."""
+        head = 4 * self.length
+        lengths = struct.unpack_from(f">{self.length}I", self.body)
+        ends = list(accumulate(lengths[:stop], initial=head))
+        return [bytes(self.body[begin:end]) for begin, end in pairwise(ends[start:])]
 
 
 class Incomplete(NamedTuple):
@@ -129,10 +137,8 @@ def decode_frame(buffer: bytes, at: int, first: int, salt: int) -> Frame | Incom
     size = _FRAME.size + length
     if len(buffer) - at < size:
         return Incomplete(size)
-    records = _decode_body(buffer, at)
-    return (
-        Damaged(f"checksum of the records from {first}", size) if records is None else Frame(first, records, at + size)
-    )
+    frame = _decode_body(buffer, at)
+    return Damaged(f"checksum of the records from {first}", size) if frame is None else frame
 
 
 def has_later_frame(buffer: bytes, at: int, first: int, salt: int) -> bool:
@@ -157,13 +163,11 @@ def _is_head(buffer: bytes, at: int, salt: int) -> bool:
     return fits and crc32(buffer[at : at + _FRAME.size - 8], salt) == int(head_crc)
 
 
-def _decode_body(buffer: bytes, at: int) -> list[bytes] | None:
-    _, length, count, head_crc, body_crc = _FRAME.unpack_from(buffer, at)
+def _decode_body(buffer: bytes, at: int) -> Frame | None:
+    first, length, count, head_crc, body_crc = _FRAME.unpack_from(buffer, at)
     body = memoryview(buffer)[at + _FRAME.size : at + _FRAME.size + length]
     if crc32(body, head_crc) != body_crc:
         return None
-    lengths = struct.unpack_from(f">{count}I", body)
-    if 4 * count + sum(lengths) != length:
+    if 4 * count + sum(struct.unpack_from(f">{count}I", body)) != length:
         return None
-    ends = list(accumulate(lengths, initial=4 * count))
-    return [bytes(body[begin:end]) for begin, end in pairwise(ends)]
+    return Frame(first, count, body, at + _FRAME.size + length)

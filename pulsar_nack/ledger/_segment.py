@@ -93,7 +93,7 @@ class Segment:
                 begin, frame = walk.number, walk.step()
                 if not isinstance(frame, Frame):
                     raise walk.damage(frame)
-                for record in frame.records[max(first - begin, 0) : last + 1 - begin]:
+                for record in frame.records(max(first - begin, 0), last + 1 - begin):
                     limit -= cost(record)
                     if records and limit < 0:
                         return records
@@ -155,7 +155,7 @@ class _Walk:
             found = self._decode()
         if isinstance(found, Frame):
             self._segment.index.add(self.number, self.end)
-            self.number += len(found.records)
+            self.number += found.length
             self.end = self._start + found.end
         return found
 

@@ -37,8 +37,12 @@ def test_frame_round_trip(first: int, records: list[bytes], salt: int, before: b
     data = encode_frame(first, records, salt)
     assert len(data) == frame_size(records) == FRAME_HEADER_SIZE + body_size(records)
     found = decode_frame(before + data + after, len(before), first, salt)
-    assert found == Frame(first, records, len(before) + len(data))
-    assert found.is_seal == (not records)
+    assert isinstance(found, Frame)
+    assert (found.first, found.records(), found.end) == (first, records, len(before) + len(data))
+    assert (found.length, found.is_seal) == (len(records), not records)
+    for start in range(len(records) + 1):
+        for stop in range(start, len(records) + 2):
+            assert found.records(start, stop) == records[start:stop]
 
 
 @given(NUMBERS, SALTS)
@@ -115,7 +119,7 @@ def test_largest_frame() -> None:
     record = bytes(MAX_BODY - 4)
     found = decode_frame(encode_frame(0, [record], 1), 0, 0, 1)
     assert isinstance(found, Frame)
-    assert found.records == [record]
+    assert found.records() == [record]
 
 
 @pytest.mark.parametrize(("version", "flags"), [(2, 0), (1, 1), (65535, 0)])
