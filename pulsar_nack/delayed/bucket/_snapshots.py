@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -48,6 +49,7 @@ class Snapshots:
         self._names = topic_name, cursor_name
         self._reserved: set[str] = set()
         self._created: set[int] = set()
+        self._reading = asyncio.Lock()
         self.operations = Operations()
 
     @property
@@ -109,10 +111,16 @@ class Snapshots:
         async with self.operations.counted("load"):
             entries = await self._storage.get_bucket_snapshot_segment(snapshot_id, number + 1, number + 1)
             try:
-                return await in_steps(decode_segment(_only(entries)))
+                return await self.decode(_only(entries))
             except SnapshotFormatError as error:
                 self.operations.last_error = error
                 return _made_up(await self.rows(snapshot_id), number)
+
+
+    async def decode(self, segment: bytes) -> Columns:
+        """Return what is in a segment; one at a time, so that many together do not fill a round of the loop."""
+        async with self._reading:
+            return await in_steps(decode_segment(segment))
 
 
 def _only(entries: Sequence[bytes]) -> bytes:

@@ -53,7 +53,10 @@ def encode_indexes(indexes: Iterable[Index]) -> bytes:
     part = messages().SnapshotSegment()
     add = part.indexes.add
     for at, ledger, entry in indexes:
-        add(timestamp=at, ledger_id=ledger, entry_id=entry)
+        index = add()  # with the fields as arguments it takes a third longer
+        index.timestamp = at
+        index.ledger_id = ledger
+        index.entry_id = entry
     return bytes(part.SerializeToString())
 
 

@@ -21,14 +21,14 @@ from .._wake_up import WakeUp
 from ._columns import Columns, Index
 from ._immutable import ImmutableBucket
 from ._index import AnyBucket, BucketIndex, living
-from ._jobs import Jobs, in_steps
+from ._jobs import Jobs
 from ._keys import NamedSnapshot
 from ._merge import MergeFeed, choose_pair
 from ._mutable import MutableBucket
 from ._recovery import Recovered, read_bucket, still_waits, take_in
 from ._segments import Snapshot, SnapshotBuilder
 from ._snapshots import Snapshots
-from ._wire import STEP, decode_segment
+from ._wire import STEP
 
 PATIENCE_MS: Final = 1_000
 """How long others wait for a segment that is being loaded, failures included, for the sake of order."""
@@ -194,7 +194,7 @@ class Worker:
             if segment == decoded or segment == len(bucket.mins) or bucket.mins[segment] > self.horizon:
                 self._index.replace(owners, bucket, segment, columns if segment == decoded else None)
                 return
-            decoded, columns = segment, await in_steps(decode_segment(snapshot.segments[segment]))
+            decoded, columns = segment, await self._snapshots.decode(snapshot.segments[segment])
         self.jobs.start(self._delete(named))
 
     # -- merging -----------------------------------------------------------------------------------------------------

@@ -81,6 +81,11 @@ class Stage:
         """Return the properties that name snapshots."""
         return {key: value for key, value in self.cursor.held.items() if key != "other"}
 
+    @property
+    def stored(self) -> list[object]:
+        """Return all that is left on storage: names and snapshots."""
+        return [*self.names, *self.storage.snapshots]
+
     async def idle(self) -> None:
         """Wait until no snapshot is being created, loaded, merged or deleted."""
         await self.tracker.wait_until_idle()

@@ -123,7 +123,7 @@ async def test_creation_that_always_fails() -> None:
         await stage.idle()
         assert stage.count == 6
         assert stage.get(5) == positions(1, 2, 3, 4, 5)
-        assert stage.names == stage.storage.snapshots == {}
+        assert stage.stored == []
         stage.clock.set(60)
         assert await stage.drain() == positions(6)
         assert stage.tracker.statistics().loaded == 0
@@ -180,7 +180,7 @@ async def test_a_merge_that_cannot_be_written() -> None:
         stage.clock.set(150)
         assert await stage.drain() == positions(*range(1, 16))
         await stage.idle()
-        assert stage.names == stage.storage.snapshots == {}
+        assert stage.stored == []
 
 
 @pytest.mark.parametrize("name", ["create", "put"])
@@ -195,7 +195,7 @@ async def test_clear_while_a_snapshot_is_stored(name: str) -> None:
         await stage.tracker.clear()
         gate.set()
         await stage.idle()
-        assert stage.storage.snapshots == stage.names == {}
+        assert stage.stored == []
         assert stage.count == len(stage.buckets) == 0
 
 
@@ -211,7 +211,7 @@ async def test_clear_that_cannot_delete() -> None:
         for _ in range(3):
             stage.clock.advance(1000)
             await stage.idle()
-        assert stage.storage.snapshots == stage.names == {}
+        assert stage.stored == []
 
 
 @pytest.mark.parametrize("what", ["clear", "trim"])
@@ -297,7 +297,7 @@ async def test_damaged_snapshots(damage: str) -> None:
             assert await stage.drain() == positions(1, 2, 3, 4, 5)
         assert stage.count == 0
         await stage.idle()
-        assert stage.names == stage.storage.snapshots == {}
+        assert stage.stored == []
         assert stage.tracker.statistics().last_error is not None
 
 
@@ -365,7 +365,7 @@ async def test_a_crash_at_each_step(where: str, when: str, name: str, number: in
         await stage.idle()
         stage.clock.advance(100_000)
         await stage.idle()
-    assert stage.storage.snapshots == stage.names == {}
+    assert stage.stored == []
 
 
 async def test_recovery_that_is_slow() -> None:

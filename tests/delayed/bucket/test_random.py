@@ -114,4 +114,4 @@ async def test_random_runs(seed: int, faulty: bool) -> None:
         assert stage.count == 0
         stage.clock.advance(100_000)
         await stage.idle()
-    assert stage.names == stage.storage.snapshots == {}
+    assert stage.stored == []

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from pulsar_nack import ClosedError, DelayedDeliveryTracker, InvalidArgumentError, Position
+from pulsar_nack import ClosedError, DelayedDeliveryTracker, InvalidArgumentError, LoopClock, Position
+from pulsar_nack.delayed.bucket import BucketDelayedDeliveryTracker
+from pulsar_nack.testing import virtual_time
 
-from .stage import Stage, positions
+from .memory import MemoryCursor, MemoryStorage
+from .stage import Stage, config_of, positions
 
 
 async def test_messages_come_when_they_may() -> None:
@@ -196,6 +201,85 @@ async def test_trim_by_mark_delete() -> None:
         assert await stage.drain() == positions(*range(33, 102))
 
 
+async def test_what_was_passed_never_comes_out() -> None:
+    """An index that was trimmed is passed over wherever it lies between others, in memory and in a segment."""
+    async with Stage(step=1000, prefetch=0).run() as stage:
+        for ledger, at in ((5, 10), (1, 20), (6, 30), (7, 40), (2, 50), (9, 60)):
+            assert stage.add(ledger, ledger, at)
+        stage.cursor.mark_delete_position = Position(4, 0)
+        assert stage.tracker.trim() == 2
+        stage.clock.set(60)
+        assert stage.get(100) == positions(5, 6, 7, 9)
+        for ledger, at in ((15, 1010), (11, 1020), (16, 1030), (12, 1040), (17, 1050), (19, 1060)):
+            assert stage.add(ledger, ledger, at)
+        await stage.idle()
+        stage.cursor.mark_delete_position = Position(13, 0)
+        assert stage.tracker.trim() == 2
+        stage.clock.set(1060)
+        assert await stage.drain() == positions(15, 16, 17, 19)
+
+
+async def test_what_went_while_it_was_stored_is_not_kept() -> None:
+    """Segments that are used up when their snapshot is stored at last are skipped, and the rest stays on storage."""
+    async with Stage(prefetch=0).run() as stage:
+        gate = stage.storage.faults.hold("create")
+        await stage.fill(1, 6)
+        await stage.idle_except("create")
+        stage.clock.set(30)
+        assert stage.get(100) == positions(1, 2, 3)
+        gate.set()
+        await stage.idle()
+        (bucket,) = stage.buckets
+        assert (bucket.next, bucket.loaded, bucket.size) == (3, 0, 2)
+        stage.clock.set(60)
+        assert await stage.drain() == positions(4, 5, 6)
+
+
+async def test_clear_while_a_snapshot_is_made() -> None:
+    """A clear before the snapshot of a sealed bucket is made leaves nothing, and is no failure."""
+    async with Stage().run() as stage:
+        await stage.fill(1, 6)
+        await stage.tracker.clear()
+        await stage.idle()
+        assert stage.stored == []
+        assert stage.tracker.statistics().operations.get(("create", "failed"), 0) == 0
+        assert stage.storage.faults.calls["create"] == 0
+
+
+async def test_segments_are_loaded_ahead() -> None:
+    """A segment is in memory before its first message is due, but not earlier than the prefetch."""
+    async with Stage(step=1000, prefetch=0.2).run() as stage:
+        for i in range(1, 6):
+            assert stage.add(i, i, 1_000 * i)
+        stage.add(6, 6, 10**6)
+        await stage.idle()
+        assert stage.tracker.statistics().loaded == 1
+        for second in range(1, 6):
+            stage.clock.set(1_000 * second - 201)
+            await stage.idle()
+            assert stage.storage.faults.calls["segment"] == second - 1
+            stage.clock.advance(1)
+            await stage.idle()
+            assert stage.storage.faults.calls["segment"] == second
+            stage.clock.set(1_000 * second)
+            assert stage.woken == [1_000 * each for each in range(1, second + 1)]
+            assert stage.get(9) == positions(second)
+
+
+async def test_one_segment_at_a_time() -> None:
+    """Of many segments that are due only that in use and the next one are in memory."""
+    async with Stage(least=100, step=1_000, most_indexes=10, prefetch=0).run() as stage:
+        await stage.fill(1, 101)
+        await stage.idle()
+        stage.clock.set(1000)
+        found: list[Position] = []
+        while len(found) < 100:
+            assert sum(bucket.loaded for bucket in stage.buckets) <= 20
+            found += stage.get(3)
+            await stage.idle()
+        assert found == positions(*range(1, 101))
+
+
 async def test_trim_is_noticed() -> None:
     """D28: without a call too, when messages are taken out."""
     async with Stage().run() as stage:
@@ -278,3 +362,38 @@ async def test_closed() -> None:
     await stage.tracker.aclose()
     stage.clock.set(100)
     assert stage.woken == []
+
+
+@virtual_time
+async def test_wakes_on_the_loop() -> None:
+    """On an event loop the dispatcher is woken at the exact ms, also for what has to come from storage first."""
+    storage, cursor, woken = MemoryStorage(), MemoryCursor(), list[int]()
+    clock = LoopClock()
+    tracker = await BucketDelayedDeliveryTracker.open(
+        storage, cursor, config_of(step=1000), clock=clock, on_due=lambda: woken.append(clock.now_ms())
+    )
+    async with tracker:
+        for i in range(1, 7):
+            tracker.add_message(i, i, 10_000 * i)
+        for i in range(1, 7):
+            await asyncio.sleep(10)
+            assert tracker.get_scheduled_messages(10) == positions(i)
+        await asyncio.sleep(100)
+    assert woken == [10_000 * i for i in range(1, 7)]
+    assert storage.snapshots == {}
+
+
+async def test_the_loop_is_not_blocked() -> None:
+    """D32: while 50 000 indexes are sealed a timer of 5 ms goes on; the bound here leaves room for a busy machine."""
+    async with Stage(least=50_000, step=300_000, most_indexes=5_000).run() as stage:
+        for i in range(50_000):
+            stage.add(1, i, 10**7 + i * 31 % 1_000_003)
+        loop = asyncio.get_running_loop()
+        longest, ticks = 0.0, 0
+        stage.add(2, 0, 10**7)
+        while stage.buckets == []:
+            before = loop.time()
+            await asyncio.sleep(0.005)
+            longest, ticks = max(longest, loop.time() - before - 0.005), ticks + 1
+        assert ticks > 5
+        assert longest < 0.2
