@@ -50,6 +50,8 @@ class Home:
         """Make the folder where it is missing, and sweep away what crashes left; what is locked or refused stays."""
         with storage_errors(str(self._folder), "open the folder"):
             self._make_folder(self._folder)
+            with suppress(OSError):  # whoever made it may have ended before this; a parent without rights is older
+                self._files.sync_folder(self._folder.parent)
             names = self._files.names(self._folder)
         left = {log for name in names if (log := log_of(name, LOG + NEW, LOG + GONE))}
         left |= {log for name in names if (log := log_of(name, LOCK)) and log + LOG not in names}
@@ -61,7 +63,7 @@ class Home:
         """Return the names of all logs, sorted."""
         with storage_errors(str(self._folder), "list the folder"):
             names = self._files.names(self._folder)
-        return sorted(log for name in names if (log := log_of(name, LOG)) and self._exists(log))
+            return sorted(log for name in names if (log := log_of(name, LOG)) and self._exists(log))
 
     def create(self, log: str) -> Opened:
         """Make a log and open it."""
@@ -200,11 +202,15 @@ class Home:
             self._files.sync_folder(folder.parent)
 
     def _must_be_new(self, log: str) -> None:
-        if self._exists(log):
+        with storage_errors(log, "look for it"):
+            exists = self._exists(log)
+        if exists:
             raise LogExistsError(log)
 
     def _must_exist(self, log: str) -> None:
-        if not self._exists(log):
+        with storage_errors(log, "look for it"):
+            exists = self._exists(log)
+        if not exists:
             raise LogNotFoundError(log)
 
     def _must_be_unmixed(self, log: str) -> None:

@@ -75,7 +75,7 @@ class Log(Protocol):
         ...
 
     async def delete(self) -> None:
-        """Remove the log and close it; after a crash it is there as a whole, or not at all."""
+        """Remove the log and close it; after a crash, or when this fails, it is there as a whole, or not at all."""
         ...
 
     async def aclose(self) -> None:

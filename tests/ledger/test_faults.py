@@ -7,6 +7,7 @@ import errno
 import math
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anyio
@@ -16,6 +17,7 @@ from pulsar_nack.errors import LogLockedError, LogNotFoundError, LogStorageError
 from pulsar_nack.ledger import LocalLog, LocalLogStore
 from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
 from pulsar_nack.ledger._files import OsFiles
+from pulsar_nack.ledger._home import Home
 from pulsar_nack.testing import run
 
 FULL = "No space left on device"
@@ -173,6 +175,25 @@ async def test_failed_opening(store: LocalLogStore, files: SlowFiles, operation:
     with pytest.raises(LogStorageError, match="Permission denied"):
         await store.open_log("a")
     assert await content(await store.open_log("a")) == [b"x"]
+
+
+class BlindFiles(FaultyFiles):
+    """Real files in a place where nothing may be looked at."""
+
+    def is_folder(self, path: Path) -> bool:
+        """Refuse."""
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
+async def test_place_without_rights(tmp_path: Path) -> None:
+    """Where it may not even be looked whether a log is there, that is the error, not that there is none."""
+    (tmp_path / "a.log").mkdir()
+    files = BlindFiles(OsFiles())
+    store = LocalLogStore(Home(files, tmp_path, 4096), ThreadPoolExecutor(1))
+    for refused in (store.create("a"), store.open_log("a"), store.delete("a"), store.names()):
+        with pytest.raises(LogStorageError, match="Permission denied"):
+            await refused
+    await store.aclose()
 
 
 async def test_failed_read(store: LocalLogStore, files: SlowFiles) -> None:
