@@ -3,7 +3,7 @@
 from ._version import __version__
 from .backoff import Backoff, Exponential, Fixed, Multiplier, Steps
 from .clock import AlarmClock, Clock, LoopClock, MonotonicClock, WallClock
-from .config import DelayedDeliveryConfig, NackConfig
+from .config import BucketConfig, DelayedDeliveryConfig, NackConfig
 from .consumer import (
     Consumer,
     ConsumerPort,
@@ -18,7 +18,15 @@ from .consumer import (
     subscribe,
     wrap,
 )
-from .delayed import DelayedDeliveryTracker, InMemoryDelayedDeliveryTracker
+from .delayed import (
+    BucketDelayedDeliveryTracker,
+    BucketSnapshotStorage,
+    BucketStatistics,
+    DelayedCursor,
+    DelayedDeliveryTracker,
+    InMemoryDelayedDeliveryTracker,
+    SupportsSnapshotListing,
+)
 from .errors import (
     AlreadySettledError,
     BrokerError,
@@ -51,11 +59,16 @@ __all__ = [
     "AlreadySettledError",
     "Backoff",
     "BrokerError",
+    "BucketConfig",
+    "BucketDelayedDeliveryTracker",
+    "BucketSnapshotStorage",
+    "BucketStatistics",
     "Clock",
     "ClosedError",
     "Consumer",
     "ConsumerPort",
     "ConsumerStatistics",
+    "DelayedCursor",
     "DelayedDeliveryConfig",
     "DelayedDeliveryTracker",
     "Delivery",
@@ -97,6 +110,7 @@ __all__ = [
     "Subscribing",
     "SupportsCumulativeAck",
     "SupportsSeek",
+    "SupportsSnapshotListing",
     "VirtualDeadlockError",
     "WallClock",
     "WouldBlockError",

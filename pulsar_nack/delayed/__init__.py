@@ -2,10 +2,13 @@
 
 from ._in_memory import InMemoryDelayedDeliveryTracker
 from ._protocol import DelayedDeliveryTracker
+from .bucket import BucketDelayedDeliveryTracker, BucketStatistics
 from .storage import BucketSnapshotStorage, DelayedCursor, SupportsSnapshotListing
 
 __all__ = [
+    "BucketDelayedDeliveryTracker",
     "BucketSnapshotStorage",
+    "BucketStatistics",
     "DelayedCursor",
     "DelayedDeliveryTracker",
     "InMemoryDelayedDeliveryTracker",

@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from pulsar_nack import Position
-from pulsar_nack.config import BucketConfig
-from pulsar_nack.delayed.bucket import BucketDelayedDeliveryTracker
+from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, Position
 from pulsar_nack.delayed.bucket._queue import Owner
 from pulsar_nack.testing import ManualClock
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack.config import BucketConfig
+from pulsar_nack import BucketConfig
 from pulsar_nack.delayed.bucket._columns import Columns, Index
 from pulsar_nack.delayed.bucket._immutable import ImmutableBucket
 from pulsar_nack.delayed.bucket._keys import NamedSnapshot, free_key, named_snapshots

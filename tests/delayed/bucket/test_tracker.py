@@ -6,8 +6,14 @@ import asyncio
 
 import pytest
 
-from pulsar_nack import ClosedError, DelayedDeliveryTracker, InvalidArgumentError, LoopClock, Position
-from pulsar_nack.delayed.bucket import BucketDelayedDeliveryTracker
+from pulsar_nack import (
+    BucketDelayedDeliveryTracker,
+    ClosedError,
+    DelayedDeliveryTracker,
+    InvalidArgumentError,
+    LoopClock,
+    Position,
+)
 from pulsar_nack.testing import virtual_time
 
 from .memory import MemoryCursor, MemoryStorage

@@ -1,0 +1,71 @@
+"""The settings of the bucket tracker: Pulsar's names and defaults, strict values."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pulsar_nack import BucketConfig
+
+
+def make(**settings: Any) -> BucketConfig:
+    """Make a config from any settings."""
+    return BucketConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("pulsar_name", "name", "default"),
+    [
+        ("delayedDeliveryTickTimeMillis", "delayed_delivery_tick_time_millis", 1_000),
+        ("delayedDeliveryMinIndexCountPerBucket", "delayed_delivery_min_index_count_per_bucket", 50_000),
+        (
+            "delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds",
+            "delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds",
+            300,
+        ),
+        (
+            "delayedDeliveryMaxIndexesPerBucketSnapshotSegment",
+            "delayed_delivery_max_indexes_per_bucket_snapshot_segment",
+            5_000,
+        ),
+        ("delayedDeliveryMaxNumBuckets", "delayed_delivery_max_num_buckets", -1),
+    ],
+)
+def test_both_spellings(pulsar_name: str, name: str, default: object) -> None:
+    """Every field has Pulsar's default and is accepted under its own name and under Pulsar's."""
+    assert getattr(make(), name) == default
+    assert make(**{pulsar_name: 7}) == make(**{name: 7}) != make()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("delayedDeliveryMinIndexCountPerBucket", 0),
+        ("delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds", 0),
+        ("delayedDeliveryMaxTimeStepPerBucketSnapshotSegmentSeconds", float("nan")),
+        ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", 0),
+        ("delayedDeliveryMaxIndexesPerBucketSnapshotSegment", -2),
+        ("delayedDeliveryMaxNumBuckets", 0),
+        ("maxIndexesPerBucket", 0),
+        ("maxUnsealedAge", -1),
+        ("maxUnsealedIndexes", 0),
+        ("prefetch", "soon"),
+        ("delayedDeliveryMaxNumBucket", 1),
+    ],
+)
+def test_bad_settings(name: str, value: object) -> None:
+    """A value that cannot be, or a key that is not known, is refused by name."""
+    with pytest.raises(ValidationError, match=name):
+        make(**{name: value})
+
+
+def test_what_follows() -> None:
+    """Segments are cut in whole ms, at least one; a bucket has a largest size even when none was given."""
+    assert make().segment_step_ms == 300_000
+    assert make(delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=0.0001).segment_step_ms == 1
+    assert make().largest_bucket == 100_000
+    assert make(max_indexes_per_bucket=60_000).largest_bucket == 60_000
+    assert make(max_unsealed_age=1.5).max_unsealed_age == timedelta(seconds=1.5)
