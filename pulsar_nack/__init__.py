@@ -50,6 +50,7 @@ from .errors import (
     SnapshotNotFoundError,
     VirtualDeadlockError,
     WouldBlockError,
+    WrongLoopError,
 )
 from .ids import MessageId, Position
 from .nack import DueRun, NackSchedule, NackStatistics, NegativeAcksTracker, RedeliveryCallback
@@ -114,6 +115,7 @@ __all__ = [
     "VirtualDeadlockError",
     "WallClock",
     "WouldBlockError",
+    "WrongLoopError",
     "__version__",
     "subscribe",
     "wrap",

@@ -6,6 +6,7 @@
     ├── InvalidArgumentError  (ValueError)   a value that was refused before anything changed
     ├── ClosedError                          you closed it, or its consumer
     ├── NotOpenError                         it has to be entered with ``async with`` first
+    ├── WrongLoopError                       it was opened in another event loop than the one that runs
     ├── WouldBlockError                      a ``*_nowait`` call found no room
     ├── MissingExtraError     (ImportError)  an optional dependency is not installed
     ├── RedeliveryError                      a port could not ask for a redelivery; the ids stay pending
@@ -55,6 +56,7 @@ __all__ = [
     "SnapshotNotFoundError",
     "VirtualDeadlockError",
     "WouldBlockError",
+    "WrongLoopError",
 ]
 
 if TYPE_CHECKING:
@@ -95,6 +97,14 @@ class NotOpenError(PulsarNackError):
     def __init__(self, what: str = "this object") -> None:
         self.what = what
         super().__init__(f"{what} is not open yet: use it inside 'async with'")
+
+
+class WrongLoopError(PulsarNackError):
+    """The object belongs to the event loop that it was opened in, and another one is running."""
+
+    def __init__(self, what: str = "this object") -> None:
+        self.what = what
+        super().__init__(f"{what} was opened in another event loop than the one that runs now")
 
 
 class WouldBlockError(PulsarNackError):

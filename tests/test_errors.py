@@ -33,6 +33,7 @@ from pulsar_nack import (
     SnapshotNotFoundError,
     VirtualDeadlockError,
     WouldBlockError,
+    WrongLoopError,
     errors,
 )
 
@@ -42,6 +43,7 @@ EXAMPLES: list[PulsarNackError] = [
     ClosedError("the tracker"),
     ClosedError(),
     NotOpenError("the tracker"),
+    WrongLoopError("the consumer"),
     WouldBlockError("the tracker", wanted=5, room=2),
     MissingExtraError("the demo", "rich", "demo"),
     RedeliveryError("broken", failed=[MessageId(1, 2, topic="t")]),

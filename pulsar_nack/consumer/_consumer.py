@@ -15,7 +15,7 @@ from .._delays import Delay, delay_ms
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock, LoopClock
 from ..config import NackConfig
-from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError, NotOpenError
+from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError, NotOpenError, WrongLoopError
 from ..ids import MessageId
 from ..nack import HookLike
 from ._acks import Acks
@@ -122,6 +122,7 @@ class Consumer:
         if self._is_closed:
             raise ClosedError("the consumer")
         if self._server is None:
+            self._loop = asyncio.get_running_loop()
             opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._server = asyncio.create_task(self._serve(opened), name="pulsar_nack.Consumer")
             self._server.add_done_callback(self._on_end)
@@ -436,6 +437,8 @@ class Consumer:
             raise ClosedError("the consumer")
         if self._acks is None:
             raise NotOpenError("the consumer")
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoopError("the consumer")
 
 
 def _checked(message_id: object) -> MessageId:

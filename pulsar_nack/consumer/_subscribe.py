@@ -146,7 +146,9 @@ async def _port(client: Any, topic: Any, subscription: str, native_type: Any, op
             **options,
         )
     except import_pulsar_asyncio().PulsarException as error:
-        raise BrokerError(f"subscribing to {topic!r} as {subscription!r}: {error}") from error
+        raise BrokerError(
+            f"subscribing to {topic!r} as {subscription!r}: the client says {str(error)!r}; does a broker answer there?"
+        ) from error
     return OfficialPort(
         consumer,
         honours_ids=native_type.name in _HONOUR_IDS,

@@ -22,6 +22,7 @@ from pulsar_nack import (
     MessageId,
     NackConfig,
     NotOpenError,
+    WrongLoopError,
 )
 from pulsar_nack.testing import FakePort, FakeTopic, virtual_time
 
@@ -834,3 +835,20 @@ async def ack_until_done(message: Message) -> None:
         except BrokerError:
             continue
         return
+
+
+def test_a_consumer_of_another_loop_says_so() -> None:
+    """A consumer that is used in another event loop than its own raises at once, where it would wait for ever."""
+    loops = [asyncio.new_event_loop(), asyncio.new_event_loop()]
+
+    async def make() -> Consumer:
+        return await Consumer(FakePort()).open()
+
+    try:
+        consumer = loops[0].run_until_complete(make())
+        with pytest.raises(WrongLoopError, match="another event loop"):
+            loops[1].run_until_complete(consumer.receive(timeout=1))
+        loops[0].run_until_complete(consumer.aclose())
+    finally:
+        for loop in loops:
+            loop.close()
