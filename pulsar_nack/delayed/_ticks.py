@@ -17,7 +17,8 @@ from typing import Final
 
 _BITS: Final = 6
 _ALL_BITS: Final = (1 << _BITS) - 1
-_LATEST: Final = 1 << 56
+LATEST: Final = 1 << 56
+"""Times later than this, in the year two million, count as this."""
 
 
 class Ticks:
@@ -35,8 +36,8 @@ class Ticks:
 
     def bucket_of(self, deliver_at: int) -> int:
         """Return the bucket of a time. Times later than the year two million count as that."""
-        if deliver_at > _LATEST:
-            return self.bucket_of(_LATEST)
+        if deliver_at > LATEST:
+            return self.bucket_of(LATEST)
         if self.is_strict:
             return (deliver_at + self._low & ~self._low) << _BITS
         return (deliver_at | self._low) << _BITS | self.bits

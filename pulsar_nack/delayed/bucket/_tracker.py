@@ -18,7 +18,7 @@ from ...errors import ClosedError
 from ...ids import Position
 from ...index import MAX_ENTRY, NEVER
 from .._arguments import INT64_MAX, check_int, check_message, check_on_due, check_tick
-from .._ticks import Ticks
+from .._ticks import LATEST, Ticks
 from .._wake_up import WakeUp
 from ..storage import BucketSnapshotStorage, DelayedCursor
 from ._index import BucketIndex
@@ -138,6 +138,7 @@ class BucketDelayedDeliveryTracker:
             if self._index.pending.discard(ledger_id, entry_id):
                 self._settle(now_ms)
             return False
+        deliver_at = min(deliver_at, LATEST)
         is_new = self._index.add(ledger_id, entry_id, deliver_at, now_ms)
         if is_new and (deliver_at < self._call_at or self._worker.has_to_seal):
             self._settle(now_ms)

@@ -251,10 +251,12 @@ class Worker:
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
-    async def _delete(self, named: NamedSnapshot) -> None:
+    async def _delete(self, named: NamedSnapshot, tried: asyncio.Event | None = None) -> None:
         failures = 0
         while not await self._delete_once(named):
             failures += 1
+            if tried is not None:
+                tried.set()
             await self.jobs.back_off(failures)
 
     async def _delete_once(self, named: NamedSnapshot) -> bool:
@@ -267,14 +269,16 @@ class Worker:
         return True
 
     async def delete_all(self) -> None:
-        """Stop recovering, and try once to delete every snapshot; what fails is tried again later."""
+        """Stop recovering, and delete every snapshot; return when each was tried once. Cancelled, it goes on."""
         if self._recovery is not None:
             self._recovery.cancel()
-        named = self._snapshots.named()
-        deleted = await asyncio.gather(*map(self._delete_once, named))
-        for each, is_gone in zip(named, deleted, strict=True):
-            if not is_gone:
-                self.jobs.start(self._delete(each))
+        for tried in [self._start_deleting(named) for named in self._snapshots.named()]:
+            await tried.wait()
+
+    def _start_deleting(self, named: NamedSnapshot) -> asyncio.Event:
+        tried = asyncio.Event()
+        self.jobs.start(self._delete(named, tried)).add_done_callback(lambda _: tried.set())
+        return tried
 
     # -- recovering --------------------------------------------------------------------------------------------------
 

@@ -214,6 +214,52 @@ async def test_clear_that_cannot_delete() -> None:
         assert stage.stored == []
 
 
+async def test_clear_that_is_cancelled() -> None:
+    """A clear that is cancelled has dropped everything, and goes on deleting."""
+    async with Stage().run() as stage:
+        await stage.fill(1, 21)
+        await stage.idle()
+        gate = stage.storage.faults.hold("delete")
+        task = asyncio.create_task(stage.tracker.clear())
+        await stage.idle_except("delete")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert stage.count == 0
+        gate.set()
+        await stage.idle()
+        assert stage.stored == []
+
+
+async def test_close_while_clearing() -> None:
+    """Closing ends a clear that waits for storage; what is left is found by the next run."""
+    stage = Stage()
+    async with stage.run():
+        await stage.fill(1, 21)
+        await stage.idle()
+        stage.storage.faults.hold("delete")
+        task = asyncio.create_task(stage.tracker.clear())
+        await asyncio.sleep(0)
+        await stage.tracker.aclose()
+        await task
+    async with stage.run():
+        assert stage.count == 20
+
+
+async def test_the_end_of_time() -> None:
+    """The latest times that there are can be stored and read again; nothing comes of them."""
+    stage = Stage()
+    async with stage.run():
+        for i in range(1, 7):
+            assert stage.add(i, i, 2**63 - 1)
+        await stage.idle()
+        assert not stage.has()
+        assert len(stage.buckets) == 1
+    async with stage.run():
+        assert stage.count == 5
+        assert await stage.drain() == []
+
+
 @pytest.mark.parametrize("what", ["clear", "trim"])
 async def test_a_segment_that_comes_late(what: str) -> None:
     """A segment that arrives after a clear or trim is dropped."""
