@@ -25,6 +25,8 @@ from .delayed import (
     DelayedCursor,
     DelayedDeliveryTracker,
     InMemoryDelayedDeliveryTracker,
+    SharedDelayedIndex,
+    SharedSubscription,
     SupportsSnapshotListing,
 )
 from .errors import (
@@ -104,6 +106,8 @@ __all__ = [
     "Redelivery",
     "RedeliveryCallback",
     "RedeliveryError",
+    "SharedDelayedIndex",
+    "SharedSubscription",
     "SnapshotError",
     "SnapshotFormatError",
     "SnapshotNotFoundError",

@@ -2,7 +2,7 @@
 
 from ._in_memory import InMemoryDelayedDeliveryTracker
 from ._protocol import DelayedDeliveryTracker
-from .bucket import BucketDelayedDeliveryTracker, BucketStatistics
+from .bucket import BucketDelayedDeliveryTracker, BucketStatistics, SharedDelayedIndex, SharedSubscription
 from .storage import BucketSnapshotStorage, DelayedCursor, SupportsSnapshotListing
 
 __all__ = [
@@ -12,5 +12,7 @@ __all__ = [
     "DelayedCursor",
     "DelayedDeliveryTracker",
     "InMemoryDelayedDeliveryTracker",
+    "SharedDelayedIndex",
+    "SharedSubscription",
     "SupportsSnapshotListing",
 ]

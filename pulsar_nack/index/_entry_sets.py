@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 from pyroaring import BitMap
@@ -102,14 +103,20 @@ class EntrySets:
         for passed in [each for each in self._ledgers if each < ledger]:
             self._count -= len(self._ledgers[passed])
             self._drop(passed)
-        entries = self._ledgers.get(ledger)
-        if entries is not None and entry >= 0:
-            here = len(entries)
-            entries.remove_range(0, entry + 1)
-            self._count -= here - len(entries)
-            if not entries:
-                self._drop(ledger)
+        if ledger in self._ledgers and entry >= 0:
+            self._cut(ledger, entry)
         return before - self._count
+
+    def take(self, limit: int) -> list[tuple[int, int]]:
+        """Take out the first ones, in order of position, at most ``limit``. O(taken + ledgers log ledgers)."""
+        taken: list[tuple[int, int]] = []
+        for ledger in sorted(self._ledgers):
+            if len(taken) >= limit:
+                break
+            found = [(ledger, entry) for entry in islice(self._ledgers[ledger], limit - len(taken))]
+            taken += found
+            self._cut(ledger, found[-1][1])
+        return taken
 
     def dump(self) -> dict[int, bytes]:
         """Return a portable bitmap for each ledger. O(entries)."""
@@ -125,6 +132,14 @@ class EntrySets:
         self._sizes.clear()
         self._count = self.bytes = 0
         self._last = -1
+
+    def _cut(self, ledger: int, entry: int) -> None:
+        entries = self._ledgers[ledger]
+        self._count -= len(entries)
+        entries.remove_range(0, entry + 1)
+        self._count += len(entries)
+        if not entries:
+            self._drop(ledger)
 
     def _new(self, ledger: int) -> Any:
         entries = self._ledgers[ledger] = BitMap()

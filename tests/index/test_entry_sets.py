@@ -32,6 +32,17 @@ def test_behaves_as_a_set(steps: list[tuple[str, tuple[int, int]]]) -> None:
     assert sets.ledgers == len({ledger for ledger, _ in model})
 
 
+@given(st.sets(POSITIONS), st.integers(0, 12))
+def test_takes_the_first(positions: set[tuple[int, int]], limit: int) -> None:
+    """The first ones are taken out in order of position, and the rest stays."""
+    sets = EntrySets()
+    for position in positions:
+        sets.add(*position)
+    assert sets.take(limit) == sorted(positions)[:limit]
+    assert set(sets) == set(sorted(positions)[limit:])
+    assert len(sets) == max(len(positions) - limit, 0)
+
+
 def test_goes_through_portable_bitmaps() -> None:
     """What is dumped is read again, once; the bytes are those of the portable form that other languages read."""
     sets, copy = EntrySets(), EntrySets()

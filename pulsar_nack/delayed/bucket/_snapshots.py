@@ -116,7 +116,6 @@ class Snapshots:
                 self.operations.last_error = error
                 return _made_up(await self.rows(snapshot_id), number)
 
-
     async def decode(self, segment: bytes) -> Columns:
         """Return what is in a segment; one at a time, so that many together do not fill a round of the loop."""
         async with self._reading:

@@ -1,0 +1,236 @@
+"""One index for several subscriptions of a topic, which would otherwise each keep, and store, the same delays.
+
+The index drops what all of them have acknowledged: it follows the lowest mark-delete position. What comes due goes into
+the replay queue of each subscription, less what that one has acknowledged; a queue is a bitmap per ledger, so one that
+nobody empties takes little, and gives its messages in order of position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from ...clock import Clock
+from ...config import BucketConfig
+from ...errors import ClosedError, InvalidArgumentError
+from ...ids import Position
+from ...index import EntrySets
+from .._arguments import INT64_MAX, check_int, check_message, check_on_due
+from ..storage import BucketSnapshotStorage, DelayedCursor
+from ._tracker import BucketDelayedDeliveryTracker
+
+_NAME: Final = "SharedSubscription"
+
+
+class SharedDelayedIndex:
+    """A bucket tracker that several subscriptions use; each gets its own tracker from :meth:`subscribe`.
+
+    Made by :meth:`open`, ended by :meth:`aclose`, or use it with ``async with``; that ends the subscriptions' too.
+    """
+
+    def __init__(self, cursor: DelayedCursor) -> None:
+        self._cursor = _LowestCursor(cursor)
+        self._tracker: BucketDelayedDeliveryTracker
+
+    @classmethod
+    async def open(
+        cls,
+        storage: BucketSnapshotStorage,
+        cursor: DelayedCursor,
+        config: BucketConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        topic_name: str = "",
+    ) -> Self:
+        """Open the index; see :meth:`BucketDelayedDeliveryTracker.open`.
+
+        :param cursor: keeps the names of the snapshots; its mark-delete position counts while nobody subscribes
+        """
+        self = cls(cursor)
+        self._tracker = await BucketDelayedDeliveryTracker.open(
+            storage, self._cursor, config, clock=clock, on_due=self._tell, topic_name=topic_name
+        )
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def tracker(self) -> BucketDelayedDeliveryTracker:
+        """Return the tracker of the index itself, for its statistics; messages are taken out by subscriptions."""
+        return self._tracker
+
+    def subscribe(
+        self, name: str, mark_delete: Callable[[], Position], *, on_due: Callable[[], object] | None = None
+    ) -> SharedSubscription:
+        """Return the tracker of one subscription.
+
+        :param mark_delete: returns the position up to which the subscription has acknowledged everything
+        :param on_due: as with any tracker
+        :raises InvalidArgumentError: the name is taken, or ``on_due`` is no plain function
+        """
+        check_on_due(on_due)
+        if name in self._cursor.subscriptions:
+            raise InvalidArgumentError("name", name, "a name that no subscription has yet")
+        subscription = SharedSubscription(self, name, mark_delete, on_due)
+        self._cursor.subscriptions[name] = subscription
+        return subscription
+
+    async def aclose(self) -> None:
+        """Stop; snapshots stay. Idempotent."""
+        for subscription in list(self._cursor.subscriptions.values()):
+            await subscription.aclose()
+        await self._tracker.aclose()
+
+    def _tell(self) -> None:
+        for subscription in list(self._cursor.subscriptions.values()):
+            subscription._tell()
+
+    def _others(self, one: SharedSubscription) -> list[SharedSubscription]:
+        return [each for each in self._cursor.subscriptions.values() if each is not one]
+
+    def _leave(self, name: str) -> None:
+        self._cursor.subscriptions.pop(name, None)
+
+
+class SharedSubscription:
+    """What one subscription sees of a shared index; a :class:`DelayedDeliveryTracker`."""
+
+    def __init__(
+        self,
+        shared: SharedDelayedIndex,
+        name: str,
+        mark_delete: Callable[[], Position],
+        on_due: Callable[[], object] | None,
+    ) -> None:
+        self._shared = shared
+        self._name = name
+        self.mark_delete = mark_delete
+        self._on_due = on_due
+        self._replay = EntrySets()
+        self._is_closed = False
+
+    def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
+        """Hold a message back; see :meth:`BucketDelayedDeliveryTracker.add_message`.
+
+        One that is due by now is for this subscription to dispatch; the others get it from their replay queues.
+        """
+        tracker = self._tracker
+        was_held = tracker.contains_message(ledger_id, entry_id)
+        is_held = tracker.add_message(ledger_id, entry_id, deliver_at)
+        if not is_held:
+            self._replay.discard(ledger_id, entry_id)
+            if was_held:
+                self._pass_on([Position(ledger_id, entry_id)])
+        return is_held
+
+    def has_message_available(self) -> bool:
+        """Return whether something may be dispatched now."""
+        tracker = self._tracker
+        self._replay.trim(*self.mark_delete())
+        return bool(self._replay) or tracker.has_message_available()
+
+    def get_scheduled_messages(self, max_messages: int) -> list[Position]:
+        """Take out what this subscription may dispatch now and has not acknowledged, in order of position."""
+        check_int("max_messages", max_messages, 0, INT64_MAX)
+        due = self._tracker.get_scheduled_messages(max_messages)
+        for position in due:
+            self._replay.add(*position)
+        self._pass_on(due)
+        self._replay.trim(*self.mark_delete())
+        return [Position(*position) for position in self._replay.take(max_messages)]
+
+    def contains_message(self, ledger_id: int, entry_id: int) -> bool:
+        """Return whether a message is held back, or waits in the replay queue."""
+        check_message(ledger_id, entry_id)
+        return self._tracker.contains_message(ledger_id, entry_id) or (ledger_id, entry_id) in self._replay
+
+    @property
+    def number_of_delayed_messages(self) -> int:
+        """Return how many messages the index and the replay queue hold. O(1)."""
+        return self._shared.tracker.number_of_delayed_messages + len(self._replay)
+
+    @property
+    def buffer_memory_usage(self) -> int:
+        """Return about how many bytes the index and the replay queue take. O(1)."""
+        return self._shared.tracker.buffer_memory_usage + self._replay.bytes
+
+    def should_pause_all_deliveries(self) -> bool:
+        """Return whether the dispatcher has to stop reading."""
+        return self._tracker.should_pause_all_deliveries()
+
+    def reset_tick_time(self, tick_ms: int) -> None:
+        """Change the tick, of all subscriptions."""
+        self._tracker.reset_tick_time(tick_ms)
+
+    async def clear(self) -> None:
+        """Drop what waits for this subscription; the index too, when no other one uses it."""
+        tracker = self._tracker
+        self._replay.clear()
+        if not self._shared._others(self):
+            await tracker.clear()
+
+    async def aclose(self) -> None:
+        """Leave the index to the others. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._replay.clear()
+            self._shared._leave(self._name)
+
+    @property
+    def _tracker(self) -> BucketDelayedDeliveryTracker:
+        if self._is_closed:
+            raise ClosedError(_NAME)
+        return self._shared.tracker
+
+    def _pass_on(self, positions: list[Position]) -> None:
+        """Give others what this one took out of the index; tell those that had nothing."""
+        if positions:
+            for other in self._shared._others(self):
+                other._receive(positions)
+
+    def _receive(self, positions: list[Position]) -> None:
+        had_some = bool(self._replay)
+        passed = self.mark_delete()
+        for position in positions:
+            if position > passed:
+                self._replay.add(*position)
+        if self._replay and not had_some and self._on_due is not None:
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        if self._on_due is not None and not self._is_closed:
+            self._on_due()
+
+
+class _LowestCursor:
+    """The index's cursor: properties of the one it was given, the lowest mark-delete position of the subscriptions."""
+
+    def __init__(self, cursor: DelayedCursor) -> None:
+        self._cursor = cursor
+        self.subscriptions: dict[str, SharedSubscription] = {}
+
+    @property
+    def mark_delete_position(self) -> Position:
+        """Return the lowest."""
+        marks = [subscription.mark_delete() for subscription in self.subscriptions.values()]
+        return min(marks) if marks else self._cursor.mark_delete_position
+
+    def properties(self) -> Mapping[str, str]:
+        """Return the cursor's."""
+        return self._cursor.properties()
+
+    async def put_property(self, key: str, value: str) -> None:
+        """Set one of the cursor's."""
+        await self._cursor.put_property(key, value)
+
+    async def remove_property(self, key: str) -> None:
+        """Remove one of the cursor's."""
+        await self._cursor.remove_property(key)
