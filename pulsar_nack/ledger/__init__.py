@@ -1,6 +1,7 @@
 """Append-only logs with checksums and group commit, on which bucket snapshots and cursors are kept."""
 
-from ._local import LocalLog, LocalLogStore
+from ._local import LocalLog
+from ._local_store import LocalLogStore
 from ._protocol import Log, LogStore, Record
 
 __all__ = ["LocalLog", "LocalLogStore", "Log", "LogStore", "Record"]

@@ -17,16 +17,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
-from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import Final, ParamSpec, Self, TypeVar
 
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._commit import GroupCommit
-from ._files import Files, OsFiles
 from ._home import Home, Opened, explain, storage_errors
-from ._names import check_name
 from ._protocol import Record
 from ._record import MAX_BODY, body_size
 from ._segment import cost
@@ -36,11 +32,10 @@ _P = ParamSpec("_P")
 
 _CHUNK: Final = 1 << 20
 _ALL: Final = 1 << 62
-_MIN_SEGMENT: Final = 1 << 10
 
 
 class LocalLog:
-    """A :class:`~pulsar_nack.ledger.Log` in a folder of its own; opened by a :class:`LocalLogStore`."""
+    """A :class:`~pulsar_nack.ledger.Log` in a folder of its own, as a store opens it."""
 
     def __init__(self, home: Home, opened: Opened, executor: ThreadPoolExecutor) -> None:
         self._home = home
@@ -100,12 +95,12 @@ class LocalLog:
         """Return records ``first`` to ``last``, both included."""
         self._check_open()
         for field, value in (("first", first), ("last", last)):
-            _check_number(field, value, 0, self.length - 1)
+            check_number(field, value, 0, self.length - 1)
         return await self._run(self._read, first, last, _ALL)
 
     async def records(self, first: int = 0) -> AsyncIterator[Record]:
         """Go through the records from ``first`` to what is the end at that time, about 1 MiB in memory at a time."""
-        _check_number("first", first, 0, _ALL)
+        check_number("first", first, 0, _ALL)
         while first < self.length:
             self._check_open()
             for data in await self._run(self._read, first, self.length - 1, _CHUNK):
@@ -201,113 +196,13 @@ class LocalLog:
             raise LogSealedError(self.name)
 
 
-class LocalLogStore:
-    """A :class:`~pulsar_nack.ledger.LogStore` in a folder; made by :meth:`open`, and used with ``async with``."""
-
-    def __init__(self, home: Home, executor: ThreadPoolExecutor) -> None:
-        self._home = home
-        self._executor = executor
-        self._logs: set[LocalLog] = set()
-        self._opening: set[asyncio.Future[Opened]] = set()
-        self._is_closed = False
-
-    @classmethod
-    async def open(
-        cls,
-        path: str | PathLike[str],
-        *,
-        max_segment_bytes: int = 1 << 26,
-        threads: int = 4,
-        files: Files | None = None,
-    ) -> Self:
-        """Open a folder of logs, made where it is missing; what crashes left there is swept away.
-
-        :param max_segment_bytes: a log goes on in a new file before one would become larger than this (at least 1 KiB)
-        :param threads: how many threads work on files at the same time (1 to 64)
-        :param files: the file operations, for tests
-        :raises LogStorageError: the folder cannot be made or listed
-        """
-        _check_number("max_segment_bytes", max_segment_bytes, _MIN_SEGMENT, 1 << 40)
-        _check_number("threads", threads, 1, 64)
-        executor = ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-ledger")
-        home = Home(files or OsFiles(), Path(path), max_segment_bytes)
-        try:
-            await asyncio.get_running_loop().run_in_executor(executor, home.open)
-        except BaseException:
-            executor.shutdown(wait=False)
-            raise
-        return cls(home, executor)
-
-    async def create(self, name: str) -> LocalLog:
-        """Make an empty log, durably, and open it for writing."""
-        return await self._open_log(self._home.create, check_name(name))
-
-    async def open_log(self, name: str, *, read_only: bool = False) -> LocalLog:
-        """Open a log for writing, or for reading what is durable at this time."""
-        return await self._open_log(partial(self._home.open_log, read_only=read_only), check_name(name))
-
-    async def names(self) -> list[str]:
-        """Return the names of all logs, sorted."""
-        self._check_open()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._home.names)
-
-    async def delete(self, name: str) -> None:
-        """Remove a log that nobody has open for writing."""
-        check_name(name)
-        self._check_open()
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._home.delete, name)
-
-    async def aclose(self) -> None:
-        """Close the logs that it opened, and then itself. Idempotent."""
-        self._is_closed = True
-        while self._opening:
-            await asyncio.wait(self._opening)
-        closing = [log.close_soon() for log in self._logs]
-        if closing:
-            await asyncio.wait(closing)
-        self._executor.shutdown(wait=False)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    async def _open_log(self, work: Callable[[str], Opened], name: str) -> LocalLog:
-        """Open in a thread; cancelled meanwhile, the log is closed again as soon as it is open."""
-        self._check_open()
-        opening = asyncio.get_running_loop().run_in_executor(self._executor, work, name)
-        self._opening.add(opening)
-        opening.add_done_callback(self._opening.discard)
-        try:
-            return self._keep(await asyncio.shield(opening))
-        except asyncio.CancelledError:
-            opening.add_done_callback(self._give_back)
-            raise
-
-    def _keep(self, opened: Opened) -> LocalLog:
-        log = LocalLog(self._home, opened, self._executor)
-        self._logs = {each for each in self._logs if not each.is_closed}
-        self._logs.add(log)
-        return log
-
-    def _give_back(self, opening: asyncio.Future[Opened]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
-            self._keep(opening.result()).close_soon()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the store of logs")
-
-
 def _check_record(data: object) -> bytes:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InvalidArgumentError("data", data, "bytes")
     return bytes(data)
 
 
-def _check_number(field: str, value: object, low: int, high: int) -> None:
+def check_number(field: str, value: object, low: int, high: int) -> None:
+    """Refuse what is not a whole number in this range."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidArgumentError(field, value, f"a whole number from {low:,} to {high:,}")

@@ -1,101 +1,13 @@
-"""Files in memory that know what is durable, and what a crash may leave of the rest.
-
-A file has its live content, its synced content, and the writes and cuts since; a folder likewise with its names. After
-a crash a file is its synced content with all, none, the first part, or any blocks of what came later, and a folder has
-its synced names with a first part of the later changes (a journal keeps their order; a rename is one change). A file's
-content and its name are independent: a name may be durable before the content is.
-"""
+"""File operations in memory, with the model of durability of :mod:`._memory_nodes`."""
 
 from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Final, NamedTuple
 
-_BLOCK: Final = 16
-
-
-class _Write(NamedTuple):
-    offset: int
-    data: bytes
-
-    def apply(self, content: bytearray) -> None:
-        content.extend(bytes(max(self.offset - len(content), 0)))
-        content[self.offset : self.offset + len(self.data)] = self.data
-
-
-class _Cut(NamedTuple):
-    size: int
-
-    def apply(self, content: bytearray) -> None:
-        del content[self.size :]
-        content.extend(bytes(self.size - len(content)))
-
-
-@dataclass(slots=True)
-class _File:
-    live: bytearray = field(default_factory=bytearray)
-    synced: bytes = b""
-    unsynced: list[_Write | _Cut] = field(default_factory=list)
-
-    def change(self, change: _Write | _Cut) -> None:
-        change.apply(self.live)
-        self.unsynced.append(change)
-
-    def sync(self) -> None:
-        content = bytearray(self.synced)
-        for change in self.unsynced:
-            change.apply(content)
-        self.synced = bytes(content)
-        self.unsynced.clear()
-
-    def left(self, random: Random) -> bytes:
-        """Return what may be on disk."""
-        content = bytearray(self.synced)
-        way = random.choice(("none", "all", "torn", "blocks"))
-        if way == "none":
-            return self.synced
-        stop = random.randint(0, len(self.unsynced)) if way == "torn" else len(self.unsynced)
-        for change in self.unsynced[:stop]:
-            for part in _blocks(change, random) if way == "blocks" else [change]:
-                part.apply(content)
-        if stop < len(self.unsynced):
-            _torn(self.unsynced[stop], random).apply(content)
-        if way == "blocks" and random.random() < 0.5:
-            content.extend(bytes(max(len(self.live) - len(content), 0)))
-        return bytes(content)
-
-
-@dataclass(slots=True)
-class _Folder:
-    live: dict[str, _File | _Folder] = field(default_factory=dict)
-    synced: dict[str, _File | _Folder] = field(default_factory=dict)
-    unsynced: list[dict[str, _File | _Folder | None]] = field(default_factory=list)
-
-    def change(self, change: dict[str, _File | _Folder | None]) -> None:
-        _apply(change, self.live)
-        self.unsynced.append(change)
-
-    def sync(self) -> None:
-        self.synced = dict(self.live)
-        self.unsynced.clear()
-
-    def left(self, random: Random) -> _Folder:
-        """Return what may be on disk, all of it synced."""
-        names = dict(self.synced)
-        for change in self.unsynced[: random.randint(0, len(self.unsynced))]:
-            _apply(change, names)
-        nodes: dict[str, _File | _Folder] = {}
-        for name, node in names.items():
-            if isinstance(node, _Folder):
-                nodes[name] = node.left(random)
-            else:
-                content = node.left(random)
-                nodes[name] = _File(bytearray(content), content)
-        return _Folder(nodes, dict(nodes))
+from ._memory_nodes import Cut, File, Folder, Write
 
 
 class MemoryFiles:
@@ -106,9 +18,9 @@ class MemoryFiles:
 
     def __init__(self, random: Random | None = None) -> None:
         self._random = random or Random(0)  # noqa: S311
-        self._root = _Folder()
-        self._open: dict[int, _File] = {}
-        self._locks: dict[int, _File] = {}
+        self._root = Folder()
+        self._open: dict[int, File] = {}
+        self._locks: dict[int, File] = {}
         self._next = 3
 
     def after_crash(self) -> MemoryFiles:
@@ -132,10 +44,10 @@ class MemoryFiles:
     def tree(self) -> dict[str, bytes]:
         """Return the content of all files, by their paths."""
         found: dict[str, bytes] = {}
-        rest: list[tuple[str, _File | _Folder]] = [("", self._root)]
+        rest: list[tuple[str, File | Folder]] = [("", self._root)]
         while rest:
             path, node = rest.pop()
-            if isinstance(node, _Folder):
+            if isinstance(node, Folder):
                 rest += [(f"{path}/{name}", each) for name, each in node.live.items()]
             else:
                 found[path] = bytes(node.live)
@@ -145,13 +57,13 @@ class MemoryFiles:
         """Make a file, or empty it."""
         folder = self._folder(path.parent)
         file = folder.live.get(path.name)
-        if isinstance(file, _Folder):
+        if isinstance(file, Folder):
             raise _error(errno.EISDIR, path)
         if file is None:
-            file = _File()
+            file = File()
             folder.change({path.name: file})
         elif file.live:
-            file.change(_Cut(0))
+            file.change(Cut(0))
         return self._add(file)
 
     def open(self, path: Path, *, writable: bool = False) -> int:  # noqa: ARG002
@@ -175,12 +87,12 @@ class MemoryFiles:
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
         """Write all of the data."""
-        self._file(descriptor).change(_Write(offset, bytes(data)))
+        self._file(descriptor).change(Write(offset, bytes(data)))
         return len(data)
 
     def truncate(self, descriptor: int, size: int) -> None:
         """Cut."""
-        self._file(descriptor).change(_Cut(size))
+        self._file(descriptor).change(Cut(size))
 
     def sync(self, descriptor: int) -> None:
         """Make the content durable, but not the name."""
@@ -196,7 +108,7 @@ class MemoryFiles:
             raise _error(errno.EXDEV, new)
         folder = self._folder(old.parent)
         node, there = self._node(old), folder.live.get(new.name)
-        if isinstance(there, _Folder) and there.live:
+        if isinstance(there, Folder) and there.live:
             raise _error(errno.ENOTEMPTY, new)
         folder.change({old.name: None, new.name: node})
 
@@ -210,7 +122,7 @@ class MemoryFiles:
         folder = self._folder(path.parent)
         if path.name in folder.live:
             raise _error(errno.EEXIST, path)
-        folder.change({path.name: _Folder()})
+        folder.change({path.name: Folder()})
 
     def remove_folder(self, path: Path) -> None:
         """Remove an empty folder."""
@@ -225,7 +137,7 @@ class MemoryFiles:
     def is_folder(self, path: Path) -> bool:
         """Return whether a folder is there."""
         try:
-            return isinstance(self._node(path), _Folder)
+            return isinstance(self._node(path), Folder)
         except OSError:
             return False
 
@@ -233,7 +145,7 @@ class MemoryFiles:
         """Lock a file."""
         folder = self._folder(path.parent)
         if path.name not in folder.live:
-            folder.change({path.name: _File()})
+            folder.change({path.name: File()})
         file = self._existing(path)
         if any(file is held for held in self._locks.values()):
             raise _error(errno.EAGAIN, path)
@@ -241,60 +153,38 @@ class MemoryFiles:
         self._locks[descriptor] = file
         return descriptor
 
-    def _add(self, file: _File) -> int:
+    def _add(self, file: File) -> int:
         self._next += 1
         self._open[self._next] = file
         return self._next
 
-    def _file(self, descriptor: int) -> _File:
+    def _file(self, descriptor: int) -> File:
         if descriptor not in self._open:
             raise _error(errno.EBADF, Path())
         return self._open[descriptor]
 
-    def _node(self, path: Path) -> _File | _Folder:
-        node: _File | _Folder = self._root
+    def _node(self, path: Path) -> File | Folder:
+        node: File | Folder = self._root
         for name in path.parts[1:]:
-            if not isinstance(node, _Folder):
+            if not isinstance(node, Folder):
                 raise _error(errno.ENOTDIR, path)
             if name not in node.live:
                 raise _error(errno.ENOENT, path)
             node = node.live[name]
         return node
 
-    def _folder(self, path: Path) -> _Folder:
+    def _folder(self, path: Path) -> Folder:
         node = self._node(path)
-        if not isinstance(node, _Folder):
+        if not isinstance(node, Folder):
             raise _error(errno.ENOTDIR, path)
         return node
 
-    def _existing(self, path: Path) -> _File:
+    def _existing(self, path: Path) -> File:
         node = self._node(path)
-        if isinstance(node, _Folder):
+        if isinstance(node, Folder):
             raise _error(errno.EISDIR, path)
         return node
 
 
 def _error(number: int, path: Path) -> OSError:
     return OSError(number, os.strerror(number), str(path))
-
-
-def _apply(change: dict[str, _File | _Folder | None], names: dict[str, _File | _Folder]) -> None:
-    for name, node in change.items():
-        if node is None:
-            names.pop(name, None)
-        else:
-            names[name] = node
-
-
-def _torn(change: _Write | _Cut, random: Random) -> _Write | _Cut:
-    if isinstance(change, _Cut):
-        return change
-    return _Write(change.offset, change.data[: random.randint(0, len(change.data))])
-
-
-def _blocks(change: _Write | _Cut, random: Random) -> list[_Write | _Cut]:
-    if isinstance(change, _Cut):
-        return [change] if random.random() < 0.5 else []
-    starts = range(0, len(change.data), _BLOCK)
-    blocks = [_Write(change.offset + start, change.data[start : start + _BLOCK]) for start in starts]
-    return [block for block in blocks if random.random() < 0.5]

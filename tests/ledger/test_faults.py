@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import errno
 import math
+import os
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import anyio
 import pytest
 
 from pulsar_nack.errors import LogLockedError, LogNotFoundError, LogStorageError
-from pulsar_nack.ledger import LocalLog, LocalLogStore
+from pulsar_nack.ledger import LocalLog, LocalLogStore, _files
 from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
 from pulsar_nack.ledger._files import OsFiles
 from pulsar_nack.ledger._home import Home
+from pulsar_nack.ledger._memory_files import MemoryFiles
 from pulsar_nack.testing import run
 
 FULL = "No space left on device"
@@ -224,6 +227,42 @@ async def test_failed_deletion(store: LocalLogStore, files: SlowFiles, operation
     log = await store.create("a")
     assert log.length == 0
     assert {path.name for path in (tmp_path / "logs").iterdir()} == {"a.log", "a.lock"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_deletion_that_may_not_be_durable(seed: int) -> None:
+    """Where it is not known whether the name is gone for good, the files stay: a crash leaves the log whole or gone."""
+    files = FaultyFiles(MemoryFiles(Random(seed)))
+    async with await LocalLogStore.open("/logs", files=files) as store:
+        log = await store.create("a")
+        await log.append(b"x")
+        files.fail(errno.EIO, "sync_folder", times=math.inf)
+        with pytest.raises(LogStorageError, match="cannot delete it"):
+            await log.delete()
+    assert isinstance(files.inner, MemoryFiles)
+    async with await LocalLogStore.open("/logs", files=files.inner.after_crash()) as store:
+        if await store.names():
+            assert await content(await store.open_log("a")) == [b"x"]
+
+
+def test_lock_file_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock is held on the file that is there: one that its last owner removed before it was locked does not count."""
+    path = tmp_path / "a.lock"
+    lock = _files._lock
+    removed: list[int] = []
+
+    def lock_after_removal(descriptor: int) -> None:
+        if not removed:
+            path.unlink()
+            removed.append(descriptor)
+        lock(descriptor)
+
+    monkeypatch.setattr(_files, "_lock", lock_after_removal)
+    descriptor = OsFiles().lock(path)
+    assert removed
+    with pytest.raises(BlockingIOError):
+        OsFiles().lock(path)
+    os.close(descriptor)
 
 
 async def test_folders_that_cannot_be_swept(tmp_path: Path, files: SlowFiles) -> None:
