@@ -28,6 +28,7 @@ from .delayed import (
     SharedDelayedIndex,
     SharedSubscription,
     SupportsSnapshotListing,
+    delete_bucket_snapshots,
 )
 from .errors import (
     AlreadySettledError,
@@ -121,6 +122,7 @@ __all__ = [
     "WouldBlockError",
     "WrongLoopError",
     "__version__",
+    "delete_bucket_snapshots",
     "subscribe",
     "wrap",
 ]

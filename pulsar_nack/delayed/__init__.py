@@ -2,7 +2,13 @@
 
 from ._in_memory import InMemoryDelayedDeliveryTracker
 from ._protocol import DelayedDeliveryTracker
-from .bucket import BucketDelayedDeliveryTracker, BucketStatistics, SharedDelayedIndex, SharedSubscription
+from .bucket import (
+    BucketDelayedDeliveryTracker,
+    BucketStatistics,
+    SharedDelayedIndex,
+    SharedSubscription,
+    delete_bucket_snapshots,
+)
 from .storage import BucketSnapshotStorage, DelayedCursor, SupportsSnapshotListing
 
 __all__ = [
@@ -15,4 +21,5 @@ __all__ = [
     "SharedDelayedIndex",
     "SharedSubscription",
     "SupportsSnapshotListing",
+    "delete_bucket_snapshots",
 ]

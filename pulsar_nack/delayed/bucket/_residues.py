@@ -1,0 +1,30 @@
+"""Deletes what trackers stored, without one: the subscription is gone, or has another kind of tracker now."""
+
+from __future__ import annotations
+
+from ..storage import BucketSnapshotStorage, DelayedCursor
+from ._snapshots import Snapshots
+
+
+async def delete_bucket_snapshots(
+    storage: BucketSnapshotStorage, cursor: DelayedCursor, *, topic_name: str = "", cursor_name: str = ""
+) -> int:
+    """Delete all snapshots of a cursor and the properties that name them; return how many.
+
+    No tracker may be open on them. Nothing is lost by it: their messages are in the topic. All are tried; what cannot
+    be deleted stays named, so that it can be tried again.
+
+    :raises ExceptionGroup: what storage or cursor raised for some of them
+    """
+    snapshots = Snapshots(storage, cursor, topic_name, cursor_name)
+    deleted, errors = 0, []
+    for named in [*snapshots.named(), *await snapshots.orphans()]:
+        try:
+            await snapshots.delete(named)
+        except Exception as error:  # noqa: BLE001 - all of them are raised together
+            errors.append(error)
+        else:
+            deleted += 1
+    if errors:
+        raise ExceptionGroup(f"{len(errors)} snapshots could not be deleted", errors)
+    return deleted

@@ -1,0 +1,42 @@
+"""Snapshots are deleted without a tracker."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsar_nack import delete_bucket_snapshots
+
+from .memory import BrokenError
+from .stage import Stage
+
+
+async def stored() -> Stage:
+    """Return a stage with three snapshots that are named and one that is not."""
+    stage = Stage()
+    async with stage.run():
+        await stage.fill(1, 16)
+        await stage.idle()
+    stage.storage.snapshots[1] = (b"", b"")
+    return stage
+
+
+async def test_all_are_deleted() -> None:
+    """D34: snapshots that nobody wants any more are cleaned, named or not; other properties stay."""
+    stage = await stored()
+    assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 4
+    assert stage.stored == []
+    assert stage.cursor.held == {"other": "1"}
+    assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 0
+
+
+async def test_what_cannot_be_deleted_is_tried_again() -> None:
+    """A failure does not keep the others, is told, and leaves what it was for to the next call."""
+    stage = await stored()
+    stage.storage.faults.fail["delete"] = 1
+    stage.cursor.faults.fail["remove"] = 1
+    with pytest.raises(ExceptionGroup, match="2 snapshots could not be deleted") as caught:
+        await delete_bucket_snapshots(stage.storage, stage.cursor)
+    assert all(isinstance(error, BrokenError) for error in caught.value.exceptions)
+    assert len(stage.names) == 2
+    assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 2
+    assert stage.stored == []
