@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,3 +115,18 @@ def test_random_bytes_never_surprise(data: bytes) -> None:
             assert len(decode(data)) >= 0
         except SnapshotFormatError:
             continue
+
+
+def test_says_which_extra_is_missing() -> None:
+    """Without protobuf the library is imported all the same, and opening a tracker names the extra that brings it."""
+    code = (
+        "import sys, asyncio\n"
+        "sys.modules['google.protobuf'] = None\n"
+        "from pulsar_nack import BucketDelayedDeliveryTracker, MissingExtraError\n"
+        "try:\n"
+        "    asyncio.run(BucketDelayedDeliveryTracker.open(None, None))\n"
+        "except MissingExtraError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert "pip install 'pulsar-nack[bucket]'" in done.stdout
