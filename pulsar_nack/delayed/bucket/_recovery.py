@@ -8,14 +8,16 @@ bucket that brings nothing new is what a merge left behind, or was read anew by 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
 from ...index import EntrySets
 from ._columns import Columns
 from ._immutable import ImmutableBucket
 from ._index import BucketIndex
+from ._jobs import Jobs
 from ._keys import NamedSnapshot
 from ._snapshots import Snapshots, add_positions
 from ._wire import SegmentRow
@@ -82,6 +84,91 @@ def still_waits(recovered: Recovered, cutoff: int) -> bool:
         if at <= cutoff:
             positions.discard(ledger, entry)
     return True
+
+
+class Recovery:
+    """Reads all snapshots once the tracker is opened, and those that fail again later.
+
+    ``is_tried`` is set when each was tried once; ``delete`` is called for what is not wanted.
+    """
+
+    def __init__(
+        self,
+        index: BucketIndex,
+        snapshots: Snapshots,
+        jobs: Jobs,
+        *,
+        cutoff: Callable[[], int],
+        delete: Callable[[NamedSnapshot], object],
+        on_news: Callable[[], None],
+    ) -> None:
+        self._index = index
+        self._snapshots = snapshots
+        self._jobs = jobs
+        self._cutoff = cutoff
+        self._delete = delete
+        self._on_news = on_news
+        self._task: asyncio.Task[None] | None = None
+        self.is_tried = asyncio.Event()
+
+    @property
+    def is_going_on(self) -> bool:
+        """Return whether there are snapshots still to be read."""
+        return self._task is not None and not self._task.done()
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = self._jobs.start(self._run())
+
+    def stop(self) -> None:
+        """Give up what was not read yet."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        failures = 0
+        left = self._snapshots.named()
+        try:
+            await self._delete_orphans()
+            while left := [named for named in left if not await self._recover(named)]:
+                self.is_tried.set()
+                self._on_news()
+                failures += 1
+                await self._jobs.back_off(failures)
+        finally:
+            self.is_tried.set()
+            self._index.changed()
+        self._on_news()
+
+    async def _recover(self, named: NamedSnapshot) -> bool:
+        """Bring a bucket back; return False when that has to be tried again."""
+        try:
+            found = await self._read(named)
+        except (SnapshotNotFoundError, SnapshotFormatError) as error:
+            self._snapshots.operations.last_error = error
+            found = None  # normal dispatch reads its messages again
+        except Exception as error:  # noqa: BLE001 - kept, and tried again
+            self._snapshots.operations.last_error = error
+            return False
+        if found is None or not take_in(found, self._index, self._snapshots.mark_delete_position):
+            self._delete(named)
+        return True
+
+    async def _read(self, named: NamedSnapshot) -> Recovered | None:
+        while named.end >= self._snapshots.mark_delete_position.ledger:
+            found = await read_bucket(named, self._snapshots, self._cutoff())
+            if found is None or still_waits(found, self._cutoff()):
+                return found
+        return None
+
+    async def _delete_orphans(self) -> None:
+        try:
+            orphans = await self._snapshots.orphans()
+        except Exception as error:  # noqa: BLE001 - kept; the next run finds them
+            self._snapshots.operations.last_error = error
+            return
+        for named in orphans:
+            self._delete(named)
 
 
 def _is_partly_due(row: SegmentRow, cutoff: int) -> bool:

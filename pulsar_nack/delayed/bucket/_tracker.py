@@ -99,10 +99,10 @@ class BucketDelayedDeliveryTracker:
         return self
 
     async def _recover(self) -> None:
-        tried = self._worker.recover()
+        self._worker.recovery.start()
         try:
             async with asyncio.timeout(_RECOVERY_PATIENCE):
-                await tried.wait()
+                await self._worker.recovery.is_tried.wait()
         except TimeoutError:
             return  # it goes on beside the calls
 
@@ -241,7 +241,7 @@ class BucketDelayedDeliveryTracker:
             loaded=unsealed + sum(bucket.loaded for bucket in index.buckets),
             unsealed=unsealed,
             bytes=index.bytes,
-            is_recovering=self._worker.is_recovering,
+            is_recovering=self._worker.recovery.is_going_on,
             operations=MappingProxyType(dict(operations.counts)),
             last_error=operations.last_error,
         )

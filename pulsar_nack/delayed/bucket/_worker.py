@@ -1,4 +1,4 @@
-"""What the tracker does on storage, beside the calls: seal, load, merge, delete, recover.
+"""What the tracker does on storage, beside the calls: seal, load, merge, delete; and ``_recovery`` at its beginning.
 
 Each is a job that is tried again with backoff until it has worked or is not wanted any more; one that fails holds none
 of the others up. The index changes between two awaits only, so every answer finds it whole, and looks first whether
@@ -16,7 +16,6 @@ from typing import Final
 from ..._delays import delay_ms
 from ...clock import Clock
 from ...config import BucketConfig
-from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from .._wake_up import WakeUp
 from ._columns import Columns, Index
 from ._immutable import ImmutableBucket
@@ -25,7 +24,7 @@ from ._jobs import Jobs
 from ._keys import NamedSnapshot
 from ._merge import MergeFeed, choose_pair
 from ._mutable import MutableBucket
-from ._recovery import Recovered, read_bucket, still_waits, take_in
+from ._recovery import Recovery
 from ._segments import Snapshot, SnapshotBuilder
 from ._snapshots import Snapshots
 from ._wire import STEP
@@ -57,14 +56,10 @@ class Worker:
         self._is_sealing = False
         self._is_merging = False
         self._merge_seen = -1
-        self._recovery: asyncio.Task[None] | None = None
-        self._recovery_tried = asyncio.Event()
         self.jobs = Jobs(clock)
-
-    @property
-    def is_recovering(self) -> bool:
-        """Return whether snapshots of an earlier run are still being read."""
-        return self._recovery is not None and not self._recovery.done()
+        self.recovery = Recovery(
+            index, snapshots, self.jobs, cutoff=cutoff, delete=self._start_deleting, on_news=on_news
+        )
 
     @property
     def has_to_seal(self) -> bool:
@@ -100,7 +95,7 @@ class Worker:
     def _start_merging(self) -> None:
         most = self._config.delayed_delivery_max_num_buckets
         self._merge_seen = self._index.changes
-        if 0 < most < len(self._index.buckets) and self._recovery_tried.is_set():
+        if 0 < most < len(self._index.buckets) and self.recovery.is_tried.is_set():
             self._is_merging = True
             self.jobs.start(self._merge_all(most))
 
@@ -182,9 +177,7 @@ class Worker:
         if not snapshot.segments:
             self._index.replace(owners, _empty(start, end), 0, None)
             return
-        named = await self._snapshots.store(
-            snapshot, start, end, abandon=lambda each: self.jobs.start(self._delete(each))
-        )
+        named = await self._snapshots.store(snapshot, start, end, abandon=self._start_deleting)
         bucket = ImmutableBucket(
             named.key, named.snapshot_id, (start, end), mins=snapshot.mins, maxs=snapshot.maxs, counts=snapshot.counts
         )
@@ -195,7 +188,7 @@ class Worker:
                 self._index.replace(owners, bucket, segment, columns if segment == decoded else None)
                 return
             decoded, columns = segment, await self._snapshots.decode(snapshot.segments[segment])
-        self.jobs.start(self._delete(named))
+        self._start_deleting(named)
 
     # -- merging -----------------------------------------------------------------------------------------------------
 
@@ -270,8 +263,7 @@ class Worker:
 
     async def delete_all(self) -> None:
         """Stop recovering, and delete every snapshot; return when each was tried once. Cancelled, it goes on."""
-        if self._recovery is not None:
-            self._recovery.cancel()
+        self.recovery.stop()
         for tried in [self._start_deleting(named) for named in self._snapshots.named()]:
             await tried.wait()
 
@@ -279,58 +271,6 @@ class Worker:
         tried = asyncio.Event()
         self.jobs.start(self._delete(named, tried)).add_done_callback(lambda _: tried.set())
         return tried
-
-    # -- recovering --------------------------------------------------------------------------------------------------
-
-    def recover(self) -> asyncio.Event:
-        """Start to read all snapshots; return what is set when each was tried once."""
-        self._recovery = self.jobs.start(self._recover_all())
-        return self._recovery_tried
-
-    async def _recover_all(self) -> None:
-        failures = 0
-        left = self._snapshots.named()
-        try:
-            await self._delete_orphans()
-            while left := [named for named in left if not await self._recover(named)]:
-                self._recovery_tried.set()
-                self._on_news()
-                failures += 1
-                await self.jobs.back_off(failures)
-        finally:
-            self._recovery_tried.set()
-            self._index.changed()
-        self._on_news()
-
-    async def _recover(self, named: NamedSnapshot) -> bool:
-        """Bring a bucket back; return False when that has to be tried again."""
-        try:
-            found = await self._read(named)
-        except (SnapshotNotFoundError, SnapshotFormatError) as error:
-            self._snapshots.operations.last_error = error
-            found = None  # normal dispatch reads its messages again
-        except Exception as error:  # noqa: BLE001 - kept, and tried again
-            self._snapshots.operations.last_error = error
-            return False
-        if found is None or not take_in(found, self._index, self._snapshots.mark_delete_position):
-            self.jobs.start(self._delete(named))
-        return True
-
-    async def _read(self, named: NamedSnapshot) -> Recovered | None:
-        while named.end >= self._snapshots.mark_delete_position.ledger:
-            found = await read_bucket(named, self._snapshots, self._cutoff())
-            if found is None or still_waits(found, self._cutoff()):
-                return found
-        return None
-
-    async def _delete_orphans(self) -> None:
-        try:
-            orphans = await self._snapshots.orphans()
-        except Exception as error:  # noqa: BLE001 - kept; the next run finds them
-            self._snapshots.operations.last_error = error
-            return
-        for named in orphans:
-            self.jobs.start(self._delete(named))
 
 
 def _named(bucket: ImmutableBucket) -> NamedSnapshot:
