@@ -37,14 +37,16 @@ class NackSchedule:
     pending.
     """
 
+    # ``buckets`` and ``full_width_*`` are read by the tracker, whose ordinary call cannot afford a call more.
+
     def __init__(self, config: NackConfig | None = None) -> None:
         self._config = NackConfig() if config is None else config
-        self.buckets = self._buckets = TimeBuckets()  # in public for ``earliest`` without a property's cost
+        self.buckets = self._buckets = TimeBuckets()
         self._add = self._buckets.add
         bits = self._config.negative_ack_precision_bit_cnt
         ratio = self._config.precision_ratio
-        self._full_width_mask = -1 << bits
-        self._full_width_from = 0 if ratio is None else (1 << bits) / ratio
+        self.full_width_mask = -1 << bits
+        self.full_width_from = 0 if ratio is None else (1 << bits) / ratio
         self._delay_ms: object = _UNSET
         self._mask = -1
 
@@ -88,8 +90,8 @@ class NackSchedule:
         if type(delay_ms) is not int or not 0 <= delay_ms <= MAX_DELAY_MS:
             raise InvalidArgumentError("delay_ms", delay_ms, f"an integer from 0 to {MAX_DELAY_MS}")
         self._delay_ms = delay_ms
-        if delay_ms >= self._full_width_from:
-            self._mask = self._full_width_mask
+        if delay_ms >= self.full_width_from:
+            self._mask = self.full_width_mask
             return
         ratio = self._config.precision_ratio
         widest = int(delay_ms * (ratio or 1))

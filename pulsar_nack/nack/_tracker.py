@@ -42,7 +42,7 @@ _OPEN: Final = 1
 _CLOSED: Final = 2
 _BROKEN: Final = 3
 _NO_COUNT: Final = 0
-_YIELD_AFTER_MS: Final = 5
+_YIELD_AFTER: Final = 5 * NS_PER_MS
 _GRACE: Final = 1.0
 _UNSET: Final = object()
 
@@ -81,11 +81,13 @@ class NegativeAcksTracker:
         "_is_finished",
         "_left",
         "_mask",
-        "_now_ms",
+        "_now",
         "_retries",
         "_room",
         "_schedule",
         "_sender",
+        "_start",
+        "_start_until",
         "_state",
         "_ticks",
         "_yielded_at",
@@ -116,12 +118,12 @@ class NegativeAcksTracker:
         self._sender = Sender(redeliver, self._config, self._schedule, self._retries, self._hooks, collapse=collapse)
         self._room = self._sender.room
         self._counters = self._sender.counters
-        self._add_at = self._schedule.buckets.add
         self._add = self._schedule.add
         self._add_at = self._schedule.buckets.add
         self._cached_delay: object = _UNSET
         self._cached_ms = 0
         self._mask = -1
+        self._start = self._start_until = 0
         self._host: asyncio.Task[None] | None = None
         self._left: Sequence[MessageId] = ()
         self._is_finished = False
@@ -131,7 +133,7 @@ class NegativeAcksTracker:
             raise ClosedError("NegativeAcksTracker (it is entered once)")
         self._sender.open(LoopClock() if self._clock is None else self._clock)
         self._ticks = self._sender.ticks
-        self._yielded_at = self._now_ms = self._sender.now_ms()
+        self._yielded_at = self._now = self._ticks()
         self._state = _OPEN
         self._host = asyncio.create_task(self._sender.serve(), name="pulsar_nack.NegativeAcksTracker")
         self._host.add_done_callback(functools.partial(_end, weakref.ref(self)))
@@ -169,9 +171,9 @@ class NegativeAcksTracker:
             self.nack_nowait(id, delay, redelivery_count=redelivery_count)
         else:
             await self._nack_in_line(id, delay, redelivery_count)
-        if self._now_ms - self._yielded_at >= _YIELD_AFTER_MS:
+        if self._now - self._yielded_at >= _YIELD_AFTER:
             await asyncio.sleep(0)
-            self._yielded_at = self._sender.now_ms()
+            self._yielded_at = self._ticks()
 
     def nack_nowait(self, id: MessageId, delay: Delay | None = None, *, redelivery_count: int = 0) -> None:
         """Make an id pending, to be sent after ``delay`` seconds; pending already, the earliest deadline wins.
@@ -187,17 +189,24 @@ class NegativeAcksTracker:
         if redelivery_count is not _NO_COUNT:
             check_count(redelivery_count)
         delay_ms = self._cached_ms if delay is self._cached_delay else self._resolve(delay, redelivery_count)
-        sender = self._sender
-        if sender.is_special or self._room.free <= 0:
+        sender, room = self._sender, self._room
+        if sender.is_special or room.free <= 0:
             self._nack_specially(id, delay_ms)
             return
-        self._now_ms = now_ms = self._ticks() // NS_PER_MS
-        start = (now_ms + delay_ms) & self._mask
+        self._now = now = self._ticks()
+        start = self._start if now < self._start_until else self._next_start(now, delay_ms)
         if self._add_at(id, start):
-            self._room.free -= 1
+            room.free -= 1
         self._counters.nacked += 1
         if start < sender.armed_at:
-            sender.arm(now_ms)
+            sender.arm(now // NS_PER_MS)
+
+    def _next_start(self, now: int, delay_ms: int) -> int:
+        """Return the start of the bucket for the cached delay, and keep it until the next bucket's turn (ns)."""
+        mask = self._mask
+        start = self._start = (now // NS_PER_MS + delay_ms) & mask
+        self._start_until = (start - mask - delay_ms) * NS_PER_MS
+        return start
 
     def nack_many(self, ids: Iterable[MessageId], delay: Delay | None = None) -> None:
         """Make ids pending with one delay; all of them, or none and an error as :meth:`nack_nowait` raises it."""
@@ -206,7 +215,8 @@ class NegativeAcksTracker:
         self._ensure_open()
         if len(ids) > self._room.free:
             self._ensure_room(ids)
-        self._now_ms = now_ms = self._ticks() // NS_PER_MS
+        self._now = now = self._ticks()
+        now_ms = now // NS_PER_MS
         if len(self._retries):
             added = sum(self._add_considering_retries(message_id, now_ms, delay_ms) for message_id in ids)
         else:
@@ -225,7 +235,8 @@ class NegativeAcksTracker:
             self._nack_each_entry(ledger, entries, count, delay)
             return
         delay_ms = self._resolve(delay, 0)
-        self._now_ms = now_ms = self._ticks() // NS_PER_MS
+        self._now = now = self._ticks()
+        now_ms = now // NS_PER_MS
         added = self._schedule.add_entries(ledger, entries, now_ms, delay_ms)
         self._added(count, added, now_ms)
 
@@ -251,7 +262,10 @@ class NegativeAcksTracker:
         else:
             milliseconds = self._config.negative_ack_redelivery_delay_ms
         self._cached_delay, self._cached_ms = cached, milliseconds
-        self._mask = self._schedule.mask(milliseconds)
+        self._start_until = 0
+        schedule = self._schedule
+        is_full = milliseconds >= schedule.full_width_from
+        self._mask = schedule.full_width_mask if is_full else schedule.mask(milliseconds)
         return milliseconds
 
     async def _nack_in_line(self, message_id: MessageId, delay: Delay | None, redelivery_count: int) -> None:
@@ -271,7 +285,8 @@ class NegativeAcksTracker:
         self._ensure_open()
         if self._room.free <= 0 and message_id not in self:
             raise self._room.refuse(1)
-        self._now_ms = now_ms = self._ticks() // NS_PER_MS
+        self._now = now = self._ticks()
+        now_ms = now // NS_PER_MS
         added = self._add_considering_retries(message_id, now_ms, delay_ms)
         self._added(1, added, now_ms)
         self._tell((message_id,), added, now_ms, delay_ms)
