@@ -330,7 +330,7 @@ def test_many_empty_buckets_are_left_behind_in_steps() -> None:
         buckets.discard(MessageId(1, entry))
     buckets.discard(MessageId(1, 0))
     assert buckets.earliest <= 5_999
-    taken = []
+    taken: list[MessageId] = []
     while len(buckets):
         taken += buckets.pop(buckets.earliest)
     assert taken == [MessageId(1, 5_999)]
