@@ -21,6 +21,7 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 80
 add_module_names = False
+suppress_warnings = ["ref.python"]  # the type ``bytes`` in a signature, where attributes of that name exist too
 
 html_theme = "furo"
 html_title = f"pulsar-nack {version}"
