@@ -267,7 +267,10 @@ class InMemoryDelayedDeliveryTracker:
         """Set the timer for the earliest bucket, or to nothing."""
         earliest = self._buckets.earliest
         wake_up = self._wake_up
-        if wake_up is None or (earliest == self._settled_for and wake_up.at_ms is not None):
+        if wake_up is None:
+            self._settled_for = earliest
+            return
+        if earliest == self._settled_for and wake_up.at_ms is not None:
             return
         self._settled_for = earliest
         if earliest == NEVER:

@@ -32,6 +32,7 @@ _STEPS: Final = 4
 _BASE_BYTES: Final = 4096
 _NO_LEDGER: Final = -2
 _FEW_SLOTS: Final = 64
+_FEW_EACH: Final = 4
 
 
 class TimeBuckets:
@@ -379,7 +380,8 @@ class TimeBuckets:
                 for run in runs:
                     due.append(run)
                 due.replace(originals)
-                self._release([slot for slot, _ in runs])
+                if len(living) > _FEW_EACH * len(runs):  # else looking would cost more than the ids; see _slot_of
+                    self._release([slot for slot, _ in runs])
                 return
             rest = store.keep_rest(start, living)
         self._pop_rest(start, rest, limit, due)

@@ -39,11 +39,12 @@ class DueIds(Sequence[MessageId]):
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[MessageId]:
-        for slot, numbers in self._runs:
-            if self._originals:
+        if self._originals:
+            for slot, numbers in self._runs:
                 yield from map(self._originals.get, numbers, slot.message_ids(numbers))
-            else:
-                yield from slot.message_ids(numbers)
+            return
+        for slot, numbers in self._runs:
+            yield from slot.message_ids(numbers)
 
     def positions(self) -> list[Position]:
         """Return the positions instead of the ids."""

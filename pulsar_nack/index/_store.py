@@ -219,9 +219,8 @@ class BucketStore:
 
     def explicit(self, start: int) -> Any:
         """Return the numbers that count in a bucket and are written down in it."""
-        content = self._bitmap()
-        for part in self._parts(start):
-            content |= part
+        parts = list(self._parts(start))
+        content = self._bitmap.union(*parts) if parts else self._bitmap()
         return self.copies.living(content, self._positions.pending, start)
 
     def _parts(self, start: int) -> Iterator[Any]:
