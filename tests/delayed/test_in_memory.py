@@ -1,4 +1,4 @@
-"""The in-memory tracker on a clock that is moved by hand: the conformance cases and what lies beside them."""
+"""The in-memory tracker on a clock that is moved by hand: the numbered cases and what lies beside them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def config_of(
     most_buckets: int = 50,
     **more: Any,
 ) -> BucketConfig:
-    """Return the config that the conformance cases write B(tick, strict, min index count, step, indexes, buckets)."""
+    """Return the config that the numbered cases write B(tick, strict, min index count, step, indexes, buckets)."""
     return BucketConfig(
         delayed_delivery_tick_time_millis=tick,
         is_delayed_delivery_deliver_at_time_strict=strict,

@@ -1,4 +1,4 @@
-"""The bucket tracker on a clock that is moved by hand and a storage in memory: the conformance cases."""
+"""The bucket tracker on a clock that is moved by hand and a storage in memory: the numbered cases."""
 
 from __future__ import annotations
 
