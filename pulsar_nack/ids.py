@@ -175,6 +175,14 @@ class _TopicId(MessageId):
         return MessageId
 
 
+def _check_stored(value: object, field: str) -> None:
+    """Refuse what is not the id of a stored message."""
+    if not isinstance(value, MessageId):
+        raise InvalidArgumentError(field, value, "a MessageId")
+    if value.ledger < 0 or value.entry < 0:
+        raise InvalidArgumentError(field, value, "the id of a message: ledger and entry of at least 0")
+
+
 def _check(field: str, value: object, lowest: int, highest: int) -> None:
     if type(value) is not int:
         if isinstance(value, bool) or not hasattr(value, "__index__"):

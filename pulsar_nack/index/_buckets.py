@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
 
-from ..errors import InvalidArgumentError
-from ..ids import MessageId, _TopicId
+from ..ids import MessageId, _check_stored, _TopicId
 from ._due import DueIds
 from ._front import Front
 from ._positions import Positions, Run, slot_bounds
@@ -199,13 +198,8 @@ class TimeBuckets:
 
     def _number(self, message_id: MessageId) -> int:
         """Return the number of an id, whose slot is made when needed and becomes the current one."""
-        if not isinstance(message_id, MessageId):
-            raise InvalidArgumentError("id", message_id, "a MessageId")
+        _check_stored(message_id, "id")
         ledger, entry, partition, batch_index = message_id
-        if ledger < 0 or entry < 0:
-            raise InvalidArgumentError(
-                "id", message_id, "the id of a message, with a ledger and an entry of at least 0"
-            )
         slot = self._slot_of(slot_key(ledger, entry, partition, batch_index), message_id.topic)
         number = slot.number(entry, batch_index)
         self._use_slot(slot, number)
@@ -223,7 +217,7 @@ class TimeBuckets:
 
     def _slot_of(self, key: tuple[int, int, int, int, int], topic: str | None = None) -> Slot:
         if len(self._positions.slots) >= self._release_at:
-            self._release(list(self._positions.slots))
+            self._release(self._positions.slots)
             self._release_at = 2 * len(self._positions.slots) + _FEW_SLOTS
         if not self._positions.has_slot_for(key):
             self._sweep_everything()
@@ -317,7 +311,7 @@ class TimeBuckets:
             self._sweep = None
             self._positions.slot = None
             self._leave_fast_path()
-            self._release(list(self._positions.slots))
+            self._release(self._positions.slots)
             self._raise_guard()
             self._front.swept()
 
@@ -410,7 +404,7 @@ class TimeBuckets:
             self._raise_guard()
         return self._positions.remove(numbers)
 
-    def _release(self, slots: list[Slot]) -> None:
+    def _release(self, slots: Iterable[Slot]) -> None:
         self._positions.release_unused(slots, self._store.copies.stale)
 
     def _after_pop(self) -> None:

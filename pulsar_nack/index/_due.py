@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
 from ..ids import MessageId, Position
-from ._slots import Slot
-
-NumberRun = tuple[Slot, "array[int]"]
+from ._positions import Run
 
 
 class DueIds(Sequence[MessageId]):
@@ -22,11 +20,11 @@ class DueIds(Sequence[MessageId]):
     __slots__ = ("_ends", "_originals", "_runs")
 
     def __init__(self) -> None:
-        self._runs: list[NumberRun] = []
+        self._runs: list[Run] = []
         self._ends: list[int] = []
         self._originals: dict[int, MessageId] = {}
 
-    def append(self, run: NumberRun) -> None:
+    def append(self, run: Run) -> None:
         """Add ascending numbers of one slot."""
         self._runs.append(run)
         self._ends.append(len(self) + len(run[1]))

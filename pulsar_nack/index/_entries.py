@@ -17,10 +17,12 @@ _UNSIGNED: Final = "BHILQ"
 
 
 def as_entries(entries: object, field: str = "entries") -> Any:
-    """Return a range, a sequence of ints, an array or a numpy array of integers as a ``BitMap``, or a ``BitMap64``.
+    """Return a range, a sequence, a ``BitMap``, an array or a numpy array of ints as a ``BitMap`` or ``BitMap64``.
 
     :raises InvalidArgumentError: something in it is not an entry id; nothing is made
     """
+    if isinstance(entries, BitMap):
+        return entries
     if isinstance(entries, range):
         return _from_range(entries, field)
     flat = _flat(entries, field)
@@ -28,9 +30,10 @@ def as_entries(entries: object, field: str = "entries") -> Any:
         return BitMap(flat)
     if not flat:
         return BitMap()
-    if min(flat) < 0 or max(flat) > _LARGEST:
+    largest = max(flat)
+    if min(flat) < 0 or largest > _LARGEST:
         raise InvalidArgumentError(field, _first_bad(flat), _EXPECTED)
-    is_small = max(flat) < 1 << 32
+    is_small = largest < 1 << 32
     return BitMap(array("I", flat)) if is_small else BitMap64(array("Q", flat))
 
 

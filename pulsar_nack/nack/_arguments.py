@@ -8,15 +8,12 @@ from typing import Any
 from .._delays import delay_ms
 from ..backoff import Backoff
 from ..errors import InvalidArgumentError
-from ..ids import MessageId
+from ..ids import MessageId, _check_stored
 
 
 def check_id(message_id: object, field: str = "id") -> None:
     """Refuse what is not the id of a stored message."""
-    if not isinstance(message_id, MessageId):
-        raise InvalidArgumentError(field, message_id, "a MessageId")
-    if message_id.ledger < 0 or message_id.entry < 0:
-        raise InvalidArgumentError(field, message_id, "the id of a message: ledger and entry of at least 0")
+    _check_stored(message_id, field)
 
 
 def check_ids(ids: object) -> Sequence[MessageId]:
