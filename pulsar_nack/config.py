@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -36,6 +36,23 @@ def _as_ratio(value: Any, info: ValidationInfo) -> float | None:
 
 
 DelayField = Annotated[timedelta, BeforeValidator(_as_delay)]
+
+IN_MEMORY_FACTORY: Final = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
+BUCKET_FACTORY: Final = "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
+NO_FACTORY: Final = "none"
+_FACTORIES: Final = {
+    **dict.fromkeys((IN_MEMORY_FACTORY, IN_MEMORY_FACTORY.rpartition(".")[2], "memory"), IN_MEMORY_FACTORY),
+    **dict.fromkeys((BUCKET_FACTORY, BUCKET_FACTORY.rpartition(".")[2], "bucket"), BUCKET_FACTORY),
+    **dict.fromkeys((NO_FACTORY, "disabled", None), NO_FACTORY),
+}
+
+
+def _as_factory(value: Any, info: ValidationInfo) -> str:
+    known = _FACTORIES.get(value) if isinstance(value, str | None) else None
+    if known is None:
+        names = ", ".join(name for name in _FACTORIES if name)
+        raise InvalidArgumentError(info.field_name or "factory", value, f"one of {names}")
+    return known
 
 
 def _camel(name: str) -> str:
@@ -128,8 +145,18 @@ class DelayedDeliveryConfig(_Settings):
 
 
 class BucketConfig(DelayedDeliveryConfig):
-    """How the bucket tracker (PIP-195) cuts its index into buckets and segments; also what all trackers have."""
+    """Which tracker there is, and how the bucket tracker (PIP-195) cuts its index; also what all trackers have.
 
+    The first three are what :func:`~pulsar_nack.delayed_tracker_factory` chooses by; a tracker itself does not look at
+    them.
+    """
+
+    delayed_delivery_enabled: bool = True
+    """False: nothing is held back."""
+    delayed_delivery_tracker_factory_class_name: Annotated[str, BeforeValidator(_as_factory)] = IN_MEMORY_FACTORY
+    """Pulsar's class name of the factory, whole or its last part; also ``memory``, ``bucket``, ``none``."""
+    delayed_delivery_shared_index_enabled: bool = False
+    """True: the subscriptions of a topic share one bucket index."""
     delayed_delivery_min_index_count_per_bucket: int = Field(default=50_000, ge=1)
     """A bucket is sealed when a new ledger begins, or it is old, and it has so many indexes."""
     delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds: float = Field(default=300, gt=0, le=_DAY_S)
@@ -146,6 +173,8 @@ class BucketConfig(DelayedDeliveryConfig):
     """Deliveries pause while more indexes than this are on no storage."""
     prefetch: DelayField = timedelta(seconds=2)
     """How long before its first message a segment is loaded."""
+    recovery_timeout: DelayField = timedelta(seconds=5)
+    """How long opening waits for storage. Then the tracker goes on without; a factory falls back to memory."""
 
     @field_validator(
         "delayed_delivery_max_indexes_per_bucket_snapshot_segment", "delayed_delivery_max_num_buckets", mode="after"
@@ -155,6 +184,13 @@ class BucketConfig(DelayedDeliveryConfig):
         if value == 0:
             raise InvalidArgumentError(info.field_name or "value", value, "at least 1, or -1 for no bound")
         return value
+
+    @property
+    def tracker_kind(self) -> Literal["memory", "bucket", "none"]:
+        """Return which tracker is chosen."""
+        if not self.delayed_delivery_enabled or self.delayed_delivery_tracker_factory_class_name == NO_FACTORY:
+            return "none"
+        return "bucket" if self.delayed_delivery_tracker_factory_class_name == BUCKET_FACTORY else "memory"
 
     @property
     def segment_step_ms(self) -> int:

@@ -36,7 +36,7 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
 
     :raises SnapshotError: the snapshot is gone or damaged; or whatever the storage raises
     """
-    rows = await snapshots.rows(named.snapshot_id)
+    rows = await snapshots.recover(named.snapshot_id)
     first = next((number for number, row in enumerate(rows) if row.max_at > cutoff), len(rows))
     if first == len(rows):
         return None
@@ -115,6 +115,11 @@ class Recovery:
     def is_going_on(self) -> bool:
         """Return whether there are snapshots still to be read."""
         return self._task is not None and not self._task.done()
+
+    async def ended(self) -> None:
+        """Wait until no snapshot is left to be read."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     def start(self) -> None:
         """Begin."""

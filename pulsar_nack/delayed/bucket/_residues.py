@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..storage import BucketSnapshotStorage, DelayedCursor
+from ._keys import NamedSnapshot
 from ._snapshots import Snapshots
 
 
@@ -17,14 +20,26 @@ async def delete_bucket_snapshots(
     :raises ExceptionGroup: what storage or cursor raised for some of them
     """
     snapshots = Snapshots(storage, cursor, topic_name, cursor_name)
+    deleted, errors = await _delete(snapshots, snapshots.named())
+    try:
+        orphans = await snapshots.orphans()
+    except Exception as error:  # noqa: BLE001 - as below
+        errors.append(error)
+    else:
+        more, failed = await _delete(snapshots, orphans)
+        deleted, errors = deleted + more, errors + failed
+    if errors:
+        raise ExceptionGroup(f"{len(errors)} snapshots could not be deleted", errors)
+    return deleted
+
+
+async def _delete(snapshots: Snapshots, unwanted: Iterable[NamedSnapshot]) -> tuple[int, list[Exception]]:
     deleted, errors = 0, []
-    for named in [*snapshots.named(), *await snapshots.orphans()]:
+    for named in unwanted:
         try:
             await snapshots.delete(named)
         except Exception as error:  # noqa: BLE001 - all of them are raised together
             errors.append(error)
         else:
             deleted += 1
-    if errors:
-        raise ExceptionGroup(f"{len(errors)} snapshots could not be deleted", errors)
-    return deleted
+    return deleted, errors

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
@@ -14,32 +13,16 @@ from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsSnapshotList
 from ._columns import Columns
 from ._jobs import in_steps
 from ._keys import NamedSnapshot, free_key, named_snapshots
+from ._operations import Operations
 from ._segments import Snapshot
-from ._wire import SegmentRow, decode_metadata, decode_segment
-
-
-class Operations:
-    """Counts what was tried: ``counts[type, state]``, state ``all``, ``succeed`` or ``failed``, and the last error."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self.last_error: Exception | None = None
-
-    @asynccontextmanager
-    async def counted(self, kind: str) -> AsyncIterator[None]:
-        """Count one operation; its error goes on."""
-        self.counts[kind, "all"] += 1
-        try:
-            yield
-        except Exception as error:
-            self.counts[kind, "failed"] += 1
-            self.last_error = error
-            raise
-        self.counts[kind, "succeed"] += 1
+from ._wire import SegmentRow, decode_segment, read_metadata
 
 
 class Snapshots:
-    """The snapshots of one cursor. Each method is one attempt and raises what the storage or the cursor raised."""
+    """The snapshots of one cursor. Each method is one attempt and raises what the storage or the cursor raised.
+
+    ``bytes`` is what they take on storage, those that are being deleted too.
+    """
 
     def __init__(
         self, storage: BucketSnapshotStorage, cursor: DelayedCursor, topic_name: str, cursor_name: str
@@ -49,8 +32,10 @@ class Snapshots:
         self._names = topic_name, cursor_name
         self._reserved: set[str] = set()
         self._created: set[int] = set()
+        self._sizes: dict[int, int] = {}
         self._reading = asyncio.Lock()
         self.operations = Operations()
+        self.bytes = 0
 
     @property
     def mark_delete_position(self) -> Position:
@@ -80,6 +65,7 @@ class Snapshots:
                 snapshot.metadata, snapshot.segments, key, *self._names
             )
             self._created.add(snapshot_id)
+            self._note_size(snapshot_id, len(snapshot.metadata) + sum(map(len, snapshot.segments)))
             named = NamedSnapshot(key, snapshot_id, start, end)
             try:
                 await self._cursor.put_property(key, str(snapshot_id))
@@ -95,12 +81,27 @@ class Snapshots:
         async with self.operations.counted("delete"):
             with suppress(SnapshotNotFoundError):
                 await self._storage.delete_bucket_snapshot(named.snapshot_id)
+            self.bytes -= self._sizes.pop(named.snapshot_id, 0)
             if self._cursor.properties().get(named.key) == str(named.snapshot_id):
                 await self._cursor.remove_property(named.key)
 
+    async def recover(self, snapshot_id: int) -> list[SegmentRow]:
+        """Return what the metadata tell of each segment of an earlier run's snapshot, and note its size.
+
+        A size that cannot be had is passed over: it is told only, nothing depends on it.
+        """
+        rows = await self.rows(snapshot_id)
+        with suppress(Exception):
+            self._note_size(snapshot_id, await self._storage.get_bucket_snapshot_length(snapshot_id))
+        return rows
+
+    def _note_size(self, snapshot_id: int, size: int) -> None:
+        self.bytes += size - self._sizes.get(snapshot_id, 0)
+        self._sizes[snapshot_id] = size
+
     async def rows(self, snapshot_id: int) -> list[SegmentRow]:
         """Return what the metadata tell of each segment."""
-        return decode_metadata(await self._storage.get_bucket_snapshot_metadata(snapshot_id))
+        return await in_steps(read_metadata(await self._storage.get_bucket_snapshot_metadata(snapshot_id)))
 
     async def segment(self, snapshot_id: int, number: int) -> Columns:
         """Return a segment, the first is 0.
@@ -109,12 +110,20 @@ class Snapshots:
         latest of its times then, which is not before the time of any.
         """
         async with self.operations.counted("load"):
-            entries = await self._storage.get_bucket_snapshot_segment(snapshot_id, number + 1, number + 1)
             try:
-                return await self.decode(_only(entries))
+                return await self.decode(await self._entry(snapshot_id, number))
             except SnapshotFormatError as error:
                 self.operations.last_error = error
                 return _made_up(await self.rows(snapshot_id), number)
+
+    async def copy(self, snapshot_id: int, number: int) -> bytes:
+        """Return a segment as it is stored; nothing looks at what is in it."""
+        async with self.operations.counted("load"):
+            return await self._entry(snapshot_id, number)
+
+    async def _entry(self, snapshot_id: int, number: int) -> bytes:
+        entries = await self._storage.get_bucket_snapshot_segment(snapshot_id, number + 1, number + 1)
+        return _only(entries)
 
     async def decode(self, segment: bytes) -> Columns:
         """Return what is in a segment; one at a time, so that many together do not fill a round of the loop."""

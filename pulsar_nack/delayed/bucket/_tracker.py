@@ -28,7 +28,6 @@ from ._wire import messages
 from ._worker import Worker
 
 _NAME: Final = "BucketDelayedDeliveryTracker"
-_RECOVERY_PATIENCE: Final = 5.0
 
 
 class BucketDelayedDeliveryTracker:
@@ -74,8 +73,8 @@ class BucketDelayedDeliveryTracker:
     ) -> Self:
         """Bring back what an earlier run stored, and return the tracker.
 
-        Snapshots that cannot be read now, or not within some seconds, are read later on; the messages of those that are
-        gone or damaged are left to the dispatcher, which adds them anew. What is due already is left to it too.
+        Snapshots that cannot be read now, or not within ``recovery_timeout``, are read later on; the messages of those
+        that are gone or damaged are left to the dispatcher, which adds them anew. So is what is due already.
 
         :param storage: started already, and closed by its owner after the tracker
         :param cursor: says what is acknowledged, and keeps the names of the snapshots
@@ -101,7 +100,7 @@ class BucketDelayedDeliveryTracker:
     async def _recover(self) -> None:
         self._worker.recovery.start()
         try:
-            async with asyncio.timeout(_RECOVERY_PATIENCE):
+            async with asyncio.timeout(self._config.recovery_timeout.total_seconds()):
                 await self._worker.recovery.is_tried.wait()
         except TimeoutError:
             return  # it goes on beside the calls
@@ -227,6 +226,10 @@ class BucketDelayedDeliveryTracker:
         self._settle(self._now_ms())
         await self._worker.delete_all()
 
+    async def wait_until_recovered(self) -> None:
+        """Wait until no snapshot of an earlier run is left to be read."""
+        await self._worker.recovery.ended()
+
     async def wait_until_idle(self) -> None:
         """Wait until nothing is being stored, loaded, merged or deleted; what waits for its next attempt aside."""
         await self._worker.jobs.idle()
@@ -241,8 +244,10 @@ class BucketDelayedDeliveryTracker:
             loaded=unsealed + sum(bucket.loaded for bucket in index.buckets),
             unsealed=unsealed,
             bytes=index.bytes,
+            snapshot_bytes=self._snapshots.bytes,
             is_recovering=self._worker.recovery.is_going_on,
             operations=MappingProxyType(dict(operations.counts)),
+            latency=MappingProxyType(operations.latency()),
             last_error=operations.last_error,
         )
 
