@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from os import PathLike
 from types import MappingProxyType, TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from ...clock import Clock, WallClock
 from ...config import BucketConfig
@@ -26,6 +27,9 @@ from ._snapshots import Snapshots
 from ._statistics import BucketStatistics
 from ._wire import messages
 from ._worker import Worker
+
+if TYPE_CHECKING:
+    from ._log_tracker import LogBucketTracker
 
 _NAME: Final = "BucketDelayedDeliveryTracker"
 
@@ -96,6 +100,28 @@ class BucketDelayedDeliveryTracker:
             await self.aclose()
             raise
         return self
+
+    @staticmethod
+    async def open_local(
+        path: str | PathLike[str],
+        config: BucketConfig | None = None,
+        *,
+        clock: Clock | None = None,
+        on_due: Callable[[], object] | None = None,
+    ) -> LogBucketTracker:
+        """Open the tracker that has its snapshots and its cursor in a folder, made where it is missing.
+
+        The cursor is ``tracker.cursor``; with ``await tracker.cursor.mark_delete(position)`` it learns what is
+        acknowledged. The tracker closes what it opened. One at a time has the folder open.
+
+        :raises LogLockedError: another tracker, of this process or another, has the folder open
+        :raises LogStorageError: the folder cannot be made, read or written
+        :raises LogCorruptedError: the cursor's log is damaged; snapshots that are damaged are left to the dispatcher
+        :raises LogVersionError: a later release wrote the cursor's log
+        """
+        from ._log_tracker import LogBucketTracker
+
+        return await LogBucketTracker.open_local(path, config, clock=clock, on_due=on_due)
 
     async def _recover(self) -> None:
         self._worker.recovery.start()
