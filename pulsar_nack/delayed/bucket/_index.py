@@ -12,16 +12,18 @@ a bucket whose segment does not come for long is not waited for. Buckets of whic
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from ...config import BucketConfig
 from ...ids import Position
-from ...index import NEVER, EntrySets
+from ...index import NEVER
 from ._columns import Columns
 from ._immutable import ImmutableBucket
 from ._mutable import MutableBucket, SealRule
+from ._pending import Pending
 from ._queue import DueQueue
 
 AnyBucket = MutableBucket | ImmutableBucket
@@ -32,7 +34,7 @@ class BucketIndex:
 
     def __init__(self, config: BucketConfig) -> None:
         self._rule = SealRule.of(config)
-        self.pending = EntrySets()
+        self.pending = Pending()
         self.mutable = MutableBucket()
         self.queue = DueQueue(self.mutable)
         self.sealings: deque[MutableBucket] = deque()
@@ -97,6 +99,22 @@ class BucketIndex:
         self.queue.push((deliver_at, ledger, entry))
         self.mutable.add(ledger, now_ms)
         return True
+
+    def add_many(self, ledger: int, entries: array[int], times: array[int], now_ms: int) -> None:
+        """Hold positions of a ledger (entries of typecode ``I``); those that are held keep the times that they have."""
+        at = 0
+        while at < len(entries):
+            if self._rule.is_full(self.mutable, ledger, now_ms):
+                self.seal()
+            to = at + self._rule.room(self.mutable)
+            part = entries[at:to]
+            if self.pending.add_new(ledger, part):
+                self.queue.push_many(Columns.of_ledger(ledger, part, times[at:to]))
+                self.mutable.add(ledger, now_ms, len(part))
+            else:
+                for deliver_at, entry in zip(times[at:to], part, strict=True):
+                    self.add(ledger, entry, deliver_at, now_ms)
+            at = to
 
     def seal(self) -> None:
         """Begin a new bucket; what is in the present one is to be stored."""
@@ -211,8 +229,3 @@ class BucketIndex:
         self.buckets.clear()
         self._bucket_bytes = 0
         self.changed()
-
-
-def living(indexes: Iterable[tuple[int, int, int]], pending: EntrySets) -> list[tuple[int, int, int]]:
-    """Return the indexes whose positions are held."""
-    return [index for index in indexes if (index[1], index[2]) in pending]

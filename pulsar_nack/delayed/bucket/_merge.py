@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import Final
 
 from ._columns import Index
 from ._immutable import ImmutableBucket
+
+_MOST: Final = 500
+"""How many indexes of a source are merged in one go."""
 
 
 def choose_pair(buckets: Sequence[ImmutableBucket]) -> tuple[ImmutableBucket, ImmutableBucket] | None:
@@ -34,6 +37,20 @@ class MergeFeed:
         self._pieces: list[list[Index]] = [[] for _ in range(sources)]
         self._has_ended = [False] * sources
 
+    def is_first(self, source: int, max_at: int, next_at: Sequence[int]) -> bool:
+        """Return whether the next piece of a source, of which nothing is left here, comes before all other sources'.
+
+        :param max_at: the latest time of that piece
+        :param next_at: for each source a lower bound of what it has not given yet
+        """
+        if self._pieces[source]:
+            return False
+        return all(
+            max_at < (piece[0][0] if piece else next_at[other])
+            for other, piece in enumerate(self._pieces)
+            if other != source
+        )
+
     def wanted(self) -> int | None:
         """Return a source of which a piece is needed before more can be taken, None when none is."""
         for source, piece in enumerate(self._pieces):
@@ -49,18 +66,15 @@ class MergeFeed:
             self._pieces[source].extend(piece)
 
     def take(self) -> list[Index]:
-        """Return, merged, what no later piece can come before. Nothing is wanted; empty: all have ended."""
-        ends = [piece[-1] for piece, ended in zip(self._pieces, self._has_ended, strict=True) if not ended]
-        if not ends:
-            taken = list(heapq.merge(*self._pieces))
-            self._pieces = [[] for _ in self._pieces]
-            return taken
-        bound = min(ends)
-        cuts = [_cut(piece, bound) for piece in self._pieces]
-        taken = list(heapq.merge(*(piece[:cut] for piece, cut in zip(self._pieces, cuts, strict=True))))
-        self._pieces = [piece[cut:] for piece, cut in zip(self._pieces, cuts, strict=True)]
+        """Return, merged, some of what no later piece can come before. Nothing is wanted; empty: all have ended."""
+        ends = [
+            piece[min(len(piece), _MOST) - 1]
+            for piece, ended in zip(self._pieces, self._has_ended, strict=True)
+            if len(piece) > _MOST or not ended
+        ]
+        bound = min(ends, default=None)
+        cuts = [len(piece) if bound is None else bisect_right(piece, bound) for piece in self._pieces]
+        taken = sorted(chain.from_iterable(piece[:cut] for piece, cut in zip(self._pieces, cuts, strict=True)))
+        for piece, cut in zip(self._pieces, cuts, strict=True):
+            del piece[:cut]
         return taken
-
-
-def _cut(piece: Sequence[Index], bound: Index) -> int:
-    return bisect_right(piece, bound)

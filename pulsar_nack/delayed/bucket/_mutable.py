@@ -27,8 +27,8 @@ class MutableBucket:
     is_gone: bool = field(default=False)
     """Whether it was cleared: a snapshot of it is not wanted any more."""
 
-    def add(self, ledger: int, now_ms: int) -> None:
-        """An index was added."""
+    def add(self, ledger: int, now_ms: int, count: int = 1) -> None:
+        """Indexes of a ledger were added."""
         if not self.added:
             self.start = self.end = ledger
             self.since_ms = now_ms
@@ -36,7 +36,7 @@ class MutableBucket:
             self.start = ledger
         elif ledger > self.end:
             self.end = ledger
-        self.added += 1
+        self.added += count
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +61,7 @@ class SealRule:
         if bucket.loaded < self.least:
             return False
         return ledger > bucket.end or bucket.loaded >= self.most or now_ms - bucket.since_ms >= self.oldest_ms
+
+    def room(self, bucket: MutableBucket) -> int:
+        """Return how many more fit in for sure, at least 1: after these it is to be asked again whether it is full."""
+        return max((self.least if bucket.loaded < self.least else self.most) - bucket.loaded, 1)

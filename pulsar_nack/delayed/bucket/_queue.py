@@ -10,14 +10,16 @@ An owner counts, in ``loaded``, how many of its indexes are here.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
-from itertools import count
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, count
 from typing import Final, Protocol
 
 from ...index import NEVER
 from ._columns import Columns, Index
 
 TAIL: Final = 2_048
+_LONGEST: Final = 8_192
+"""Longest run of what was added: its memory is free when the last of it is out."""
 _TAIL_INDEX_BYTES: Final = 170
 
 
@@ -48,6 +50,20 @@ class Run:
         return self.columns.rest(self.at)
 
 
+def in_order(runs: Iterable[Run]) -> Iterator[Index]:
+    """Return what is left now of some runs, merged. Runs that follow each other cost nothing to merge."""
+    chains: list[list[Run]] = []
+    for run in sorted(runs, key=Run.head):
+        first = run.columns[run.at]
+        after = next((each for each in chains if each[-1].columns[-1] <= first), None)
+        if after is None:
+            chains.append([run])
+        else:
+            after.append(run)
+    rests = [chain.from_iterable([run.rest() for run in each]) for each in chains]
+    return rests[0] if len(rests) == 1 else heapq.merge(*rests)
+
+
 class DueQueue:
     """A priority queue of indexes; ``bytes`` is about what it takes in memory."""
 
@@ -71,6 +87,12 @@ class DueQueue:
         self._tail_owner.loaded += 1
         if len(self._tail) >= TAIL:
             self._fold()
+
+    def push_many(self, columns: Columns) -> None:
+        """Add many, in order, of the tail's owner. O(n)."""
+        self._tail_owner.loaded += len(columns)
+        for at in range(0, len(columns), _LONGEST):
+            self._add_run(columns.part(at, at + _LONGEST), self._tail_owner)
 
     def turn(self, owner: Owner) -> None:
         """Let what is pushed from now on belong to another owner."""
@@ -134,7 +156,9 @@ class DueQueue:
 
     def _fold(self) -> None:
         self._tail.sort()
-        self._add_run(Columns(self._tail), self._tail_owner)
+        columns = Columns()
+        columns.extend(self._tail)
+        self._add_run(columns, self._tail_owner)
         self._tail.clear()
 
     def _add_run(self, columns: Columns, owner: Owner) -> None:

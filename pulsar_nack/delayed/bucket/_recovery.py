@@ -3,31 +3,40 @@
 Whatever is due by then is left to normal dispatch, which reads those messages again: whole segments are skipped by
 their latest time, and the first one that is partly due is loaded and filtered. So is what the cursor has passed. A
 bucket that brings nothing new is what a merge left behind, or was read anew by the dispatcher already: it is deleted.
+
+Some snapshots are read at the same time, of each but its metadata and the one segment; they are taken in one after the
+other, in the order of :func:`named_snapshots`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
-from ...index import EntrySets
 from ._columns import Columns
 from ._immutable import ImmutableBucket
 from ._index import BucketIndex
 from ._jobs import Jobs
 from ._keys import NamedSnapshot
+from ._pending import Pending
 from ._snapshots import Snapshots, add_positions
 from ._wire import SegmentRow
+
+AHEAD: Final = 8
+"""How many snapshots are read at the same time."""
+_BITMAPS: Final = 64
+"""How many bitmaps are worked on in one go: about a millisecond."""
 
 
 class Recovered(NamedTuple):
     """A bucket that is ready to be taken in: its positions, and what of it is in memory."""
 
     bucket: ImmutableBucket
-    positions: EntrySets
+    positions: Pending
     columns: Columns | None
 
 
@@ -41,16 +50,20 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
     if first == len(rows):
         return None
     columns = None
-    positions = EntrySets()
+    positions = Pending()
     counts = [0] * first
     if _is_partly_due(rows[first], cutoff):
         columns = Columns(index for index in await snapshots.segment(named.snapshot_id, first) if index[0] > cutoff)
         for _, ledger, entry in columns:
             positions.add(ledger, entry)
         counts.append(len(columns))
+    bitmaps = 0
     for row in rows[len(counts) :]:
         counts.append(add_positions(row, positions))
-        await asyncio.sleep(0)
+        bitmaps += len(row.bitmaps)
+        if bitmaps >= _BITMAPS:
+            bitmaps = 0
+            await asyncio.sleep(0)
     bucket = ImmutableBucket(
         named.key,
         named.snapshot_id,
@@ -64,13 +77,14 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
 
 
 def take_in(recovered: Recovered, index: BucketIndex, mark_delete: Position) -> bool:
-    """Add a bucket to the index; return False when it brings nothing that is not there, and is not taken in."""
-    recovered.positions.trim(*mark_delete)
-    if not index.pending.absorb(recovered.positions):
+    """Move a bucket to the index; return False when it brings nothing that is not there, and is not taken in."""
+    bucket, positions, columns = recovered
+    positions.trim(*mark_delete)
+    if not index.pending.take_over(positions):
         return False
-    index.put(recovered.bucket)
-    if recovered.columns is not None:
-        index.loaded(recovered.bucket, recovered.columns)
+    index.put(bucket)
+    if columns is not None:
+        index.loaded(bucket, columns)
     return True
 
 
@@ -135,7 +149,7 @@ class Recovery:
         left = self._snapshots.named()
         try:
             await self._delete_orphans()
-            while left := [named for named in left if not await self._recover(named)]:
+            while left := await self._recover_all(left):
                 self.is_tried.set()
                 self._on_news()
                 failures += 1
@@ -145,10 +159,29 @@ class Recovery:
             self._index.changed()
         self._on_news()
 
-    async def _recover(self, named: NamedSnapshot) -> bool:
-        """Bring a bucket back; return False when that has to be tried again."""
+    async def _recover_all(self, wanted: Sequence[NamedSnapshot]) -> list[NamedSnapshot]:
+        """Bring buckets back, in this order; return those that have to be tried again."""
+        failed: list[NamedSnapshot] = []
+        waiting = deque(wanted)
+        reading: deque[tuple[NamedSnapshot, asyncio.Task[Recovered | None]]] = deque()
         try:
-            found = await self._read(named)
+            while waiting or reading:
+                while waiting and len(reading) < AHEAD:
+                    named = waiting.popleft()
+                    reading.append((named, asyncio.create_task(self._read(named))))
+                if not await self._recover(*reading[0]):
+                    failed.append(reading[0][0])
+                reading.popleft()
+        finally:
+            await _cancel([task for _, task in reading])
+        return failed
+
+    async def _recover(self, named: NamedSnapshot, task: asyncio.Task[Recovered | None]) -> bool:
+        """Take a bucket in once it is read; return False when that has to be tried again."""
+        try:
+            found = await task
+            while found is not None and not still_waits(found, self._cutoff()):
+                found = await self._read(named)
         except (SnapshotNotFoundError, SnapshotFormatError) as error:
             self._snapshots.operations.last_error = error
             found = None  # normal dispatch reads its messages again
@@ -160,11 +193,9 @@ class Recovery:
         return True
 
     async def _read(self, named: NamedSnapshot) -> Recovered | None:
-        while named.end >= self._snapshots.mark_delete_position.ledger:
-            found = await read_bucket(named, self._snapshots, self._cutoff())
-            if found is None or still_waits(found, self._cutoff()):
-                return found
-        return None
+        if named.end < self._snapshots.mark_delete_position.ledger:
+            return None
+        return await read_bucket(named, self._snapshots, self._cutoff())
 
     async def _delete_orphans(self) -> None:
         try:
@@ -174,6 +205,13 @@ class Recovery:
             return
         for named in orphans:
             self._delete(named)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Recovered | None]]) -> None:
+    """End tasks; what they raise is of no interest any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _is_partly_due(row: SegmentRow, cutoff: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache
+from operator import gt
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -61,7 +62,7 @@ def encode_indexes(indexes: Iterable[Index]) -> bytes:
 
 
 def encode_metadata(rows: Iterable[SegmentRow]) -> bytes:
-    """Return entry 0 of a snapshot."""
+    """Return entry 0 of a snapshot, or a part of it: parts that are joined make a whole."""
     metadata = messages().SnapshotMetadata()
     for row in rows:
         written = metadata.metadata_list.add(max_schedule_timestamp=row.max_at)
@@ -85,22 +86,38 @@ def decode_segment(data: bytes) -> Generator[None, None, Columns]:
         columns.ledgers.extend(_column(part, "ledger_id", _INT63_MAX))
         columns.entries.extend(_column(part, "entry_id", MAX_ENTRY))
         yield
-    if any(map(int.__gt__, columns.times, columns.times[1:])):
+    if any(map(gt, columns.times, columns.times[1:])):
         return Columns(sorted(columns))
     return columns
 
 
 def decode_metadata(data: bytes) -> list[SegmentRow]:
-    """Read entry 0 of a snapshot. The bitmaps are looked at by who uses them.
+    """Read entry 0 of a snapshot in one go; the errors are those of :func:`read_metadata`."""
+    steps = read_metadata(data)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            rows: list[SegmentRow] = done.value
+            return rows
+
+
+def read_metadata(data: bytes) -> Generator[None, None, list[SegmentRow]]:
+    """Read entry 0 of a snapshot, in steps. The bitmaps are looked at by who uses them.
 
     :raises SnapshotFormatError: the bytes are no metadata, or not sound ones
     """
     rows: list[SegmentRow] = []
+    bitmaps = 0
     for read in _parse(messages().SnapshotMetadata(), data, _METADATA).metadata_list:
         min_at = read.min_schedule_timestamp if read.HasField("min_schedule_timestamp") else None
         row = SegmentRow(min_at, read.max_schedule_timestamp, dict(read.delayed_index_bit_map))
         _check_row(row, len(rows))
         rows.append(row)
+        bitmaps += 1 + len(row.bitmaps)
+        if bitmaps >= STEP:
+            bitmaps = 0
+            yield
     if not rows:
         raise SnapshotFormatError(_METADATA, "there is no segment in it")
     return rows

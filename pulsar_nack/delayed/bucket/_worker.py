@@ -8,7 +8,6 @@ its bucket is still wanted: a snapshot that comes into being after it was cleare
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
@@ -17,13 +16,15 @@ from ..._delays import delay_ms
 from ...clock import Clock
 from ...config import BucketConfig
 from .._wake_up import WakeUp
-from ._columns import Columns, Index
+from ._columns import Index
 from ._immutable import ImmutableBucket
-from ._index import AnyBucket, BucketIndex, living
+from ._index import AnyBucket, BucketIndex
 from ._jobs import Jobs
 from ._keys import NamedSnapshot
-from ._merge import MergeFeed, choose_pair
+from ._merge import choose_pair
+from ._merge_sources import MergeSources
 from ._mutable import MutableBucket
+from ._queue import in_order
 from ._recovery import Recovery
 from ._segments import Snapshot, SnapshotBuilder
 from ._snapshots import Snapshots
@@ -31,6 +32,9 @@ from ._wire import STEP
 
 PATIENCE_MS: Final = 1_000
 """How long others wait for a segment that is being loaded, failures included, for the sake of order."""
+
+_FULL: Final = 5_000
+"""What a full segment has where there is no bound."""
 
 
 class Worker:
@@ -149,9 +153,8 @@ class Worker:
     async def _seal(self, sealed: MutableBucket) -> bool:
         try:
             async with self._snapshots.operations.counted("create"):
-                runs = self._index.queue.runs([sealed])
                 builder = self._builder()
-                await self._build(builder, heapq.merge(*(run.rest() for run in runs)))
+                await self._build(builder, in_order(self._index.queue.runs([sealed])))
                 await self._store([sealed], builder.finish(), sealed.start, sealed.end)
         except Exception:  # noqa: BLE001 - as above: it stays in memory until it has worked
             return False
@@ -167,7 +170,7 @@ class Worker:
         """Cut what is still held of some indexes into segments, a few at a time."""
         source = iter(indexes)
         while piece := list(islice(source, STEP)):
-            builder.add(living(piece, self._index.pending))
+            builder.add(self._index.pending.living(piece))
             await asyncio.sleep(0)
 
     async def _store(self, owners: Sequence[AnyBucket], snapshot: Snapshot, start: int, end: int) -> None:
@@ -223,24 +226,29 @@ class Worker:
         return True
 
     async def _merge_into(self, builder: SnapshotBuilder, pair: Sequence[ImmutableBucket]) -> None:
-        runs = self._index.queue.runs(pair)
-        places = [bucket.next for bucket in pair]
-        feed = MergeFeed(len(pair) + 1)
-        feed.feed(len(pair), heapq.merge(*(run.rest() for run in runs)))
-        feed.feed(len(pair), None)
+        """Merge what is in memory of the buckets, and their segments on storage, a few indexes at a time.
+
+        A segment that nothing else comes into is copied as it is; so buckets that follow each other in time are merged
+        at the speed of storage.
+        """
+        most = self._config.delayed_delivery_max_indexes_per_bucket_snapshot_segment
+        loaded = in_order(self._index.queue.runs(pair))
+        sources = MergeSources(
+            pair,
+            loaded,
+            self._snapshots,
+            self._index.pending,
+            worth_copying=_FULL // 2 if most < 0 else (most + 1) // 2,
+        )
         while True:
-            while (source := feed.wanted()) is not None:
-                feed.feed(source, await self._next_piece(pair[source], places[source]))
-                places[source] += 1
-            taken = feed.take()
+            while (source := sources.wanted()) is not None:
+                if not await sources.copy(source, builder):
+                    await sources.feed(source)
+            taken = sources.take()
             if not taken:
                 return
-            await self._build(builder, taken)
-
-    async def _next_piece(self, bucket: ImmutableBucket, place: int) -> Columns | None:
-        if place >= len(bucket.mins):
-            return None
-        return await self._snapshots.segment(bucket.snapshot_id, place)
+            builder.add(self._index.pending.living(taken))
+            await asyncio.sleep(0)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,86 @@
+"""Which positions are held, by the thousand where they come by the thousand."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from ...index import EntrySets
+from ._columns import Index
+
+_MEASURED: Final = 64
+
+
+class Pending(EntrySets):
+    """A set of positions; what is added or looked up in bulk costs a few ns each."""
+
+    __slots__ = ()
+
+    def add_new(self, ledger: int, entries: array[int]) -> bool:
+        """Add entries (typecode ``I``) that are all new; False, nothing changed, when one is not, or comes twice."""
+        if ledger != self._last:
+            self._measure(self._last)
+            self._last = ledger
+        held = self._ledgers.get(ledger)
+        if held is None:
+            held = self._new(ledger)
+        added = type(held)(entries)
+        if len(added) != len(entries) or held.intersect(added):
+            if not held:
+                self._drop(ledger)
+            return False
+        held |= added
+        self._count += len(entries)
+        return True
+
+    def add_all(self, indexes: Iterable[Index]) -> None:
+        """Add the positions of some indexes, new or not. About 100 ns each."""
+        grouped: dict[int, list[int]] = {}
+        for _, ledger, entry in indexes:
+            if (entries := grouped.get(ledger)) is None:
+                grouped[ledger] = [entry]
+            else:
+                entries.append(entry)
+        for ledger, entries in grouped.items():
+            held = self._ledgers.get(ledger)
+            if held is None:
+                held = self._new(ledger)
+            before = len(held)
+            held.update(array("I", entries))
+            self._count += len(held) - before
+
+    def living(self, indexes: Sequence[Index]) -> list[Index]:
+        """Return the indexes whose positions are in it. About 100 ns each."""
+        find = self._ledgers.get
+        return [index for index in indexes if index[2] in find(index[1], ())]
+
+    def includes(self, other: EntrySets) -> bool:
+        """Return whether all of another one is in it. O(ledgers), and the bitmaps' own comparing."""
+        return all(
+            (held := self._ledgers.get(ledger)) is not None and asked.issubset(held)
+            for ledger, asked in other._ledgers.items()
+        )
+
+    def take_over(self, other: EntrySets) -> int:
+        """Move all of another one here; return how many are new. Below 1 us a ledger that is not here, 3 for others."""
+        before = self._count
+        both = self._ledgers.keys() & other._ledgers.keys()
+        for ledger, added in other._ledgers.items():
+            if ledger not in both:
+                self._ledgers[ledger] = added
+                self._sizes[ledger] = other._sizes[ledger]
+                self._count += len(added)
+                self.bytes += other._sizes[ledger]
+                continue
+            held = self._ledgers[ledger]
+            here = len(held)
+            held |= added
+            self._count += len(held) - here
+            if len(both) <= _MEASURED:
+                self._measure(ledger)
+            else:  # at most, about
+                self._sizes[ledger] += other._sizes[ledger]
+                self.bytes += other._sizes[ledger]
+        other.clear()
+        return self._count - before
