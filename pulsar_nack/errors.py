@@ -14,6 +14,7 @@
     ├── SnapshotError                        a snapshot of a bucket could not be read or written
     │   ├── SnapshotNotFoundError            there is none of this id
     │   └── SnapshotFormatError  (ValueError)   its bytes are corrupt, truncated or something else
+    ├── InjectedError                        a test asked for it
     ├── VirtualDeadlockError                 a virtual loop would have slept for ever
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
     └── LedgerError                          anything about the append-only logs on storage
@@ -37,6 +38,7 @@ __all__ = [
     "AlreadySettledError",
     "BrokerError",
     "ClosedError",
+    "InjectedError",
     "InvalidArgumentError",
     "LedgerError",
     "LogCorruptedError",
@@ -150,6 +152,14 @@ class AlreadySettledError(PulsarNackError):
         self.message_id = message_id
         self.state = state
         super().__init__(f"{message_id!r} is {state} already")
+
+
+class InjectedError(PulsarNackError):
+    """A test asked for this fault; ``call`` names what failed."""
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+        super().__init__(f"{call} fails because a test wants it to")
 
 
 class VirtualDeadlockError(PulsarNackError):

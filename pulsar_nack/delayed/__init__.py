@@ -1,10 +1,17 @@
 """Delayed delivery: which messages must not be dispatched yet, and when they may be."""
 
+from ._disabled import DisabledDelayedDeliveryTracker
+from ._factory import DelayedDeliveryTrackerFactory
+from ._factory_records import DelayedFactoryStatistics, OpenTracker, TrackerFallback
 from ._in_memory import InMemoryDelayedDeliveryTracker
 from ._protocol import DelayedDeliveryTracker
 from .bucket import (
     BucketDelayedDeliveryTracker,
     BucketStatistics,
+    LogBucketTracker,
+    LogDelayedCursor,
+    LogSnapshotStorage,
+    OperationLatency,
     SharedDelayedIndex,
     SharedSubscription,
     delete_bucket_snapshots,
@@ -17,9 +24,18 @@ __all__ = [
     "BucketStatistics",
     "DelayedCursor",
     "DelayedDeliveryTracker",
+    "DelayedDeliveryTrackerFactory",
+    "DelayedFactoryStatistics",
+    "DisabledDelayedDeliveryTracker",
     "InMemoryDelayedDeliveryTracker",
+    "LogBucketTracker",
+    "LogDelayedCursor",
+    "LogSnapshotStorage",
+    "OpenTracker",
+    "OperationLatency",
     "SharedDelayedIndex",
     "SharedSubscription",
     "SupportsSnapshotListing",
+    "TrackerFallback",
     "delete_bucket_snapshots",
 ]

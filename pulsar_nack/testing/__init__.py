@@ -1,12 +1,17 @@
-"""Tools for tests of code that uses this library: a virtual clock, a fake port, an embedded broker."""
+"""Tools for tests of code that uses this library: a virtual clock, a fake port, storage that fails, a broker."""
 
+from ..ledger._fault import FaultyFiles, SimulatedCrash
+from ..ledger._files import OsFiles
+from ..ledger._memory_files import MemoryFiles
 from ._clock import ManualClock
 from ._fake_faults import FakeCall
 from ._fake_subscription import FakeSubscription
 from ._fake_topic import FakeEntry, FakeMessage, FakeTopic
 from ._lite import EmbeddedBroker
 from ._loop import VirtualClockEventLoop, hold_time, run, virtual_time
+from ._memory_storage import MemoryDelayedCursor, MemorySnapshotStorage
 from ._port import FakePort
+from ._storage_faults import StorageFaults
 
 __all__ = [
     "EmbeddedBroker",
@@ -16,7 +21,14 @@ __all__ = [
     "FakePort",
     "FakeSubscription",
     "FakeTopic",
+    "FaultyFiles",
     "ManualClock",
+    "MemoryDelayedCursor",
+    "MemoryFiles",
+    "MemorySnapshotStorage",
+    "OsFiles",
+    "SimulatedCrash",
+    "StorageFaults",
     "VirtualClockEventLoop",
     "hold_time",
     "run",

@@ -1,0 +1,112 @@
+"""A storage of snapshots and a cursor in memory, for tests of the bucket tracker and of what is built on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..errors import SnapshotNotFoundError
+from ..ids import Position
+from ._storage_faults import StorageFaults
+
+_NO_NAMES = "", ""
+
+
+class MemorySnapshotStorage:
+    """A :class:`~pulsar_nack.BucketSnapshotStorage` in a dict, which outlives the trackers that use it.
+
+    ``snapshots`` has the entries of each, ``keys`` the bucket keys and ``names`` topic and cursor, by id; tests may
+    change them. ``faults`` are a :class:`StorageFaults`. Ids grow and are never used again.
+    """
+
+    def __init__(self) -> None:
+        self.snapshots: dict[int, tuple[bytes, ...]] = {}
+        self.keys: dict[int, str] = {}
+        self.names: dict[int, tuple[str, str]] = {}
+        self.faults = StorageFaults()
+        self._last_id = 400
+
+    async def start(self) -> None:
+        """There is nothing to do."""
+
+    async def close(self) -> None:
+        """There is nothing to do."""
+
+    async def create_bucket_snapshot(
+        self, metadata: bytes, segments: Sequence[bytes], bucket_key: str, topic_name: str, cursor_name: str
+    ) -> int:
+        """Store a snapshot and return its new id."""
+        await self.faults.enter("create")
+        self._last_id += 1
+        snapshot_id = self._last_id
+        self.snapshots[snapshot_id] = (metadata, *segments)
+        self.keys[snapshot_id] = bucket_key
+        self.names[snapshot_id] = topic_name, cursor_name
+        await self.faults.leave("create")
+        return snapshot_id
+
+    async def get_bucket_snapshot_metadata(self, snapshot_id: int) -> bytes:
+        """Return entry 0."""
+        await self.faults.enter("metadata")
+        return self._entries(snapshot_id)[0]
+
+    async def get_bucket_snapshot_segment(self, snapshot_id: int, first: int, last: int) -> Sequence[bytes]:
+        """Return the entries ``first..last``."""
+        await self.faults.enter("segment")
+        return self._entries(snapshot_id)[first : last + 1]
+
+    async def get_bucket_snapshot_length(self, snapshot_id: int) -> int:
+        """Return how many bytes a snapshot has."""
+        return sum(map(len, self._entries(snapshot_id)))
+
+    async def delete_bucket_snapshot(self, snapshot_id: int) -> None:
+        """Delete a snapshot."""
+        await self.faults.enter("delete")
+        self._entries(snapshot_id)
+        del self.snapshots[snapshot_id]
+        await self.faults.leave("delete")
+
+    async def list_bucket_snapshots(self, topic_name: str, cursor_name: str) -> Sequence[int]:
+        """Return the ids of what was created for a cursor; of unknown origin is what has both names empty."""
+        await self.faults.enter("list")
+        wanted = topic_name, cursor_name
+        return [each for each in self.snapshots if self.names.get(each, _NO_NAMES) == wanted]
+
+    def _entries(self, snapshot_id: int) -> tuple[bytes, ...]:
+        if snapshot_id not in self.snapshots:
+            raise SnapshotNotFoundError(snapshot_id)
+        return self.snapshots[snapshot_id]
+
+
+class MemoryDelayedCursor:
+    """A :class:`~pulsar_nack.DelayedCursor` in memory, which outlives the trackers that use it.
+
+    ``held`` are its properties and ``mark_delete_position`` is what is acknowledged; tests may set both. ``faults`` are
+    a :class:`StorageFaults`.
+    """
+
+    def __init__(self, properties: Mapping[str, str] | None = None) -> None:
+        self.held: dict[str, str] = dict(properties or {})
+        self.mark_delete_position = Position(0, -1)
+        self.faults = StorageFaults()
+
+    def properties(self) -> Mapping[str, str]:
+        """Return all properties."""
+        return self.held
+
+    async def put_property(self, key: str, value: str) -> None:
+        """Set a property."""
+        await self.faults.enter("put")
+        self.held[key] = value
+        await self.faults.leave("put")
+
+    async def remove_property(self, key: str) -> None:
+        """Remove a property, if it is there."""
+        await self.faults.enter("remove")
+        self.held.pop(key, None)
+        await self.faults.leave("remove")
+
+    async def mark_delete(self, position: Position) -> None:
+        """Set the mark-delete position; it does not go back."""
+        await self.faults.enter("mark")
+        self.mark_delete_position = max(self.mark_delete_position, position)
+        await self.faults.leave("mark")
