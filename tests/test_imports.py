@@ -121,6 +121,7 @@ def test_is_bounded() -> None:
         "errors",
         "ids",
         "index",
+        "ledger",
         "nack",
     }
 
