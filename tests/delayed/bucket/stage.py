@@ -1,9 +1,9 @@
-"""A bucket tracker on a clock that is moved by hand, with a storage and a cursor in memory."""
+"""A bucket tracker on a clock that is moved by hand, with a storage and a cursor that fail when they are told to."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +11,12 @@ from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, Position
 from pulsar_nack.delayed.bucket._queue import Owner
 from pulsar_nack.testing import ManualClock
 
-from .memory import MemoryCursor, MemoryStorage
+from .homes import OTHER, Home, MemoryHome
+
+
+def new_home() -> Home:
+    """Return where a stage lies; the fixture ``home`` puts others in the place of this."""
+    return MemoryHome()
 
 
 def config_of(
@@ -42,14 +47,20 @@ class Stage:
     def __init__(self, now: int = 0, **settings: Any) -> None:
         self.clock = ManualClock(now)
         self.settings = settings
-        self.storage = MemoryStorage()
-        self.cursor = MemoryCursor()
+        self.home = new_home()
+        self.storage = self.home.storage
+        self.cursor = self.home.cursor
         self.woken: list[int] = []
         self.tracker: BucketDelayedDeliveryTracker
 
     @asynccontextmanager
     async def run(self, **settings: Any) -> AsyncIterator[Stage]:
         """Open a tracker, and close it in the end; what is idle then stays as it is."""
+        async with self.home, await self._open(**settings):
+            yield self
+            self.check()
+
+    async def _open(self, **settings: Any) -> BucketDelayedDeliveryTracker:
         self.tracker = await BucketDelayedDeliveryTracker.open(
             self.storage,
             self.cursor,
@@ -60,9 +71,7 @@ class Stage:
         self.add = self.tracker.add_message
         self.get = self.tracker.get_scheduled_messages
         self.has = self.tracker.has_message_available
-        async with self.tracker:
-            yield self
-            self.check()
+        return self.tracker
 
     @property
     def count(self) -> int:
@@ -77,12 +86,22 @@ class Stage:
     @property
     def names(self) -> dict[str, str]:
         """Return the properties that name snapshots."""
-        return {key: value for key, value in self.cursor.held.items() if key != "other"}
+        return {key: value for key, value in self.cursor.held.items() if key not in OTHER}
 
     @property
     def stored(self) -> list[object]:
         """Return all that is left on storage: names and snapshots."""
         return [*self.names, *self.storage.snapshots]
+
+    async def mark_delete(self, ledger: int, entry: int) -> None:
+        """Acknowledge everything up to a position."""
+        await self.cursor.mark_delete(Position(ledger, entry))
+
+    async def put_all(self, properties: Mapping[str, str]) -> None:
+        """Set properties while no tracker is open."""
+        async with self.home:
+            for key, value in properties.items():
+                await self.cursor.put_property(key, value)
 
     async def idle(self) -> None:
         """Wait until no snapshot is being created, loaded, merged or deleted."""
@@ -111,7 +130,7 @@ class Stage:
         while not self.storage.faults.calls[name]:
             await asyncio.sleep(0)
         for _ in range(50):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0 if isinstance(self.home, MemoryHome) else 0.001)
 
     def check(self) -> None:
         """Compare what is kept with what it is counted from."""

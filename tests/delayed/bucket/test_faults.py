@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import Position
+from pulsar_nack import InjectedError, Position
 from pulsar_nack.delayed.bucket._wire import SegmentRow, decode_metadata, encode_indexes, encode_metadata
 from pulsar_nack.index import EntrySets
 
-from .memory import BrokenError
 from .stage import Stage, positions
+
+pytestmark = pytest.mark.usefixtures("home")
 
 
 async def test_one_failure_of_each() -> None:
@@ -30,7 +31,7 @@ async def test_one_failure_of_each() -> None:
         assert len(stage.buckets) == len(stage.names) == len(stage.storage.snapshots) == 10
         counts = stage.tracker.statistics().operations
         assert all(counts[kind, "failed"] for kind in ("create", "merge", "delete"))
-        assert isinstance(stage.tracker.statistics().last_error, BrokenError)
+        assert isinstance(stage.tracker.statistics().last_error, InjectedError)
     stage.storage.faults.fail["metadata"] = stage.storage.faults.fail["segment"] = 1
     async with stage.run():
         assert stage.tracker.statistics().is_recovering
@@ -273,7 +274,7 @@ async def test_a_segment_that_comes_late(what: str) -> None:
         if what == "clear":
             await stage.tracker.clear()
         else:
-            stage.cursor.mark_delete_position = Position(6, 6)
+            await stage.mark_delete(6, 6)
             stage.tracker.trim()
         gate.set()
         await stage.idle()
@@ -306,7 +307,7 @@ async def test_reads_what_pulsar_names() -> None:
         sets.add(*position)
     metadata = encode_metadata([SegmentRow(1000, 1005, sets.dump())])
     stage.storage.snapshots[9] = (metadata, encode_indexes([(1000, 403, 7), (1005, 400, 1)]))
-    stage.cursor.held["#pulsar.internal.delayed.bucket_400_403"] = "9"
+    await stage.put_all({"#pulsar.internal.delayed.bucket_400_403": "9"})
     async with stage.run():
         assert stage.count == 2
         stage.clock.set(2000)
@@ -366,8 +367,8 @@ async def test_sources_that_outlive_a_merge() -> None:
     async with stage.run(most_buckets=1):
         await stage.idle()
         assert len(stage.names) == 1
-    stage.storage.snapshots |= old
-    stage.cursor.held |= names
+    stage.storage.snapshots.update(old)
+    await stage.put_all(names)
     async with stage.run():
         assert stage.count == 15
         await stage.idle()

@@ -71,15 +71,19 @@ async def play(stage: Stage, model: Model, steps: int, *, faulty: bool) -> None:
                 acked = [each for each in sorted(model.times) if each not in model.delivered]
                 passed = [each for each in sorted(model.times) if not acked or each < acked[0]]
                 if passed:
-                    stage.cursor.mark_delete_position = passed[-1]
+                    await stage.mark_delete(*passed[-1])
                     assert stage.tracker.trim() == 0
         assert stage.count == len(model.held)
         stage.check()
 
 
+ON_FILES = [pytest.param("local", seed, marks=[pytest.mark.slow] if seed >= 5 else []) for seed in range(25)]
+IN_MEMORY = [("memory", seed) for seed in range(25)]
+
+
 @pytest.mark.parametrize("faulty", [False, True])
-@pytest.mark.parametrize("seed", range(25))
-async def test_random_runs(seed: int, faulty: bool) -> None:
+@pytest.mark.parametrize(("home", "seed"), [*IN_MEMORY, *ON_FILES], indirect=["home"])
+async def test_random_runs(home: str, seed: int, faulty: bool) -> None:
     """Nothing is lost, early or twice, over restarts, merges, trims and faults; in the end storage is empty."""
     model = Model(seed)
     chance = model.random

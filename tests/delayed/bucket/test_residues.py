@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_nack import delete_bucket_snapshots
+from pulsar_nack import InjectedError, delete_bucket_snapshots
 
-from .memory import BrokenError
 from .stage import Stage
+
+pytestmark = pytest.mark.usefixtures("home")
 
 
 async def stored() -> Stage:
@@ -23,10 +24,11 @@ async def stored() -> Stage:
 async def test_all_are_deleted() -> None:
     """D34: snapshots that nobody wants any more are cleaned, named or not; other properties stay."""
     stage = await stored()
-    assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 4
-    assert stage.stored == []
-    assert stage.cursor.held == {"other": "1"}
-    assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 0
+    async with stage.home:
+        assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 4
+        assert stage.stored == []
+        assert stage.cursor.held == {"other": "1"}
+        assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 0
 
 
 async def test_what_cannot_be_deleted_is_tried_again() -> None:
@@ -34,9 +36,10 @@ async def test_what_cannot_be_deleted_is_tried_again() -> None:
     stage = await stored()
     stage.storage.faults.fail["delete"] = 1
     stage.cursor.faults.fail["remove"] = 1
-    with pytest.raises(ExceptionGroup, match="2 snapshots could not be deleted") as caught:
-        await delete_bucket_snapshots(stage.storage, stage.cursor)
-    assert all(isinstance(error, BrokenError) for error in caught.value.exceptions)
-    assert len(stage.names) == 2
-    assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 2
-    assert stage.stored == []
+    async with stage.home:
+        with pytest.raises(ExceptionGroup, match="2 snapshots could not be deleted") as caught:
+            await delete_bucket_snapshots(stage.storage, stage.cursor)
+        assert all(isinstance(error, InjectedError) for error in caught.value.exceptions)
+        assert len(stage.names) == 2
+        assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 2
+        assert stage.stored == []

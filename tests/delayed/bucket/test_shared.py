@@ -12,8 +12,10 @@ from pulsar_nack import ClosedError, DelayedDeliveryTracker, InvalidArgumentErro
 from pulsar_nack.delayed.bucket._shared import SharedDelayedIndex, SharedSubscription
 from pulsar_nack.testing import ManualClock
 
-from .memory import MemoryCursor, MemoryStorage
+from . import stage
 from .stage import config_of, positions
+
+pytestmark = pytest.mark.usefixtures("home")
 
 
 class Pair:
@@ -42,9 +44,10 @@ class Pair:
 @asynccontextmanager
 async def pair(*, strict: bool = True, tick: int = 1) -> AsyncIterator[Pair]:
     """Open an index with two subscriptions; at its end nothing is left on storage that is not named."""
-    storage, cursor, clock = MemoryStorage(), MemoryCursor(), ManualClock()
+    home, clock = stage.new_home(), ManualClock()
+    storage, cursor = home.storage, home.cursor
     config = config_of(tick, strict=strict, prefetch=0)
-    async with await SharedDelayedIndex.open(storage, cursor, config, clock=clock) as shared:
+    async with home, await SharedDelayedIndex.open(storage, cursor, config, clock=clock) as shared:
         yield Pair(shared, clock)
     assert {key for key in cursor.held if key != "other"} == {storage.keys[each] for each in storage.snapshots}
 

@@ -16,8 +16,10 @@ from pulsar_nack import (
 )
 from pulsar_nack.testing import virtual_time
 
-from .memory import MemoryCursor, MemoryStorage
+from . import stage as stages
 from .stage import Stage, config_of, positions
+
+pytestmark = pytest.mark.usefixtures("home")
 
 
 async def test_messages_come_when_they_may() -> None:
@@ -197,7 +199,7 @@ async def test_trim_by_mark_delete() -> None:
         await stage.fill(1, 101)
         await stage.idle()
         assert len(stage.buckets) == 20
-        stage.cursor.mark_delete_position = Position(33, -1)
+        await stage.mark_delete(33, -1)
         assert stage.tracker.trim() == 32
         await stage.idle()
         assert stage.count == 101 - 32
@@ -212,14 +214,14 @@ async def test_what_was_passed_never_comes_out() -> None:
     async with Stage(step=1000, prefetch=0).run() as stage:
         for ledger, at in ((5, 10), (1, 20), (6, 30), (7, 40), (2, 50), (9, 60)):
             assert stage.add(ledger, ledger, at)
-        stage.cursor.mark_delete_position = Position(4, 0)
+        await stage.mark_delete(4, 0)
         assert stage.tracker.trim() == 2
         stage.clock.set(60)
         assert stage.get(100) == positions(5, 6, 7, 9)
         for ledger, at in ((15, 1010), (11, 1020), (16, 1030), (12, 1040), (17, 1050), (19, 1060)):
             assert stage.add(ledger, ledger, at)
         await stage.idle()
-        stage.cursor.mark_delete_position = Position(13, 0)
+        await stage.mark_delete(13, 0)
         assert stage.tracker.trim() == 2
         stage.clock.set(1060)
         assert await stage.drain() == positions(15, 16, 17, 19)
@@ -290,7 +292,7 @@ async def test_trim_is_noticed() -> None:
     """D28: without a call too, when messages are taken out."""
     async with Stage().run() as stage:
         await stage.fill(1, 50)
-        stage.cursor.mark_delete_position = Position(31, 31)
+        await stage.mark_delete(31, 31)
         stage.clock.set(320)
         assert await stage.drain() == positions(32)
         assert stage.count == 18
@@ -303,7 +305,7 @@ async def test_last_of_a_segment_is_passed() -> None:
         await stage.idle()
         stage.clock.set(10)
         await stage.idle()
-        stage.cursor.mark_delete_position = Position(4, -1)
+        await stage.mark_delete(4, -1)
         stage.clock.set(30)
         assert await stage.drain() == []
         stage.clock.set(60)
@@ -373,12 +375,14 @@ async def test_closed() -> None:
 @virtual_time
 async def test_wakes_on_the_loop() -> None:
     """On an event loop the dispatcher is woken at the exact ms, also for what has to come from storage first."""
-    storage, cursor, woken = MemoryStorage(), MemoryCursor(), list[int]()
+    home, woken = stages.new_home(), list[int]()
     clock = LoopClock()
-    tracker = await BucketDelayedDeliveryTracker.open(
-        storage, cursor, config_of(step=1000), clock=clock, on_due=lambda: woken.append(clock.now_ms())
-    )
-    async with tracker:
+    async with (
+        home,
+        await BucketDelayedDeliveryTracker.open(
+            home.storage, home.cursor, config_of(step=1000), clock=clock, on_due=lambda: woken.append(clock.now_ms())
+        ) as tracker,
+    ):
         for i in range(1, 7):
             tracker.add_message(i, i, 10_000 * i)
         for i in range(1, 7):
@@ -386,7 +390,7 @@ async def test_wakes_on_the_loop() -> None:
             assert tracker.get_scheduled_messages(10) == positions(i)
         await asyncio.sleep(100)
     assert woken == [10_000 * i for i in range(1, 7)]
-    assert storage.snapshots == {}
+    assert home.storage.snapshots == {}
 
 
 async def test_the_loop_is_not_blocked() -> None:
