@@ -135,6 +135,10 @@ class DelayedDeliveryConfig(_Settings):
     delayed_delivery_max_delay_in_millis: int = Field(default=0, ge=0)
     """Longest delay that may be published; 0: no bound. Trackers do not look at it, see :meth:`exceeds_max_delay`."""
 
+    if TYPE_CHECKING:  # as above
+
+        def __init__(self, **settings: Any) -> None: ...
+
     def exceeds_max_delay(self, deliver_at: int, publish_at: int) -> bool:
         """Return whether a message must be refused when it is published at ``publish_at`` (both epoch ms).
 
@@ -147,8 +151,7 @@ class DelayedDeliveryConfig(_Settings):
 class BucketConfig(DelayedDeliveryConfig):
     """Which tracker there is, and how the bucket tracker (PIP-195) cuts its index; also what all trackers have.
 
-    The first three are what :func:`~pulsar_nack.delayed_tracker_factory` chooses by; a tracker itself does not look at
-    them.
+    The first three are for a :class:`~pulsar_nack.DelayedDeliveryTrackerFactory`; a tracker does not look at them.
     """
 
     delayed_delivery_enabled: bool = True

@@ -30,8 +30,9 @@ class SharedDelayedIndex:
     Made by :meth:`open`, ended by :meth:`aclose`, or use it with ``async with``; that ends the subscriptions' too.
     """
 
-    def __init__(self, cursor: DelayedCursor) -> None:
+    def __init__(self, cursor: DelayedCursor, *, closes_with_last: bool) -> None:
         self._cursor = _LowestCursor(cursor)
+        self._closes_with_last = closes_with_last
         self._tracker: BucketDelayedDeliveryTracker
 
     @classmethod
@@ -43,12 +44,14 @@ class SharedDelayedIndex:
         *,
         clock: Clock | None = None,
         topic_name: str = "",
+        closes_with_last: bool = False,
     ) -> Self:
         """Open the index; see :meth:`BucketDelayedDeliveryTracker.open`.
 
         :param cursor: keeps the names of the snapshots; its mark-delete position counts while nobody subscribes
+        :param closes_with_last: end when the last subscription leaves
         """
-        self = cls(cursor)
+        self = cls(cursor, closes_with_last=closes_with_last)
         self._tracker = await BucketDelayedDeliveryTracker.open(
             storage, self._cursor, config, clock=clock, on_due=self._tell, topic_name=topic_name
         )
@@ -96,8 +99,10 @@ class SharedDelayedIndex:
     def _others(self, one: SharedSubscription) -> list[SharedSubscription]:
         return [each for each in self._cursor.subscriptions.values() if each is not one]
 
-    def _leave(self, name: str) -> None:
+    async def _leave(self, name: str) -> None:
         self._cursor.subscriptions.pop(name, None)
+        if self._closes_with_last and not self._cursor.subscriptions:
+            await self._tracker.aclose()
 
 
 class SharedSubscription:
@@ -182,7 +187,7 @@ class SharedSubscription:
         if not self._is_closed:
             self._is_closed = True
             self._replay.clear()
-            self._shared._leave(self._name)
+            await self._shared._leave(self._name)
 
     @property
     def _tracker(self) -> BucketDelayedDeliveryTracker:
