@@ -40,7 +40,7 @@ DelayField = Annotated[timedelta, BeforeValidator(_as_delay)]
 IN_MEMORY_FACTORY: Final = "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory"
 BUCKET_FACTORY: Final = "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory"
 NO_FACTORY: Final = "none"
-_FACTORIES: Final = {
+_FACTORIES: Final[dict[str | None, str]] = {
     **dict.fromkeys((IN_MEMORY_FACTORY, IN_MEMORY_FACTORY.rpartition(".")[2], "memory"), IN_MEMORY_FACTORY),
     **dict.fromkeys((BUCKET_FACTORY, BUCKET_FACTORY.rpartition(".")[2], "bucket"), BUCKET_FACTORY),
     **dict.fromkeys((NO_FACTORY, "disabled", None), NO_FACTORY),
@@ -178,6 +178,10 @@ class BucketConfig(DelayedDeliveryConfig):
     """How long before its first message a segment is loaded."""
     recovery_timeout: DelayField = timedelta(seconds=5)
     """How long opening waits for storage. Then the tracker goes on without; a factory falls back to memory."""
+
+    if TYPE_CHECKING:  # as above
+
+        def __init__(self, **settings: Any) -> None: ...
 
     @field_validator(
         "delayed_delivery_max_indexes_per_bucket_snapshot_segment", "delayed_delivery_max_num_buckets", mode="after"
