@@ -17,10 +17,12 @@
     ├── InjectedError                        a test asked for it
     ├── VirtualDeadlockError                 a virtual loop would have slept for ever
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
+    ├── NotDurableError                      a nack holds in this process, but not over a restart
     └── LedgerError                          anything about the append-only logs on storage
         ├── LogNotFoundError                 there is no log of this name
         ├── LogExistsError                   there is one already
         ├── LogLockedError                   somebody else writes to it
+        ├── LogFencedError                   somebody else took it over, on object storage
         ├── LogSealedError                   it was sealed: nothing can be added any more
         ├── LogCorruptedError                damage that no crash explains; names file, offset and reason
         ├── LogVersionError                  a later release wrote it
@@ -43,6 +45,7 @@ __all__ = [
     "LedgerError",
     "LogCorruptedError",
     "LogExistsError",
+    "LogFencedError",
     "LogForeignFilesError",
     "LogLockedError",
     "LogNotFoundError",
@@ -50,6 +53,7 @@ __all__ = [
     "LogStorageError",
     "LogVersionError",
     "MissingExtraError",
+    "NotDurableError",
     "NotOpenError",
     "PulsarNackError",
     "RedeliveryError",
@@ -162,6 +166,17 @@ class InjectedError(PulsarNackError):
         super().__init__(f"{call} fails because a test wants it to")
 
 
+class NotDurableError(PulsarNackError):
+    """What was asked for could not be written to the consumer's durable state; the cause tells why.
+
+    A nack is in effect all the same: the message comes back in time, as long as this consumer lives.
+    """
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        self.what = what
+        super().__init__(f"{what}: {error}")
+
+
 class VirtualDeadlockError(PulsarNackError):
     """A virtual loop would have waited for ever; ``waiting`` describes the tasks that it held."""
 
@@ -196,8 +211,22 @@ class LogExistsError(LedgerError):
 class LogLockedError(LedgerError):
     """Another writer, in this process or another, has the log open; a log has one writer at a time."""
 
+    def __init__(
+        self,
+        log: str,
+        problem: str = "another writer has it open; close that one first, or open this one with read_only=True",
+    ) -> None:
+        super().__init__(log, problem)
+
+
+class LogFencedError(LedgerError):
+    """Another writer took the log over, or it was deleted: on object storage the one who opened it last writes to it.
+
+    Nothing of the call counts. The log is of no use here any more but for reading; open it again to take it back.
+    """
+
     def __init__(self, log: str) -> None:
-        super().__init__(log, "another writer has it open; close that one first, or open this one with read_only=True")
+        super().__init__(log, "another writer opened it later, or it was deleted; nothing was changed here")
 
 
 class LogSealedError(LedgerError):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..clock import Clock
 from ..errors import ClosedError
 from ..ids import MessageId
 from ._port import ConsumerPort
 from ._states import Record, States
+
+if TYPE_CHECKING:
+    from ._durable import DurableNacks
 
 _BATCH: Final = 1_000
 _FIRST_PAUSE_S: Final = 0.1
@@ -23,6 +26,7 @@ class Acks:
 
     :param on_settled: called with the record of what was acknowledged
     :param on_failed: called with the record of what could not be, and whether its time came meanwhile
+    :param durable: where acknowledgements are noted once the port has taken them, and before they are reported
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class Acks:
         tasks: asyncio.TaskGroup,
         on_settled: Callable[[Record], None],
         on_failed: Callable[..., None],
+        durable: DurableNacks | None = None,
     ) -> None:
         self.acked = 0
         self.acked_again = 0
@@ -43,6 +48,7 @@ class Acks:
         self._tasks = tasks
         self._on_settled = on_settled
         self._on_failed = on_failed
+        self._durable = durable
         self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
         self._copies: deque[MessageId] = deque()
         self._has_copies = asyncio.Event()
@@ -63,6 +69,8 @@ class Acks:
     async def _carry_out(self, record: Record) -> Exception | None:
         try:
             await self._port.acknowledge([record.id])
+            if self._durable is not None:
+                await self._durable.settled(record.id)  # failed: it is counted, and the broker knows
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
             self._failed(record)
             return error

@@ -72,6 +72,10 @@ class Batches:
         del self._entries[key]
         return True
 
+    def restore(self, message_id: MessageId, acked: int) -> None:
+        """Note which members of an entry are acknowledged, a bit for each, before any of them is delivered."""
+        self._entries[entry_key(message_id)] = _Entry(message_id.topic, message_id.batch_size, acked)
+
     def is_acked(self, message_id: MessageId) -> bool:
         """Return whether this member of an entry that is not done with is acknowledged."""
         entry = self._entries.get(entry_key(message_id))

@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from .._delays import Delay, delay_ms
 from ..backoff import Backoff, as_backoff
-from ..clock import Clock, LoopClock
+from ..clock import Clock, LoopClock, WallClock
 from ..config import NackConfig
-from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError, NotOpenError, WrongLoopError
+from ..errors import (
+    AlreadySettledError,
+    ClosedError,
+    InvalidArgumentError,
+    NotDurableError,
+    NotOpenError,
+    WrongLoopError,
+)
 from ..ids import MessageId
 from ..nack import HookLike
 from ._acks import Acks
@@ -29,8 +38,12 @@ from ._states import Record, State, States, Verdict
 from ._statistics import ConsumerStatistics
 from ._ways import Redelivery
 
+if TYPE_CHECKING:
+    from ._durable import DurableHome, DurableNacks, Outcome
+
 DEFAULT_MAX_LOCAL_BYTES: Final = 64 * 1024 * 1024
 DEFAULT_UNACKED_LIMIT: Final = 50_000
+DEFAULT_DURABLE_TTL: Final = timedelta(days=7)
 _YIELD_AFTER_MS: Final = 5
 
 
@@ -55,6 +68,10 @@ class Consumer:
     :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not shown
     :param hooks: callables that take each event of the tracker
     :param clock: by default the running loop's own
+    :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
+        acknowledgements are kept over restarts; of this consumer alone
+    :param durable_ttl: how long a message that does not come is remembered there, after its deadline
+    :param wall_clock: tells the epoch time that deadlines have there; the machine's own by default
     :raises InvalidArgumentError: names the setting
 
     ::
@@ -80,6 +97,9 @@ class Consumer:
         ack_memory: Delay = 60.0,
         hooks: Sequence[HookLike] = (),
         clock: Clock | None = None,
+        durable: DurableHome | None = None,
+        durable_ttl: Delay = DEFAULT_DURABLE_TTL,
+        wall_clock: Clock | None = None,
     ) -> None:
         self._port = port
         self._config = config or NackConfig()
@@ -89,7 +109,8 @@ class Consumer:
         prefetched = port.traits.receiver_queue_size
         limit = None if unacked_limit is None else _above_prefetch(unacked_limit, prefetched) - prefetched
         self._prefetched = prefetched
-        self._states = States(ack_memory_ms=delay_ms(ack_memory, "ack_memory"), most_in_work=2 * (limit or 500_000))
+        self._ack_memory_ms = delay_ms(ack_memory, "ack_memory")
+        self._states = States(ack_memory_ms=self._ack_memory_ms, most_in_work=2 * (limit or 500_000))
         self._store = LocalStore(most)
         self._recent = Recent(most)
         self._inbox = Inbox(self._is_current)
@@ -105,12 +126,20 @@ class Consumer:
             show=self._show,
             freed=self._room.changed,
         )
+        self._durable_home = durable
+        self._durable_ttl_ms = delay_ms(durable_ttl, "durable_ttl")
+        self._wall_clock = wall_clock or WallClock()
+        self._durable: DurableNacks | None = None
+        if durable is not None:
+            from ._durable import check_home
+
+            check_home(durable)
         self._acks: Acks | None = None
         self._server: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._is_closed = False
         self._yielded_at_ms = 0
-        self._received = self._shown = self._copies = self._replayed = self._nacked = 0
+        self._received = self._shown = self._copies = self._replayed = self._nacked = self._restored = 0
 
     # --- opening and closing ---------------------------------------------------------------------------------------
 
@@ -118,6 +147,8 @@ class Consumer:
         """Start to serve; ``async with`` does it too. Open already: nothing happens.
 
         :raises ClosedError: after :meth:`aclose`
+        :raises LogLockedError: another consumer uses the durable state
+        :raises LedgerError: the durable state cannot be read or written
         """
         if self._is_closed:
             raise ClosedError("the consumer")
@@ -162,23 +193,42 @@ class Consumer:
 
     async def _serve(self, opened: asyncio.Future[None]) -> None:
         try:
-            async with self._holds.tracker, asyncio.TaskGroup() as tasks:
-                self._acks = Acks(
-                    self._port,
-                    self._states,
-                    self._clock,
-                    tasks=tasks,
-                    on_settled=self._on_settled,
-                    on_failed=self._on_ack_failed,
-                )
-                background = [tasks.create_task(self._pump()), tasks.create_task(self._acks.run())]
-                opened.set_result(None)
-                await self._stopping.wait()
-                await self._acks.finish(self._config.close_timeout.total_seconds())
-                for task in background:
-                    task.cancel()
+            async with AsyncExitStack() as stack:
+                durable = await self._open_durable(stack)
+                async with self._holds.tracker, asyncio.TaskGroup() as tasks:
+                    self._acks = Acks(
+                        self._port,
+                        self._states,
+                        self._clock,
+                        tasks=tasks,
+                        on_settled=self._on_settled,
+                        on_failed=self._on_ack_failed,
+                        durable=durable,
+                    )
+                    background = [tasks.create_task(self._pump()), tasks.create_task(self._acks.run())]
+                    if durable is not None:
+                        background.append(tasks.create_task(durable.run()))
+                    opened.set_result(None)
+                    await self._stopping.wait()
+                    await self._acks.finish(self._config.close_timeout.total_seconds())
+                    if durable is not None:
+                        await durable.finish()
+                    for task in background:
+                        task.cancel()
         finally:
             await self._port.close()
+
+    async def _open_durable(self, stack: AsyncExitStack) -> DurableNacks | None:
+        if self._durable_home is None:
+            return None
+        from ._durable import DurableNacks
+
+        durable = self._durable = await DurableNacks.open(
+            self._durable_home, memory_ms=self._ack_memory_ms, ttl_ms=self._durable_ttl_ms, clock=self._wall_clock
+        )
+        stack.push_async_callback(durable.aclose)
+        await durable.restore_acks(self._states, self._clock.now_ms())
+        return durable
 
     def _on_end(self, server: asyncio.Task[None]) -> None:
         """Tell everybody who waits when serving ended, whatever ended it."""
@@ -203,6 +253,8 @@ class Consumer:
         seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
         async with asyncio.timeout(seconds):
             message = await self._inbox.get()
+            if self._durable is not None:
+                message = await self._until_noted(message, self._durable)
         self._shown += 1
         await self._let_others_run(message)
         return message
@@ -218,6 +270,22 @@ class Consumer:
             if error.__cause__ is not None:
                 raise
             raise StopAsyncIteration from None
+
+    async def _until_noted(self, message: Message, durable: DurableNacks) -> Message:
+        """Note durably that a message is shown before it is, so that an attempt counts that ends the process.
+
+        Where that fails the message is shown all the same. Cancelled, it goes to the next call.
+        """
+        while True:
+            try:
+                await durable.shown(message.id, message.redelivery_count)
+            except asyncio.CancelledError:
+                self._inbox.put(message, first=True)
+                raise
+            self._ensure_open()
+            if self._is_current(message):
+                return message
+            message = await self._inbox.get()
 
     async def _let_others_run(self, message: Message) -> None:
         now_ms = self._clock.now_ms()
@@ -246,6 +314,8 @@ class Consumer:
 
     def _take(self, delivery: Delivery) -> None:
         self._received += 1
+        if self._durable is not None and self._is_held_back(delivery, self._durable):
+            return
         verdict = self._states.deliver(delivery.id, delivery.redelivery_count, self._clock.now_ms())
         if verdict is Verdict.COPY:
             self._copies += 1
@@ -257,6 +327,23 @@ class Consumer:
             record = self._states.get(delivery.id)
             if record is not None:
                 self._show(delivery, record)
+
+    def _is_held_back(self, delivery: Delivery, durable: DurableNacks) -> bool:
+        """Return whether a message came before its time, after a restart: it is held; due ones go on counting."""
+        if self._states.get(delivery.id) is not None or self._states.is_hidden(delivery.id, self._clock.now_ms()):
+            return False
+        found = durable.find(delivery.id)
+        if found is None:
+            return False
+        remaining_ms = durable.remaining_ms(found)
+        if remaining_ms <= 0:
+            self._states.remember(delivery.id, found.redeliveries)
+            return False
+        record = self._states.restore(delivery.id, found.redeliveries, delivery.redelivery_count)
+        self._holds.hold(record, remaining_ms, delivery)
+        self._restored += 1
+        self._room.note()
+        return True
 
     def _show(self, delivery: Delivery, record: Record) -> None:
         if self._holds.ways.may_keep:
@@ -289,12 +376,15 @@ class Consumer:
 
         :raises AlreadySettledError: it is acknowledged
         :raises InvalidArgumentError: the delay or the id
+        :raises NotDurableError: the consumer is durable and this could not be written; the nack is in effect
         :raises ClosedError: the consumer is closed
         """
         if isinstance(message, Message):
             await message.nack(delay)
-        else:
-            await self._negative_acknowledge(_checked(message), delay)
+            return
+        written = await self._negative_acknowledge(_checked(message), delay)
+        if written is not None:
+            await self._until_durable(_checked(message), written)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
         """Acknowledge everything up to and including a message of its partition; holds up to it are cancelled.
@@ -312,17 +402,24 @@ class Consumer:
             self._holds.drop(settled)
             self._recent.pop(settled)
         self._room.changed()
+        if self._durable is not None:
+            await self._durable.settled_through(message_id)
 
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription to a message id or a publish time in epoch ms; forgets acks, nacks and holds.
 
         :raises NotImplementedError: the port cannot
+        :raises NotDurableError: the consumer is durable and this could not be written; nothing changed
         :raises BrokerError: the broker refused
         :raises ClosedError: the consumer is closed
         """
         self._ensure_open()
         if not isinstance(self._port, SupportsSeek):
             raise NotImplementedError(f"{type(self._port).__name__} cannot seek")
+        if self._durable is not None and (error := await self._durable.cleared()) is not None:
+            raise NotDurableError(
+                "the subscription was not moved, for that could not be made durable", error
+            ) from error
         self._inbox.clear()
         self._holds.clear()
         self._recent.clear()
@@ -337,7 +434,8 @@ class Consumer:
 
     async def _negative_acknowledge(
         self, message_id: MessageId, delay: Delay | None, message: Message | None = None
-    ) -> None:
+    ) -> asyncio.Future[Outcome] | None:
+        """Hold a message; return what tells that this is durable, None where nothing is to be waited for."""
         self._ensure_open()
         milliseconds = self._delay_ms(message_id, delay)
         payload = self._recent.get(message_id) if message is None else message._delivery
@@ -351,6 +449,15 @@ class Consumer:
         self._nacked += 1
         self._recent.pop(message_id)
         self._room.note()
+        if self._durable is None or record.state is not State.HELD:
+            return None
+        return self._durable.nacked(record.id, record.due_at_ms - self._clock.now_ms(), record.redelivery_count)
+
+    async def _until_durable(self, message_id: MessageId, written: asyncio.Future[Outcome]) -> None:
+        error = await written
+        if error is not None:
+            what = f"{message_id!r} comes back in time while this consumer lives, but that could not be made durable"
+            raise NotDurableError(what, error) from error
 
     def _check_unsettled(self, message_id: MessageId, message: Message | None) -> None:
         self._states.check_unsettled(message_id)
@@ -394,7 +501,7 @@ class Consumer:
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot."""
         self._states.expire(self._clock.now_ms())
-        acks = self._acks
+        acks, durable = self._acks, self._durable
         return ConsumerStatistics(
             received=self._received,
             shown=self._shown,
@@ -416,6 +523,11 @@ class Consumer:
             unacked_limit=None if self._room.limit is None else self._room.limit + self._prefetched,
             is_near_unacked_limit=self._room.is_near_limit,
             waiting_nacks=self._room.waiting,
+            durable_entries=0 if durable is None else len(durable),
+            durable_bytes=0 if durable is None else durable.journal.bytes,
+            durable_restored=self._restored,
+            durable_compactions=0 if durable is None else durable.journal.compactions,
+            durable_failures=0 if durable is None else durable.journal.failures,
             nack=self._holds.tracker.statistics(),
         )
 

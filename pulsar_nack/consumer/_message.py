@@ -126,6 +126,7 @@ class Message:
 
         :raises AlreadySettledError: it was acknowledged, or an acknowledgement is under way
         :raises InvalidArgumentError: the delay
+        :raises NotDurableError: the consumer is durable and this could not be written; the nack is in effect
         :raises ClosedError: the consumer is closed
         """
         before = self._settled_as
@@ -134,13 +135,15 @@ class Message:
         self._settled_as = NACKED
         self._nacking = asyncio.current_task()
         try:
-            await self._consumer._negative_acknowledge(self.id, delay, self)
+            written = await self._consumer._negative_acknowledge(self.id, delay, self)
+            self._settled_as = before = NACKED
+            if written is not None:
+                await self._consumer._until_durable(self.id, written)
         except BaseException:
             self._settled_as = before
             raise
         finally:
             asyncio.get_running_loop().call_soon(self._forget_nacking)
-        self._settled_as = NACKED
 
     def _forget_nacking(self) -> None:
         self._nacking = None

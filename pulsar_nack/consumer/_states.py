@@ -135,6 +135,11 @@ class States:
         record.hidden_count = max(record.hidden_count, broker_count - record.redelivery_count)
         return Verdict.ACK_AGAIN if record.state is State.ACKING else Verdict.COPY
 
+    def is_hidden(self, message_id: MessageId, now_ms: int) -> bool:
+        """Return whether a message that is not known is acknowledged so lately that it is not shown."""
+        acked_at = self._acked_at(message_id)
+        return self.batches.is_acked(message_id) or (acked_at is not None and now_ms - acked_at < self._ack_memory_ms)
+
     def _deliver_unknown(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
         acked_at = self._acked_at(message_id)
         if self.batches.is_acked(message_id) or (acked_at is not None and now_ms - acked_at < self._ack_memory_ms):
@@ -146,6 +151,19 @@ class States:
         count = max(broker_count, self._counts.pop(message_id, -1) + 1)
         self._add(Record(message_id, State.IN_WORK, count))
         return verdict
+
+    def remember(self, message_id: MessageId, count: int) -> None:
+        """Note with which count a message that is not known was shown last."""
+        self._counts[message_id] = max(count, self._counts.get(message_id, 0))
+        if len(self._counts) > _MOST_COUNTS:
+            self._counts.popitem(last=False)
+
+    def restore(self, message_id: MessageId, count: int, broker_count: int) -> Record:
+        """Note a delivery of what is not known here, and was held before a restart: it is held again."""
+        self.batches.seen(message_id)
+        record = Record(message_id, State.HELD, count, hidden_count=max(broker_count - count, 0))
+        self._add(record)
+        return record
 
     def _acked_at(self, message_id: MessageId) -> int | None:
         acked_at = self._settled.get(entry_key(message_id))
@@ -297,9 +315,8 @@ class States:
                 self._remember_count(record)
 
     def _remember_count(self, record: Record) -> None:
-        self._counts[record.id] = record.redelivery_count
-        if len(self._counts) > _MOST_COUNTS:
-            self._counts.popitem(last=False)
+        self._counts.pop(record.id, None)
+        self.remember(record.id, record.redelivery_count)
 
     def _forget_oldest(self) -> None:
         """Forget the oldest 1/16 of what is in work, so that this costs O(1) for each new message."""

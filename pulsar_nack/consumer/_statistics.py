@@ -29,6 +29,11 @@ class ConsumerStatistics:
         against ``unacked_limit``
     :param is_near_unacked_limit: whether 80 % of the limit are reached
     :param waiting_nacks: calls of ``nack`` that wait for room
+    :param durable_entries: unsettled messages in the durable state; 0 without one, as the next four
+    :param durable_bytes: about what it takes on storage
+    :param durable_restored: messages that came before their time after a restart, and were held until then
+    :param durable_compactions: times that it was written anew, shorter
+    :param durable_failures: changes that could not be written
     :param nack: the tracker's own statistics
     """
 
@@ -52,4 +57,9 @@ class ConsumerStatistics:
     unacked_limit: int | None
     is_near_unacked_limit: bool
     waiting_nacks: int
+    durable_entries: int
+    durable_bytes: int
+    durable_restored: int
+    durable_compactions: int
+    durable_failures: int
     nack: NackStatistics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .._delays import Delay
 from ..backoff import Backoff
@@ -12,9 +12,12 @@ from ..clock import Clock
 from ..config import NackConfig
 from ..errors import BrokerError, InvalidArgumentError
 from ..nack import HookLike
-from ._consumer import DEFAULT_MAX_LOCAL_BYTES, DEFAULT_UNACKED_LIMIT, Consumer
+from ._consumer import DEFAULT_DURABLE_TTL, DEFAULT_MAX_LOCAL_BYTES, DEFAULT_UNACKED_LIMIT, Consumer
 from ._official import NATIVE_DELAY_S, OfficialPort, import_pulsar_asyncio
 from ._ways import Redelivery
+
+if TYPE_CHECKING:
+    from ._durable import DurableHome
 
 _TYPES: Final = {"exclusive": "Exclusive", "shared": "Shared", "failover": "Failover", "key_shared": "KeyShared"}
 _HONOUR_IDS: Final = {"Shared", "KeyShared"}
@@ -60,6 +63,9 @@ def subscribe(
     ack_memory: Delay = 60.0,
     hooks: Sequence[HookLike] = (),
     clock: Clock | None = None,
+    durable: DurableHome | None = None,
+    durable_ttl: Delay = DEFAULT_DURABLE_TTL,
+    wall_clock: Clock | None = None,
     **options: Any,
 ) -> Subscribing:
     """Subscribe with the official client, on a Shared subscription unless told otherwise.
@@ -101,6 +107,9 @@ def subscribe(
                 ack_memory=ack_memory,
                 hooks=hooks,
                 clock=clock,
+                durable=durable,
+                durable_ttl=durable_ttl,
+                wall_clock=wall_clock,
             )
         except BaseException:
             await port.close()

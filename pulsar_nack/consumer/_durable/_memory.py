@@ -1,0 +1,84 @@
+"""What a consumer remembers over a restart: the sum of its log's records. Pure: no clock, no await.
+
+The last record of an id decides. So a picture of this that is taken piece by piece, while changes go on, is right
+once all changes since its beginning are applied after it: compaction needs no pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...ids import MessageId
+from ._records import NO_ID, Change, EntryAcks, Item, Kind, Page, encode_change, encode_entry, encode_page
+from ._settled import Settled
+from ._unsettled import Found, Unsettled
+
+
+class Memory:
+    """Unsettled messages and recent acknowledgements.
+
+    :param memory_ms: how long acknowledgements are remembered
+    :param ttl_ms: how long unsettled messages are, after their deadline or the last time that they were shown
+    """
+
+    def __init__(self, memory_ms: int, ttl_ms: int) -> None:
+        self._ttl_ms = ttl_ms
+        self._unsettled = Unsettled()
+        self._settled = Settled(memory_ms)
+        self.last_at_ms = -1
+        """The time of the newest record; -1: there is none."""
+
+    def __len__(self) -> int:
+        return len(self._unsettled)
+
+    def find(self, message_id: MessageId) -> Found | None:
+        """Return what is known of an unsettled message."""
+        return self._unsettled.find(message_id)
+
+    def apply(self, item: Item) -> None:
+        """Take over a record."""
+        if isinstance(item, Page):
+            self._unsettled.load(item)
+        elif isinstance(item, EntryAcks):
+            self._settled.load(item)
+        else:
+            self._apply_change(item)
+
+    def _apply_change(self, change: Change) -> None:
+        kind, message_id, at_ms, time_ms, count = change
+        if kind is Kind.NACKED:
+            self._unsettled.put(message_id, time_ms, count)
+        elif kind is Kind.SHOWN:
+            self._settled.shown(message_id)
+            self._unsettled.put(message_id, time_ms, count)
+        elif kind is Kind.SETTLED:
+            self._unsettled.drop(message_id)
+            self._settled.add(message_id, at_ms)
+        elif kind is Kind.THROUGH:
+            self._unsettled.drop_through(message_id)
+            self._settled.add_through(message_id, at_ms)
+        elif kind is Kind.CLEARED:
+            self._unsettled.clear()
+            self._settled.clear()
+        else:
+            self._settled.was_away(max(at_ms - self.last_at_ms, 0) if self.last_at_ms >= 0 else 0)
+        self.last_at_ms = max(self.last_at_ms, at_ms)
+
+    def acknowledged(self) -> Iterator[Change | EntryAcks]:
+        """Go through what has to be acknowledged again when it comes, less what was shown since."""
+        self._settled.drop_old(self.last_at_ms, self._ttl_ms)
+        for item in self._settled.items():
+            if item.id.batch_index >= 0 or self.find(item.id) is None:
+                yield item
+
+    def picture(self, now_ms: int) -> Iterator[bytes | None]:
+        """Go through records that say all of this, and drop what is too old; None: a step without a record.
+
+        Changes may be applied between the steps.
+        """
+        yield encode_change(Change(Kind.OPENED, NO_ID, now_ms, now_ms))
+        self._settled.drop_old(now_ms, self._ttl_ms)
+        for item in self._settled.items():
+            yield encode_entry(item) if isinstance(item, EntryAcks) else encode_change(item)
+        yield from self._unsettled.drop_before(now_ms - self._ttl_ms)
+        yield from map(encode_page, self._unsettled.pages())

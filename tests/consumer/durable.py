@@ -1,0 +1,56 @@
+"""A place for durable state that outlives its consumers, and consumers that are killed on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pulsar_nack import Consumer, LoopClock, MessageId, NackConfig
+from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger._fault import FaultyFiles
+from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.testing import FakePort, FakeTopic
+
+EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+FOLDER = Path("/state")
+
+
+class ForgetfulPort(FakePort):
+    """A port whose acknowledgements never reach the broker, as when the process ends before they are sent."""
+
+    lost = 0
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Take them, and do nothing."""
+        self.lost += len(ids)
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Take it, and do nothing."""
+        self.lost += 1
+
+
+class Machine:
+    """A disk, and a topic that lives elsewhere; consumers of one subscription come and go."""
+
+    def __init__(self, topic: FakeTopic | None = None, seed: int = 0, **port: Any) -> None:
+        self.files = FaultyFiles(MemoryFiles(Random(seed)))
+        self.topic = topic or FakeTopic()
+        self._port = port
+
+    def port(self, **options: Any) -> FakePort:
+        """Make a port of the subscription."""
+        return FakePort(self.topic, **{**self._port, **options})
+
+    @asynccontextmanager
+    async def consuming(self, *, killed: bool = False, **options: Any) -> AsyncIterator[Consumer]:
+        """Open a consumer on the disk; killed, the disk stays as it was then, and the broker takes messages back."""
+        async with await LocalLogStore.open(FOLDER, threads=1, files=self.files) as store:
+            settings = {"config": EXACT, "wall_clock": LoopClock(), "durable": store, **options}
+            async with Consumer(settings.pop("port", None) or self.port(), **settings) as consumer:
+                yield consumer
+                left = self.files.inner.after_crash() if isinstance(self.files.inner, MemoryFiles) else None
+        if killed and left is not None:
+            self.files = FaultyFiles(left)

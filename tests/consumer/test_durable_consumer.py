@@ -1,0 +1,532 @@
+"""Consumers that remember: deadlines, attempts and acknowledgements over restarts, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_nack import (
+    AlreadySettledError,
+    Consumer,
+    InvalidArgumentError,
+    LogCorruptedError,
+    LogLockedError,
+    LogStorageError,
+    LoopClock,
+    Message,
+    MessageId,
+    NotDurableError,
+)
+from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.testing import FakePort, FakeTopic, ManualClock, virtual_time
+from tests.consumer.durable import EXACT, ForgetfulPort, Machine
+
+KILLED_OR_NOT = pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
+
+
+def now() -> float:
+    """The virtual time, in seconds."""
+    return round(asyncio.get_running_loop().time(), 6)
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    """Receive what must be there."""
+    return [await consumer.receive(timeout=1) for _ in range(count)]
+
+
+async def is_quiet(consumer: Consumer, seconds: float = 30.0) -> bool:
+    """Return whether nothing more is shown."""
+    try:
+        await consumer.receive(timeout=seconds)
+    except TimeoutError:
+        return True
+    return False
+
+
+# --- deadlines -------------------------------------------------------------------------------------------------------
+
+
+@KILLED_OR_NOT
+@pytest.mark.parametrize("subscription_type", ["shared", "exclusive", "failover"])
+@pytest.mark.parametrize("redelivery", ["auto", "local"])
+@virtual_time
+async def test_a_deadline_outlives_the_consumer(subscription_type: Any, redelivery: Any, *, killed: bool) -> None:
+    """U9: nacked for 60 s, closed or killed, the message is handed back at once and shown at its old time."""
+    machine = Machine(subscription_type=subscription_type, latency=0.01)
+    machine.topic.publish(b"later")
+    async with machine.consuming(killed=killed, redelivery=redelivery) as consumer:
+        await (await consumer.receive()).nack(delay=60)
+        due_at = now() + 60
+    await asyncio.sleep(20)
+    machine.topic.publish(b"new")
+    async with machine.consuming(redelivery=redelivery) as consumer:
+        new = await consumer.receive()
+        assert (new.data, new.attempt) == (b"new", 1)
+        await new.ack()
+        receiving = asyncio.create_task(consumer.receive())
+        await asyncio.sleep(1)
+        statistics = consumer.statistics()
+        assert (statistics.durable_restored, statistics.held, statistics.durable_entries) == (1, 1, 1)
+        message = await receiving
+        assert now() == pytest.approx(due_at)
+        assert (message.data, message.attempt) == (b"later", 2)
+        await message.ack()
+        assert consumer.statistics().durable_entries == 0
+        assert await is_quiet(consumer)
+    assert machine.topic.subscription("fake").backlog == 0
+
+
+@virtual_time
+async def test_what_became_due_meanwhile_is_shown_at_once() -> None:
+    """U9: the time passed while nobody ran: the message is shown as it comes, with its next attempt."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming(killed=True) as consumer:
+        await (await consumer.receive()).nack(delay=60)
+    await asyncio.sleep(3600)
+    async with machine.consuming() as consumer:
+        message = await consumer.receive(timeout=0.5)
+        assert message.attempt == 2
+        assert consumer.statistics().durable_restored == 0
+
+
+@virtual_time
+async def test_the_broker_way_after_a_restart() -> None:
+    """U9: what is held after a restart is asked for at the broker when that is the way, once and at its time."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming(killed=True) as consumer:
+        await (await consumer.receive()).nack(delay=10)
+    port = machine.port()
+    async with machine.consuming(port=port, redelivery="broker") as consumer:
+        message = await consumer.receive()
+        assert (now(), message.attempt) == (10, 2)
+        assert port.requests("redeliver") == [(message.id,)]
+        assert consumer.statistics().redelivered_broker == 1
+
+
+@virtual_time
+async def test_a_second_restart_keeps_the_deadline() -> None:
+    """U9: a message that was held after a restart is held again after the next one."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming(killed=True) as consumer:
+        await (await consumer.receive()).nack(delay=100)
+    for _ in range(3):
+        await asyncio.sleep(10)
+        async with machine.consuming(killed=True) as consumer:
+            assert await is_quiet(consumer, 15)
+            assert consumer.statistics().held == 1
+    async with machine.consuming() as consumer:
+        assert (await consumer.receive()).attempt == 2
+        assert now() == 100
+
+
+@virtual_time
+async def test_the_earlier_deadline_is_the_durable_one() -> None:
+    """U9: nacked twice before its time, the earlier deadline counts after a restart too."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming(killed=True) as consumer:
+        message = await consumer.receive()
+        await message.nack(delay=50)
+        await message.nack(delay=20)
+        await message.nack(delay=80)
+    async with machine.consuming() as consumer:
+        await consumer.receive()
+        assert now() == 20
+
+
+@virtual_time
+async def test_the_wall_clock_is_set_back_between_runs() -> None:
+    """U9: with the wall clock set back by a year, what remains of a delay is no more than the delay."""
+    machine, wall = Machine(), ManualClock(10**12)
+    machine.topic.publish(b"x")
+    async with machine.consuming(killed=True, wall_clock=wall) as consumer:
+        await (await consumer.receive()).nack(delay=60)
+    wall = ManualClock(10**12 - 365 * 86_400_000)
+    async with machine.consuming(wall_clock=wall) as consumer:
+        await consumer.receive()
+        assert now() == 60
+
+
+@virtual_time
+async def test_another_consumer_is_not_bound() -> None:
+    """U34: a hold after a restart binds this process; another consumer shows what the broker gives to it."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming(killed=True) as consumer:
+        await (await consumer.receive()).nack(delay=60)
+    async with Consumer(machine.port(), config=EXACT) as other:
+        shown = await other.receive(timeout=1)
+        assert shown.data == b"x"
+        async with machine.consuming() as consumer:
+            assert await is_quiet(consumer, 100)
+            await shown.ack()
+            assert await is_quiet(other)
+
+
+@virtual_time
+async def test_what_this_consumer_holds_is_not_shown_early() -> None:
+    """U34: beside a second consumer, what came back to this one waits here; its close gives it to the other at once."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming(killed=True) as consumer:
+        await (await consumer.receive()).nack(delay=60)
+    async with machine.consuming() as consumer:
+        receiving = asyncio.create_task(consumer.receive())
+        await asyncio.sleep(1)
+        async with Consumer(machine.port(), config=EXACT) as other:
+            machine.topic.publish(b"y")
+            assert await is_quiet(other, 40) or not receiving.done()
+            assert consumer.statistics().held == 1
+            message = await receiving
+            if message.data == b"y":
+                message = await consumer.receive()
+            assert (message.data, now()) == (b"x", 60)
+
+
+# --- attempts --------------------------------------------------------------------------------------------------------
+
+
+@KILLED_OR_NOT
+@virtual_time
+async def test_attempts_that_ended_the_process_count(*, killed: bool) -> None:
+    """U8: the process ends inside the handler three times: the next one sees the fourth attempt."""
+    machine = Machine()
+    machine.topic.publish(b"poison")
+    for attempt in (1, 2, 3, 4):
+        async with machine.consuming(killed=killed) as consumer:
+            message = await consumer.receive(timeout=1)
+            assert message.attempt == attempt
+
+
+@KILLED_OR_NOT
+@virtual_time
+async def test_attempts_go_on_counting(*, killed: bool) -> None:
+    """U27: the last consumer leaves and returns, and the broker restarts: attempts go on, nacked in between or not."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    attempts = []
+    for _ in range(3):
+        async with machine.consuming(killed=killed) as consumer:
+            for _ in range(2):
+                message = await consumer.receive()
+                attempts.append(message.attempt)
+                await message.nack(delay=5)
+        machine.topic.subscription("fake").restart()
+    assert attempts == [1, 2, 3, 4, 5, 6]
+
+
+@virtual_time
+async def test_the_brokers_count_counts_where_it_is_higher() -> None:
+    """U27: redeliveries that another consumer saw count too."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming(killed=True) as consumer:
+        await consumer.receive()
+    keeper = machine.port()
+    delivery = await keeper.receive()
+    for _ in range(5):
+        await keeper.redeliver([delivery.id])
+        delivery = await keeper.receive()
+    async with machine.consuming() as consumer:
+        await keeper.close()
+        assert (await consumer.receive()).redelivery_count >= delivery.redelivery_count == 5
+
+
+@virtual_time
+async def test_what_was_not_received_is_no_attempt() -> None:
+    """U8: what was ready, or whose receive was cancelled, was not shown: it comes as its first attempt."""
+    machine = Machine()
+    for number in range(3):
+        machine.topic.publish(bytes([number]))
+    async with machine.consuming(killed=True) as consumer:
+        assert (await consumer.receive()).data == b"\0"
+        receiving = asyncio.create_task(consumer.receive())
+        await asyncio.sleep(0)
+        receiving.cancel()
+    async with machine.consuming() as consumer:
+        assert sorted([(m.data, m.attempt) for m in await take(consumer, 3)])[1:] == [(b"\1", 1), (b"\2", 1)]
+
+
+@virtual_time
+async def test_a_cancelled_receive_loses_nothing() -> None:
+    """U2: receives that are cancelled while an attempt is noted give the message to the next one."""
+    machine = Machine()
+    for number in range(200):
+        machine.topic.publish(bytes([number]))
+    seen = []
+    async with machine.consuming() as consumer:
+        for turn in range(2000):
+            receiving = asyncio.create_task(consumer.receive())
+            for _ in range(turn % 13):
+                await asyncio.sleep(0)
+            if not receiving.done():
+                receiving.cancel()
+            try:
+                seen.append((await receiving).data)
+            except asyncio.CancelledError:
+                continue
+        seen += [message.data for message in await take(consumer, 200 - len(seen))]
+    assert sorted(seen) == [bytes([number]) for number in range(200)]
+
+
+# --- acknowledgements ------------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_an_ack_that_the_broker_did_not_get_is_given_again() -> None:
+    """U10: acked, killed before the client sent it: after the restart it is acked again, not shown."""
+    machine = Machine()
+    machine.topic.publish(b"done")
+    machine.topic.publish(b"nacked and done")
+    port = ForgetfulPort(machine.topic)
+    async with machine.consuming(killed=True, port=port) as consumer:
+        for message in await take(consumer, 2):
+            if message.data.startswith(b"nacked"):
+                await message.nack(delay=100)
+            await message.ack()
+    assert (port.lost, machine.topic.subscription("fake").backlog) == (2, 2)
+    await asyncio.sleep(3600)
+    async with machine.consuming(killed=True) as consumer:
+        pass  # ended before anything came
+    await asyncio.sleep(3600)
+    async with machine.consuming() as consumer:
+        assert await is_quiet(consumer)
+        assert consumer.statistics().acked_again == 2
+    assert machine.topic.subscription("fake").backlog == 0
+
+
+@virtual_time
+async def test_acked_members_of_a_batch_are_not_shown_again() -> None:
+    """U3: of a batch of 4, of which 2 were acked, a restart shows the others; then the broker has the whole batch."""
+    machine = Machine()
+    machine.topic.publish_batch([b"a", b"b", b"c", b"d"])
+    async with machine.consuming(killed=True) as consumer:
+        a, b, c, _ = await take(consumer, 4)
+        await a.ack()
+        await b.nack(delay=50)
+        await c.ack()
+    async with machine.consuming() as consumer:
+        d = await consumer.receive(timeout=1)
+        assert (d.data, d.attempt) == (b"d", 2)
+        await d.ack()
+        b = await consumer.receive(timeout=100)
+        assert (b.data, b.attempt, now()) == (b"b", 2, 50)
+        await b.ack()
+        assert await is_quiet(consumer)
+    assert machine.topic.subscription("fake").backlog == 0
+
+
+@virtual_time
+async def test_a_message_that_is_replayed_later_is_shown() -> None:
+    """U32: reset long after the acks and over a restart, every message is shown; at once, when it was sought."""
+    machine = Machine(subscription_type="exclusive")
+    ids = [machine.topic.publish(bytes([number])) for number in range(3)]
+    async with machine.consuming() as consumer:
+        for message in await take(consumer, 3):
+            await message.ack()
+    async with machine.consuming() as consumer:
+        await asyncio.sleep(120)
+        consumer.port.subscription.reset(ids[0])
+        assert len(await take(consumer, 3)) == 3
+        for message_id in ids:
+            await consumer.acknowledge(message_id)
+        await consumer.seek(ids[1])
+    async with machine.consuming() as consumer:
+        assert [message.data for message in await take(consumer, 2)] == [b"\1", b"\2"]
+
+
+@virtual_time
+async def test_cumulative_acks_are_remembered() -> None:
+    """U35: acked up to a held message, killed before the broker got it: none of them is shown again."""
+    machine = Machine(subscription_type="exclusive")
+    for number in range(4):
+        machine.topic.publish(bytes([number]))
+    port = ForgetfulPort(machine.topic, subscription_type="exclusive")
+    async with machine.consuming(killed=True, port=port) as consumer:
+        messages = await take(consumer, 4)
+        await messages[1].nack(delay=100)
+        await consumer.acknowledge_cumulative(messages[2])
+        assert consumer.statistics().durable_entries == 1
+    async with machine.consuming() as consumer:
+        message = await consumer.receive(timeout=1)
+        assert (message.data, message.attempt) == (b"\3", 2)
+        assert await is_quiet(consumer, 200)
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_ids_of_partitions_and_chunks() -> None:
+    """N22: the same numbers in two partitions, batch members and a chunked message keep deadlines of their own."""
+    machine = Machine(FakeTopic(partitions=2))
+    machine.topic.publish(b"p0", partition=0)
+    machine.topic.publish(b"p1", partition=1)
+    machine.topic.publish_batch([b"b0", b"b1"], partition=0)
+    machine.topic.publish_chunked([b"chun", b"ked"], key="k")
+    delays = {b"p0": 50.0, b"p1": 10.0, b"b0": 40.0, b"b1": 20.0, b"chunked": 30.0}
+    async with machine.consuming(killed=True) as consumer:
+        for message in await take(consumer, 5):
+            await message.nack(delays[message.data])
+    async with machine.consuming() as consumer:
+        for payload in sorted(delays, key=lambda each: delays[each]):
+            message = await consumer.receive()
+            assert (message.data, message.attempt, now()) == (payload, 2, delays[payload])
+            await message.ack()
+    assert machine.topic.subscription("fake").backlog == 0
+
+
+@virtual_time
+async def test_nacks_by_id_are_durable() -> None:
+    """N37: a nack by id alone is as durable as one by message."""
+    machine = Machine()
+    message_id = machine.topic.publish(b"x")
+    async with machine.consuming(killed=True) as consumer:
+        await consumer.receive()
+        await consumer.negative_acknowledge(MessageId(*message_id), 25)
+    async with machine.consuming() as consumer:
+        await consumer.receive()
+        assert now() == 25
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_a_full_disk() -> None:
+    """U22: a nack that cannot be made durable says so and holds in memory; all else goes on, and is written later."""
+    machine = Machine()
+    for number in range(3):
+        machine.topic.publish(bytes([number]))
+    async with machine.consuming(killed=True) as consumer:
+        first, second = await take(consumer, 2)
+        machine.files.fail(errno.ENOSPC, "write", times=math.inf)
+        with pytest.raises(NotDurableError, match=r"comes back in time .* No space left on device") as caught:
+            await first.nack(delay=5)
+        assert isinstance(caught.value.__cause__, LogStorageError)
+        third = await consumer.receive(timeout=1)
+        await third.ack()
+        again = await consumer.receive()
+        assert (again.data, now()) == (first.data, 5)
+        with pytest.raises(NotDurableError):
+            await again.nack(delay=60)
+        with pytest.raises(NotDurableError, match="was not moved"):
+            await consumer.seek(second.id)
+        assert consumer.statistics().durable_failures == 6
+        machine.files.heal()
+        await asyncio.sleep(2)
+        await second.nack(delay=100)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+    async with machine.consuming() as consumer:
+        message = await consumer.receive()
+        assert (message.data, message.attempt, now()) == (first.data, 3, 65)
+
+
+@virtual_time
+async def test_a_failed_nack_can_be_settled_or_nacked_anew() -> None:
+    """U20: after a nack that is not durable, an ack cancels it, and another nack tries again."""
+    machine = Machine()
+    machine.topic.publish(b"a")
+    machine.topic.publish(b"b")
+    async with machine.consuming() as consumer:
+        a, b = await take(consumer, 2)
+        machine.files.fail(errno.EIO, "sync", times=2)
+        for message in (a, b):
+            with pytest.raises(NotDurableError):
+                await message.nack(delay=60)
+        await a.ack()
+        await b.nack(delay=60)
+    async with machine.consuming() as consumer:
+        message = await consumer.receive()
+        assert (message.data, now()) == (b"b", 60)
+
+
+@virtual_time
+async def test_a_cancelled_nack_is_in_effect_and_durable() -> None:
+    """N19: a nack that is cancelled while it is written is carried out, in memory and on storage."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming() as consumer:
+        message = await consumer.receive()
+        nacking = asyncio.create_task(message.nack(delay=30))
+        await asyncio.sleep(0)
+        nacking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await nacking
+        assert consumer.statistics().held == 1
+    async with machine.consuming() as consumer:
+        again = await consumer.receive()
+        assert (again.attempt, now()) == (2, 30)
+
+
+@virtual_time
+async def test_ack_while_a_nack_is_written() -> None:
+    """U20: an ack from another task while a nack is being made durable is told that it lost."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming() as consumer:
+        message = await consumer.receive()
+        nacking = asyncio.create_task(message.nack(delay=30))
+        await asyncio.sleep(0)
+        with pytest.raises(AlreadySettledError):
+            await message.ack()
+        await nacking
+        await message.ack()
+        assert await is_quiet(consumer, 60)
+        assert consumer.statistics().durable_entries == 0
+
+
+async def test_a_second_consumer_is_refused(tmp_path: Path) -> None:
+    """U22: a second consumer on the same folder gets a clear error, and the first goes on."""
+    async with Consumer(FakePort(), durable=tmp_path) as consumer:
+        other = FakePort()
+        with pytest.raises(LogLockedError, match="another consumer uses this durable state; each consumer needs"):
+            await Consumer(other, durable=str(tmp_path)).open()
+        assert other.is_closed
+        assert consumer.statistics().durable_bytes > 0
+    async with Consumer(FakePort(), durable=tmp_path):
+        pass
+
+
+async def test_damage_is_told(tmp_path: Path) -> None:
+    """U22: a damaged log gives an error that names it when the consumer is opened, and nothing is dropped."""
+    port = FakePort()
+    ids = [port.topic.publish(bytes(1)) for _ in range(3)]
+    async with Consumer(port, durable=tmp_path) as consumer:
+        for _ in ids:
+            await (await consumer.receive()).nack(delay=60)
+    (segment,) = tmp_path.glob("nacks-0000000001.log/*.segment")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    segment.write_bytes(data)
+    with pytest.raises(LogCorruptedError, match="nacks-0000000001"):
+        await Consumer(FakePort(port.topic), durable=tmp_path).open()
+    assert segment.read_bytes() == data
+
+
+@pytest.mark.parametrize("durable", ["", b"path", 5, True, object()])
+async def test_bad_places_are_refused(durable: Any) -> None:
+    """U22: what is neither a path nor a store is refused when the consumer is made."""
+    with pytest.raises(InvalidArgumentError, match="durable: expected a path, or a LogStore"):
+        Consumer(FakePort(), durable=durable)
+    with pytest.raises(InvalidArgumentError, match="durable_ttl"):
+        Consumer(FakePort(), durable_ttl=-1)
+
+
+@virtual_time
+async def test_a_store_of_the_users_own_stays_open() -> None:
+    """U22: the consumer closes a store that it made of a path, and leaves one that it was given."""
+    machine = Machine()
+    async with await LocalLogStore.open("/x", files=machine.files) as store:
+        async with Consumer(FakePort(), durable=store, wall_clock=LoopClock()):
+            pass
+        assert await store.names() == ["nacks-0000000001", "nacks-owner"]
