@@ -362,7 +362,7 @@ async def test_a_shared_index() -> None:
             assert isinstance(b, SharedSubscription)
             if not run:
                 assert all(a.add_message(i, i, 10 * i) for i in range(1, 13))
-                await b._shared.tracker.wait_until_idle()
+                await b.shared_index.tracker.wait_until_idle()
             assert b.number_of_delayed_messages == a.number_of_delayed_messages == (10 if run else 12)
     assert len(topic_cursor.held) == len(storage.snapshots) == 2
     assert cursors["a"].held == {}
@@ -393,15 +393,15 @@ async def test_a_shared_index_ends_with_its_last_subscription() -> None:
             return made
 
         one, two = await asyncio.gather(join("one"), join("two"))
-        index = one._shared.tracker
-        assert two._shared.tracker is index
+        index = one.shared_index.tracker
+        assert two.shared_index.tracker is index
         await one.aclose()
         assert not index.has_message_available()
         await two.aclose()
         with pytest.raises(ClosedError):
             index.has_message_available()
         three = await join("three")
-        assert three._shared.tracker is not index
+        assert three.shared_index.tracker is not index
         assert factory.statistics().fallbacks == 0
 
 

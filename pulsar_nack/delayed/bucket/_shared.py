@@ -122,6 +122,11 @@ class SharedSubscription:
         self._replay = EntrySets()
         self._is_closed = False
 
+    @property
+    def shared_index(self) -> SharedDelayedIndex:
+        """Return the index that it uses."""
+        return self._shared
+
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """Hold a message back; see :meth:`BucketDelayedDeliveryTracker.add_message`.
 
