@@ -153,7 +153,7 @@ def test_merge_of_pieces(sources: list[list[list[Index]]]) -> None:
     feed, merged = MergeFeed(len(sources)), list[Index]()
     while True:
         while (wanted := feed.wanted()) is not None:
-            feed.feed(wanted, pieces[wanted].pop(0) if pieces[wanted] else None)
+            feed.feed(wanted, Columns(pieces[wanted].pop(0)) if pieces[wanted] else None)
         taken = feed.take()
         if not taken:
             break
