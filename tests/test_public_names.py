@@ -65,6 +65,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "_pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
     "pulsar_lite": ("cli/", "testing/_lite"),
     "google": ("delayed/bucket/",),
+    "obstore": ("ledger/_object_",),
     "prometheus_client": ("observe/_delayed_",),
     "structlog": ("observe/_structlog",),
     "typer": ("cli/",),

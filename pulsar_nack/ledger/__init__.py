@@ -2,6 +2,8 @@
 
 from ._local import LocalLog
 from ._local_store import LocalLogStore
+from ._object import ObjectLog
+from ._object_store import ObjectLogStore
 from ._protocol import Log, LogStore, Record
 
-__all__ = ["LocalLog", "LocalLogStore", "Log", "LogStore", "Record"]
+__all__ = ["LocalLog", "LocalLogStore", "Log", "LogStore", "ObjectLog", "ObjectLogStore", "Record"]

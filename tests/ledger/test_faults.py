@@ -331,7 +331,7 @@ async def test_cancelled_close(store: LocalLogStore, files: SlowFiles) -> None:
     assert await content(await store.open_log("a")) == [b"x"]
 
 
-async def test_cancelled_creation(store: LocalLogStore, files: SlowFiles) -> None:
+async def test_cancelled_creation(store: LocalLogStore, files: SlowFiles, tmp_path: Path) -> None:
     """A log whose creation is cancelled is made and closed again: nothing stays locked."""
     files.may_sync.clear()
     creating = asyncio.ensure_future(store.create("a"))
@@ -341,7 +341,7 @@ async def test_cancelled_creation(store: LocalLogStore, files: SlowFiles) -> Non
     assert creating.cancelled()
     files.may_sync.set()
     await store.aclose()
-    folder = store._home._folder
+    folder = tmp_path / "logs"
     async with await LocalLogStore.open(folder) as other:
         assert (await other.open_log("a")).length == 0
 

@@ -1,0 +1,159 @@
+"""Which logs there are: a chain of numbered versions, each made by a put that must not find one; blocking.
+
+A version is whole: the names, the folder of each, and its epoch, which grows with every opening for writing. Making
+version n + 1 is the commit point of a change, and whoever was slower reads it and tries again. Older versions are
+deleted, the newest one never is. So a put into the place of a deleted version, by somebody who slept since, is found
+out: a higher one is there, which does not name the change among the last ones. Such a version never counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+from ..errors import LedgerError, LogStorageError
+from ._home import explain
+from ._object_format import Place, decode_whole, encode
+from ._object_names import CATALOG, slot_name, slot_number, token
+from ._object_retry import Requests
+
+_RECENT: Final = 64
+_TRIES: Final = 50
+
+
+class Entry(NamedTuple):
+    """A log: the unique part of its folder's name, its epoch, and whose that is."""
+
+    instance: str
+    epoch: int
+    writer: str
+
+
+class _Version(NamedTuple):
+    number: int
+    logs: Mapping[str, Entry]
+    recent: tuple[tuple[int, str], ...]
+
+
+_NONE: Final = _Version(-1, {}, ())
+
+
+class Catalog:
+    """The catalog of a store of logs, for any thread; changes of one store wait for each other."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+        self._lock = Lock()
+        self._version = _NONE
+        self._is_fresh = False
+
+    def logs(self) -> Mapping[str, Entry]:
+        """Return the logs by name, as they are now: one request, two after a change.
+
+        :raises OSError: it could not be read
+        """
+        with self._lock:
+            return self._load().logs
+
+    def change(self, name: str, action: str, decide: Callable[[Entry | None], Entry | None]) -> Entry | None:
+        """Set what there is under a name, or remove it.
+
+        :param decide: returns the new entry for the old one; its errors end the change
+        :raises LogStorageError: it is not known whether it was changed, or will be yet
+        """
+        with self._lock:
+            try:
+                return self._change(name, action, decide)
+            except OSError as error:
+                self._is_fresh = False
+                raise explain(error, name, action) from error
+
+    def sweep(self) -> None:
+        """Delete the versions that do not count any more."""
+        with self._lock:
+            newest = self._load().number
+            self._delete_before(newest, self._numbers())
+
+    def _change(self, name: str, action: str, decide: Callable[[Entry | None], Entry | None]) -> Entry | None:
+        for count in range(_TRIES):
+            version = self._version if self._is_fresh else self._load()
+            was_fresh, self._is_fresh = self._is_fresh, False
+            try:
+                entry = decide(version.logs.get(name))
+            except LedgerError:
+                if was_fresh:
+                    continue
+                raise
+            change = token()
+            if self._put(_changed(version, name, entry, change)):
+                return entry
+            self._requests.pause(count)
+        raise LogStorageError(name, action, "others changed the catalog all the time")
+
+    def _put(self, version: _Version) -> bool:
+        """Make a version; return whether it counts, or did until others followed."""
+        logs = {name: list(entry) for name, entry in version.logs.items()}
+        data = encode("catalog", version.number, {"logs": logs, "recent": version.recent})
+        if not self._requests.create(self._key(version.number), data):
+            return False
+        numbers = self._numbers()
+        if max(numbers, default=-1) == version.number:
+            self._version, self._is_fresh = version, True
+            with suppress(OSError):
+                self._delete_before(version.number, numbers)
+            return True
+        newest = self._load()
+        if version.recent[-1] in newest.recent:
+            return True
+        if newest.number - version.number < _RECENT:
+            return False
+        raise OSError("too much time passed to tell whether the catalog was changed")
+
+    def _load(self) -> _Version:
+        for count in range(_TRIES):
+            newest = max(self._numbers(), default=-1)
+            if newest != self._version.number:
+                try:
+                    self._version = self._read(newest)
+                except FileNotFoundError:
+                    self._requests.pause(count)
+                    continue
+            return self._version
+        raise OSError("the catalog changed all the time")
+
+    def _read(self, number: int) -> _Version:
+        if number < 0:
+            return _NONE
+        place = Place(self._requests.url, self._key(number))
+        fields = decode_whole(self._requests.get(place.key), place, number, "catalog").fields
+        try:
+            logs = {str(name): _as_entry(entry) for name, entry in fields["logs"].items()}
+            recent = tuple((int(at), str(change)) for at, change in fields["recent"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise place.damage(0, f"a catalog that cannot be read: {error!r}") from error
+        return _Version(number, logs, recent)
+
+    def _numbers(self) -> list[int]:
+        names = self._requests.list(CATALOG)
+        return [number for name in names if (number := slot_number(name)) is not None]
+
+    def _delete_before(self, newest: int, numbers: list[int]) -> None:
+        self._requests.delete([self._key(number) for number in numbers if number < newest])
+
+    def _key(self, number: int) -> str:
+        return f"{CATALOG}/{slot_name(number)}"
+
+
+def _changed(version: _Version, name: str, entry: Entry | None, change: str) -> _Version:
+    logs = {other: kept for other, kept in version.logs.items() if other != name}
+    if entry is not None:
+        logs[name] = entry
+    number = version.number + 1
+    return _Version(number, logs, (*version.recent, (number, change))[-_RECENT:])
+
+
+def _as_entry(value: Any) -> Entry:
+    instance, epoch, writer = value
+    return Entry(str(instance), int(epoch), str(writer))

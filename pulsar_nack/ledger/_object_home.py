@@ -1,0 +1,162 @@
+"""A store of logs on object storage: making, opening, taking over, deleting and sweeping; blocking.
+
+There are no locks on object storage, hence the newest opener wins. Opening for writing raises the log's epoch in the
+catalog, and then puts a manifest of this epoch into the log's next slot, which fences the old writer. Deleting takes
+the name out of the catalog, if the epoch is still that of who deletes; the objects go after that. A folder that is
+not in the catalog is that of a deleted log, for ever: a log enters the catalog before it has any object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from ..errors import LogExistsError, LogFencedError, LogNotFoundError, LogStorageError
+from ._home import storage_errors
+from ._object_catalog import Catalog, Entry
+from ._object_folder import Folder, Reader, State, is_own
+from ._object_format import encode
+from ._object_manifest import MANIFEST
+from ._object_names import LOGS, folder_name, is_folder, slot_name, slot_number, token
+from ._object_retry import Requests
+from ._object_writer import Limits, ObjectWriter
+
+_TRIES: Final = 200
+
+
+class Opened(NamedTuple):
+    """An open log; without a writer when it is open for reading only."""
+
+    name: str
+    entry: Entry
+    state: State
+    reader: Reader
+    writer: ObjectWriter | None
+
+
+class ObjectHome:
+    """The logs below one prefix.
+
+    :param executor: for requests at the same time; None: one after the other
+    """
+
+    def __init__(self, requests: Requests, limits: Limits, executor: Executor | None) -> None:
+        self._requests = requests
+        self._limits = limits
+        self._executor = executor
+        self._catalog = Catalog(requests)
+
+    def open(self) -> None:
+        """Look whether the store can be used, and delete what crashes left; what cannot be deleted stays.
+
+        :raises LogStorageError: it cannot be used
+        """
+        with storage_errors(self._requests.url, "open the store"):
+            found = self._requests.list(LOGS)
+            live = {folder_name(log, entry.instance) for log, entry in self._catalog.logs().items()}
+        dead = [key for key in sorted(found) if _is_ours(key) and key.partition("/")[0] not in live]
+        with suppress(OSError):
+            slots = [key for key in dead if slot_number(key.rpartition("/")[2]) is not None]
+            self._requests.delete_in_order([f"{LOGS}/{key}" for key in slots])
+            self._requests.delete([f"{LOGS}/{key}" for key in dead if key not in slots])
+            self._catalog.sweep()
+
+    def names(self) -> list[str]:
+        """Return the names of all logs, sorted."""
+        with storage_errors(self._requests.url, "list the logs"):
+            return sorted(self._catalog.logs())
+
+    def create(self, log: str) -> Opened:
+        """Make a log and open it."""
+        new = Entry(token(), 1, token())
+
+        def decide(old: Entry | None) -> Entry:
+            if old is not None and old != new:
+                raise LogExistsError(log)
+            return new
+
+        self._catalog.change(log, "create it", decide)
+        return self._take_over(log, new)
+
+    def open_log(self, log: str, *, read_only: bool) -> Opened:
+        """Open a log that exists."""
+        if read_only:
+            return self._open(log)
+        writer = token()
+
+        def decide(old: Entry | None) -> Entry:
+            if old is None:
+                raise LogNotFoundError(log)
+            return Entry(old.instance, old.epoch + 1, writer)
+
+        entry = self._catalog.change(log, "open it", decide)
+        assert entry is not None
+        return self._take_over(log, entry)
+
+    def delete(self, log: str, entry: Entry | None = None) -> None:
+        """Delete a log that this entry says to be ours; without one, or with one of a reader, take it over first."""
+        if entry is None or not entry.writer:
+            entry = self._taken(log, entry)
+
+        def decide(old: Entry | None) -> None:
+            if old != entry:
+                raise LogFencedError(log)
+
+        self._catalog.change(log, "delete it", decide)
+        with suppress(OSError):
+            self._folder(log, entry).remove_all()
+
+    def _taken(self, log: str, reader: Entry | None) -> Entry:
+        if reader is not None:
+            with storage_errors(log, "look for it"):
+                now = self._catalog.logs().get(log)
+            if now is None or now.instance != reader.instance:
+                raise LogNotFoundError(log)
+        return self.open_log(log, read_only=False).entry
+
+    def _open(self, log: str) -> Opened:
+        with storage_errors(log, "open it"):
+            entry = self._catalog.logs().get(log)
+            if entry is None:
+                raise LogNotFoundError(log)
+            folder = self._folder(log, entry)
+            state = folder.load()
+        return Opened(log, entry._replace(writer=""), state, Reader(folder, lambda: state.manifest.pieces), None)
+
+    def _take_over(self, log: str, entry: Entry) -> Opened:
+        """Put the first manifest of this epoch, unless the log is sealed: then nobody can write to it."""
+        folder = self._folder(log, entry)
+        with storage_errors(log, "take it over"):
+            state, data = self._fence(log, folder, entry)
+            is_mine = self._asks(log, entry)
+            writer = ObjectWriter(folder, state, data, self._limits, is_mine)
+            writer.check()
+            writer.tidy(state.names)
+        return Opened(log, entry, state, writer.reader, writer)
+
+    def _fence(self, log: str, folder: Folder, entry: Entry) -> tuple[State, bytes]:
+        for _ in range(_TRIES):
+            state = folder.load()
+            if state.manifest.is_sealed:
+                return state, b""
+            if state.manifest.epoch > entry.epoch:
+                raise LogFencedError(log)
+            slot = state.tail + 1
+            manifest = state.manifest.taken_over(entry.epoch, entry.writer, slot)
+            data = encode(MANIFEST, slot, manifest.fields())
+            if self._requests.create(folder.key(slot_name(slot)), data):
+                return State(manifest, slot, slot, state.names), data
+        raise LogStorageError(log, "take it over", "its writer went on all the time")
+
+    def _asks(self, log: str, entry: Entry) -> Callable[[], bool]:
+        return lambda: self._catalog.logs().get(log) == entry
+
+    def _folder(self, log: str, entry: Entry) -> Folder:
+        return Folder(self._requests, log, entry.instance, self._executor)
+
+
+def _is_ours(key: str) -> bool:
+    folder, _, name = key.partition("/")
+    return is_folder(folder) and is_own(name)

@@ -1,0 +1,47 @@
+"""The homes that logs may have, for tests of what all of them must do."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from obstore.store import LocalStore, MemoryStore
+
+from pulsar_nack.ledger import LocalLog, LocalLogStore, Log, LogStore, ObjectLog, ObjectLogStore
+from pulsar_nack.ledger._object_requests import Objects
+
+AnyLog = LocalLog | ObjectLog
+AnyStore = LocalLogStore | ObjectLogStore
+Opener = Callable[[], Awaitable[AnyStore]]
+KINDS = ("local", "memory objects", "local objects")
+
+
+def opener(kind: str, path: Path) -> Opener:
+    """Return what opens a store of this kind, with small parts, as often as it is called: always the same one."""
+    if kind == "local":
+        return lambda: LocalLogStore.open(path, max_segment_bytes=2048)
+    objects: MemoryStore | LocalStore = MemoryStore()
+    if kind == "local objects":
+        objects = LocalStore(path, mkdir=True, automatic_cleanup=True)
+    return lambda: ObjectLogStore.open(objects, max_object_bytes=2048, max_small_objects=5)
+
+
+async def open_objects(objects: Objects | MemoryStore, *, threads: int = 4, attempts: int = 3) -> ObjectLogStore:
+    """Open a store of logs with small parts on these objects."""
+    return await ObjectLogStore.open(
+        objects, max_object_bytes=2048, max_small_objects=4, threads=threads, attempts=attempts
+    )
+
+
+async def content(log: Log) -> list[bytes]:
+    """Return all records."""
+    return [record.data async for record in log.records()]
+
+
+async def reopened(store: AnyStore, log: AnyLog, *, read_only: bool = False) -> AnyLog:
+    """Close a log and open it again."""
+    await log.aclose()
+    return await store.open_log(log.name, read_only=read_only)
+
+
+__all__ = ["KINDS", "AnyLog", "AnyStore", "LogStore", "Opener", "content", "open_objects", "opener", "reopened"]
