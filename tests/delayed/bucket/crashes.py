@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 from pulsar_nack import BucketDelayedDeliveryTracker, LedgerError, LogDelayedCursor, LogSnapshotStorage, Position
@@ -86,6 +86,7 @@ class Run:
         )
         self.tracker: BucketDelayedDeliveryTracker
         self.cursor: LogDelayedCursor
+        self.storage: LogSnapshotStorage
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -93,9 +94,9 @@ class Run:
         async with (
             await self.home.open() as store,
             await LogDelayedCursor.open(store, compact_at=300) as self.cursor,
-            LogSnapshotStorage(store, max_open=2, max_append=150) as storage,
+            LogSnapshotStorage(store, max_open=2, max_append=150) as self.storage,
             await BucketDelayedDeliveryTracker.open(
-                storage, self.cursor, self.config, clock=self.model.clock
+                self.storage, self.cursor, self.config, clock=self.model.clock
             ) as self.tracker,
         ):
             self._alive()
@@ -215,6 +216,7 @@ class Run:
         self.model.sealed = set()
         await self.tracker.clear()
         await self.idle()
-        if not named_snapshots(self.cursor.properties()):
-            self.model.cleared |= self.model.maybe_cleared
-            self.model.maybe_cleared.clear()
+        with suppress(LedgerError):
+            if not await self.storage.list_bucket_snapshots("", ""):  # what could not be deleted may come back
+                self.model.cleared |= self.model.maybe_cleared
+                self.model.maybe_cleared.clear()

@@ -53,6 +53,10 @@ def test_both_spellings(pulsar_name: str, name: str, default: object) -> None:
         ("maxUnsealedAge", -1),
         ("maxUnsealedIndexes", 0),
         ("prefetch", "soon"),
+        ("recoveryTimeout", -1),
+        ("delayedDeliveryEnabled", "yes"),
+        ("delayedDeliverySharedIndexEnabled", 1),
+        ("delayedDeliveryTrackerFactoryClassName", "org.example.Factory"),
         ("delayedDeliveryMaxNumBucket", 1),
     ],
 )
@@ -60,6 +64,43 @@ def test_bad_settings(name: str, value: object) -> None:
     """A value that cannot be, or a key that is not known, is refused by name."""
     with pytest.raises(ValidationError, match=name):
         make(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("pulsar_name", "name", "default", "other"),
+    [
+        ("delayedDeliveryEnabled", "delayed_delivery_enabled", True, False),
+        ("delayedDeliverySharedIndexEnabled", "delayed_delivery_shared_index_enabled", False, True),
+        (
+            "delayedDeliveryTrackerFactoryClassName",
+            "delayed_delivery_tracker_factory_class_name",
+            "org.apache.pulsar.broker.delayed.InMemoryDelayedDeliveryTrackerFactory",
+            "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory",
+        ),
+        ("recoveryTimeout", "recovery_timeout", timedelta(seconds=5), timedelta(seconds=1)),
+    ],
+)
+def test_both_spellings_of_what_is_no_number(pulsar_name: str, name: str, default: object, other: object) -> None:
+    """Switches, names and times too have their defaults and both names."""
+    assert getattr(make(), name) == default
+    assert getattr(make(**{pulsar_name: other}), name) == getattr(make(**{name: other}), name) == other
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({}, "memory"),
+        ({"delayedDeliveryTrackerFactoryClassName": "BucketDelayedDeliveryTrackerFactory"}, "bucket"),
+        ({"delayedDeliveryTrackerFactoryClassName": "bucket", "delayedDeliveryEnabled": False}, "none"),
+        ({"delayedDeliveryTrackerFactoryClassName": "disabled"}, "none"),
+        ({"delayedDeliveryTrackerFactoryClassName": None}, "none"),
+    ],
+)
+def test_kind_of_tracker(settings: dict[str, Any], kind: str) -> None:
+    """The class name says which tracker there is, unless delayed delivery is off; a dump of it is read again."""
+    config = make(**settings)
+    assert config.tracker_kind == kind
+    assert BucketConfig.model_validate_json(config.model_dump_json(by_alias=True)) == config
 
 
 def test_what_follows() -> None:
