@@ -24,15 +24,15 @@ class Columns:
 
     @classmethod
     def of_ledger(cls, ledger: int, entries: array[int], times: array[int]) -> Columns:
-        """Return indexes of one ledger, given in any order. About 80 ns each, in order half of that."""
+        """Return indexes of one ledger, given in any order. 40 ns each in order, up to 300 ns otherwise."""
         columns = cls()
-        if any(map(gt, times, times[1:])) or any(map(gt, entries, entries[1:])):
-            pairs = sorted(zip(times, entries, strict=True))
-            columns.times.fromlist([pair[0] for pair in pairs])
-            columns.entries.fromlist([pair[1] for pair in pairs])
-        else:
-            columns.times = array("q", times)
-            columns.entries = array("q", entries)
+        if any(map(gt, entries, entries[1:])):
+            order = sorted(range(len(entries)), key=entries.__getitem__)
+            entries, times = _in_order(entries, order), _in_order(times, order)
+        if any(map(gt, times, times[1:])):
+            order = sorted(range(len(times)), key=times.__getitem__)  # stable: of the same time the first entry first
+            entries, times = _in_order(entries, order), _in_order(times, order)
+        columns.times, columns.entries = array("q", times), array("q", entries)
         columns.ledgers = array("q", (ledger,)) * len(times)
         return columns
 
@@ -71,3 +71,7 @@ class Columns:
     def bytes(self) -> int:
         """Return about how much memory they take."""
         return 24 * len(self.times) + 300
+
+
+def _in_order(values: array[int], order: Sequence[int]) -> array[int]:
+    return array(values.typecode, map(values.__getitem__, order))

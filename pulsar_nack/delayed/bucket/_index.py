@@ -15,7 +15,8 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from ...config import BucketConfig
 from ...ids import Position
@@ -25,6 +26,9 @@ from ._immutable import ImmutableBucket
 from ._mutable import MutableBucket, SealRule
 from ._pending import Pending
 from ._queue import DueQueue
+
+_BATCH: Final = 64
+"""How many are taken out in one go."""
 
 AnyBucket = MutableBucket | ImmutableBucket
 
@@ -116,6 +120,11 @@ class BucketIndex:
                     self.add(ledger, entry, deliver_at, now_ms)
             at = to
 
+    def drop(self, ledger: int, entries: Iterable[int]) -> None:
+        """Hold some positions of a ledger no more."""
+        for entry in entries:
+            self.pending.discard(ledger, entry)
+
     def seal(self) -> None:
         """Begin a new bucket; what is in the present one is to be stored."""
         sealed, self.mutable = self.mutable, MutableBucket()
@@ -133,14 +142,16 @@ class BucketIndex:
 
     def pop(self, cutoff: int, limit: int) -> list[Position]:
         """Take out what is due at ``cutoff`` or before, earliest first. O(log) each."""
-        queue, discard = self.queue, self.pending.discard
-        taken: list[Position] = []
         until = min(cutoff, self.hold_at)
-        while len(taken) < limit and (first := queue.first()) is not None and first[0] <= until:
-            if discard(first[1], first[2]):
-                taken.append(Position(first[1], first[2]))
-            self._took(queue.pop())
-        return taken
+        positions: list[Position] = []
+        while len(positions) < limit:
+            taken, owners = self.queue.take(until, min(limit - len(positions), _BATCH))
+            if not taken:
+                break
+            positions += self.pending.take_out(taken)
+            for owner in owners:
+                self._took(owner)
+        return positions
 
     def _took(self, owner: object) -> None:
         if isinstance(owner, ImmutableBucket) and 2 * owner.loaded <= owner.last_size:

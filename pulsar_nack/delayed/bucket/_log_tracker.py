@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from os import PathLike
-from typing import Self
+from typing import Final, Self
 
 from ...clock import Clock
 from ...config import BucketConfig
@@ -15,6 +15,9 @@ from ._log_cursor import LogDelayedCursor
 from ._log_storage import LogSnapshotStorage
 from ._tracker import BucketDelayedDeliveryTracker
 from ._wire import messages
+
+_LOCAL_APPEND: Final = 1 << 18
+"""What is appended together is read together; with files, where a read costs little, a few segments of a snapshot."""
 
 
 class LogBucketTracker(BucketDelayedDeliveryTracker):
@@ -57,7 +60,9 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
     ) -> Self:
         """Open it, and let it close what it opens and what is on the stack already."""
         cursor = await stack.enter_async_context(await LogDelayedCursor.open(store))
-        storage = await stack.enter_async_context(LogSnapshotStorage(store))
+        is_local = isinstance(store, LocalLogStore)
+        storage = LogSnapshotStorage(store, max_append=_LOCAL_APPEND) if is_local else LogSnapshotStorage(store)
+        await stack.enter_async_context(storage)
         self = await cls.open(storage, cursor, config, clock=clock, on_due=on_due)
         self._cursor, self._opened = cursor, stack.pop_all()
         return self

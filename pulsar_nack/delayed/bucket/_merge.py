@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Final
 
-from ._columns import Index
+from ._columns import Columns, Index
 from ._immutable import ImmutableBucket
 
-_MOST: Final = 500
+_MOST: Final = 128
 """How many indexes of a source are merged in one go."""
 
 
@@ -34,8 +34,7 @@ class MergeFeed:
     """Merges sources that come piece by piece; each piece is in order, and so are the pieces of a source."""
 
     def __init__(self, sources: int) -> None:
-        self._pieces: list[list[Index]] = [[] for _ in range(sources)]
-        self._has_ended = [False] * sources
+        self._pieces = [_Piece() for _ in range(sources)]
 
     def is_first(self, source: int, max_at: int, next_at: Sequence[int]) -> bool:
         """Return whether the next piece of a source, of which nothing is left here, comes before all other sources'.
@@ -43,38 +42,63 @@ class MergeFeed:
         :param max_at: the latest time of that piece
         :param next_at: for each source a lower bound of what it has not given yet
         """
-        if self._pieces[source]:
+        if not self._pieces[source].is_wanting:
             return False
-        return all(
-            max_at < (piece[0][0] if piece else next_at[other])
-            for other, piece in enumerate(self._pieces)
-            if other != source
-        )
+        firsts = (piece.first_at(at) for piece, at in zip(self._pieces, next_at, strict=True))
+        return all(max_at < at for other, at in enumerate(firsts) if other != source)
 
     def wanted(self) -> int | None:
         """Return a source of which a piece is needed before more can be taken, None when none is."""
-        for source, piece in enumerate(self._pieces):
-            if not piece and not self._has_ended[source]:
-                return source
-        return None
+        return next((source for source, piece in enumerate(self._pieces) if piece.is_wanting), None)
 
-    def feed(self, source: int, piece: Iterable[Index] | None) -> None:
-        """Give a piece, or None: the source has ended."""
-        if piece is None:
-            self._has_ended[source] = True
-        else:
-            self._pieces[source].extend(piece)
+    def feed(self, source: int, columns: Columns | None) -> None:
+        """Give the next piece of a source that is wanted, or None: it has ended."""
+        piece = self._pieces[source]
+        piece.has_ended = columns is None
+        piece.columns, piece.at = columns or Columns(), 0
 
     def take(self) -> list[Index]:
         """Return, merged, some of what no later piece can come before. Nothing is wanted; empty: all have ended."""
-        ends = [
-            piece[min(len(piece), _MOST) - 1]
-            for piece, ended in zip(self._pieces, self._has_ended, strict=True)
-            if len(piece) > _MOST or not ended
-        ]
-        bound = min(ends, default=None)
-        cuts = [len(piece) if bound is None else bisect_right(piece, bound) for piece in self._pieces]
-        taken = sorted(chain.from_iterable(piece[:cut] for piece, cut in zip(self._pieces, cuts, strict=True)))
-        for piece, cut in zip(self._pieces, cuts, strict=True):
-            del piece[:cut]
+        ends = [piece.columns[piece.end - 1] for piece in self._pieces if piece.has_more]
+        bound = min(ends) if ends else None
+        taken: list[Index] = []
+        for piece in self._pieces:
+            taken += piece.take(bound)
+        taken.sort()
         return taken
+
+
+class _Piece:
+    """What a source has given, from place ``at`` on not taken yet."""
+
+    __slots__ = ("at", "columns", "has_ended")
+
+    def __init__(self) -> None:
+        self.columns = Columns()
+        self.at = 0
+        self.has_ended = False
+
+    @property
+    def end(self) -> int:
+        """Return up to where something may be taken in one go."""
+        return min(self.at + _MOST, len(self.columns))
+
+    @property
+    def is_wanting(self) -> bool:
+        return not self.has_ended and self.at == len(self.columns)
+
+    @property
+    def has_more(self) -> bool:
+        """Return whether something may come after :attr:`end`."""
+        return not self.has_ended or self.end < len(self.columns)
+
+    def first_at(self, next_at: int) -> int:
+        """Return the earliest time that is left, ``next_at`` when that is not here."""
+        return self.columns.times[self.at] if self.at < len(self.columns) else next_at
+
+    def take(self, bound: Index | None) -> Iterable[Index]:
+        """Take out what is not after a bound, all when there is none."""
+        to = self.end if bound is None else bisect_right(self.columns, bound, self.at, self.end)
+        part = self.columns.part(self.at, to)
+        self.at = to
+        return part

@@ -49,8 +49,8 @@ class MergeSources:
         """Give the next piece of a source that is wanted."""
         self._feed.feed(source, await self._read(self._segments[source - 1]) if source else self._from_memory())
 
-    def _from_memory(self) -> list[Index] | None:
-        return list(islice(self._loaded, STEP)) or None
+    def _from_memory(self) -> Columns | None:
+        return Columns(islice(self._loaded, STEP)) or None
 
     async def _read(self, segments: _Segments) -> Columns | None:
         if segments.have_ended:

@@ -10,9 +10,10 @@ An owner counts, in ``loaded``, how many of its indexes are here.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, count
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from ...index import NEVER
 from ._columns import Columns, Index
@@ -20,6 +21,7 @@ from ._columns import Columns, Index
 TAIL: Final = 2_048
 _LONGEST: Final = 8_192
 """Longest run of what was added: its memory is free when the last of it is out."""
+_IN_A_ROW: Final = 4
 _TAIL_INDEX_BYTES: Final = 170
 
 
@@ -122,11 +124,52 @@ class DueQueue:
         tail, heads = self._tail, self._heads
         if tail and (not heads or tail[0] <= heads[0][:3]):
             heapq.heappop(tail)
-            owner = self._tail_owner
-        else:
-            owner = self._advance(heads[0][4])
-        owner.loaded -= 1
-        return owner
+            self._tail_owner.loaded -= 1
+            return self._tail_owner
+        run = heads[0][4]
+        self._advance(run, 1)
+        return run.owner
+
+    def take(self, until: int, most: int) -> tuple[list[tuple[Any, ...]], set[Owner]]:
+        """Take out the next ones up to a time; return them, each beginning as an index, and whose they were.
+
+        O(log runs) each, less where many of a run are next.
+        """
+        heads, tail = self._heads, self._tail
+        taken: list[tuple[Any, ...]] = []
+        owners: set[Owner] = set()
+        last, in_a_row = None, 0
+        while len(taken) < most:
+            if tail and (not heads or tail[0] < heads[0]):
+                if tail[0][0] > until:
+                    break
+                taken.append(heapq.heappop(tail))
+                self._tail_owner.loaded -= 1
+                owners.add(self._tail_owner)
+                continue
+            if not heads or heads[0][0] > until:
+                break
+            run = heads[0][4]
+            if run is not last:
+                last, in_a_row = run, 0
+                owners.add(run.owner)
+            in_a_row += 1
+            if in_a_row > _IN_A_ROW:
+                in_a_row = 0
+                taken += self._take_of_first(run, until, most - len(taken))
+            else:
+                taken.append(heads[0])
+                self._advance(run, 1)
+        return taken, owners
+
+    def _take_of_first(self, run: Run, until: int, most: int) -> Iterator[Index]:
+        """Take as many as are next out of the run that is first, at least one."""
+        columns, at = run.columns, run.at
+        before = min([head[0] for head in self._heads[1:3]] + [index[0] for index in self._tail[:1]], default=NEVER)
+        end = bisect_left(columns.times, min(before, until + 1), at + 1, min(at + most, len(columns)))
+        part = columns.part(at, end)
+        self._advance(run, end - at)
+        return iter(part)
 
     def runs(self, owners: Collection[Owner]) -> list[Run]:
         """Return the runs of some owners; that of the tail has to be turned first. O(runs)."""
@@ -166,11 +209,12 @@ class DueQueue:
             self._run_bytes += columns.bytes
             heapq.heappush(self._heads, Run(columns, owner, next(self._numbers)).head())
 
-    def _advance(self, run: Run) -> Owner:
-        run.at += 1
+    def _advance(self, run: Run, count: int) -> None:
+        """Go on in the run that is first."""
+        run.at += count
+        run.owner.loaded -= count
         if run.at < len(run.columns):
             heapq.heapreplace(self._heads, run.head())
         else:
             heapq.heappop(self._heads)
             self._run_bytes -= run.columns.bytes
-        return run.owner

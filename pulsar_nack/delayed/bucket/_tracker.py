@@ -8,10 +8,11 @@ what came due up to then; when storage brings more, it is called again.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from os import PathLike
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from ...clock import Clock, WallClock
 from ...config import BucketConfig
@@ -22,6 +23,7 @@ from .._arguments import INT64_MAX, check_int, check_message, check_on_due, chec
 from .._ticks import LATEST, Ticks
 from .._wake_up import WakeUp
 from ..storage import BucketSnapshotStorage, DelayedCursor
+from ._bulk import entries_of, times_of
 from ._index import BucketIndex
 from ._snapshots import Snapshots
 from ._statistics import BucketStatistics
@@ -168,6 +170,54 @@ class BucketDelayedDeliveryTracker:
         if is_new and (deliver_at < self._call_at or self._worker.has_to_seal):
             self._settle(now_ms)
         return True
+
+    def add_messages(self, ledger_id: int, entries: Any, deliver_at: int) -> bool:
+        """Hold many entries of a ledger back until one time; return False when all have to be dispatched now.
+
+        ``entries`` is a range, a list, an array or a numpy array. About 0.2 us an entry.
+
+        :raises InvalidArgumentError: names what was refused; nothing has changed
+        :raises ClosedError: after :meth:`aclose`
+        """
+        check_message(ledger_id, 0, deliver_at)
+        numbers = entries_of(entries)
+        if numbers:
+            return not self._add_many(ledger_id, numbers, array("q", (deliver_at,)) * len(numbers))
+        self._ensure_open()
+        return deliver_at >= 0 and deliver_at > self._cutoff()
+
+    def add_entries(self, ledger_id: int, entries: Any, deliver_at: Any) -> list[int]:
+        """Hold many entries of a ledger back, each until its own time; return those that have to be dispatched now.
+
+        Both are a range, a list, an array or a numpy array, of the same length. About 0.2 us an entry where the times
+        are in order, and 0.5 us otherwise.
+
+        :raises InvalidArgumentError: names what was refused; nothing has changed
+        :raises ClosedError: after :meth:`aclose`
+        """
+        check_message(ledger_id, 0)
+        numbers = entries_of(entries)
+        return self._add_many(ledger_id, numbers, times_of(deliver_at, len(numbers)))
+
+    def _add_many(self, ledger_id: int, entries: array[int], times: array[int]) -> list[int]:
+        self._ensure_open()
+        if not entries:
+            return []
+        now_ms = self._now_ms()
+        cutoff = max(now_ms + self._ticks.lead, -1)
+        due: list[int] = []
+        if min(times) <= cutoff:
+            due = [entry for at, entry in zip(times, entries, strict=True) if at <= cutoff]
+            entries = array("I", (entry for at, entry in zip(times, entries, strict=True) if at > cutoff))
+            times = array("q", (at for at in times if at > cutoff))
+        if times and max(times) > LATEST:
+            times = array("q", (min(at, LATEST) for at in times))
+        self._index.add_many(ledger_id, entries, times, now_ms)
+        if due:
+            self._index.drop(ledger_id, due)
+        if due or min(times) < self._call_at or self._worker.has_to_seal:
+            self._settle(now_ms)
+        return due
 
     def has_message_available(self) -> bool:
         """Return whether something may be dispatched now, though it may have to be loaded from storage first."""

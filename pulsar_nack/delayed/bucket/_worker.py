@@ -171,6 +171,7 @@ class Worker:
         source = iter(indexes)
         while piece := list(islice(source, STEP)):
             builder.add(self._index.pending.living(piece))
+            del piece  # see STEP
             await asyncio.sleep(0)
 
     async def _store(self, owners: Sequence[AnyBucket], snapshot: Snapshot, start: int, end: int) -> None:
@@ -248,6 +249,7 @@ class Worker:
             if not taken:
                 return
             builder.add(self._index.pending.living(taken))
+            del taken  # see STEP
             await asyncio.sleep(0)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
