@@ -28,7 +28,17 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 import pulsar_nack
-from pulsar_nack import ConsumerStatistics, MessageId, NackConfig, NackSchedule, NackStatistics
+from pulsar_nack import (
+    BucketConfig,
+    BucketStatistics,
+    ConsumerStatistics,
+    DelayedDeliveryConfig,
+    DelayedFactoryStatistics,
+    MessageId,
+    NackConfig,
+    NackSchedule,
+    NackStatistics,
+)
 from pulsar_nack.testing import EmbeddedBroker
 
 ROOT: Final = Path(__file__).parent.parent
@@ -220,6 +230,13 @@ def test_every_setting_is_listed() -> None:
     assert sorted(first_names("configuration.md", "Consumers")) == sorted(keywords)
 
 
+def test_every_setting_of_delayed_delivery_is_listed() -> None:
+    """The configuration page names each field of BucketConfig with its alias, those of all trackers first."""
+    rows = {cells[0].strip("` "): cells[1].strip("`") for cells in table_rows("configuration.md", "Delayed delivery")}
+    assert rows == {name: field.alias for name, field in BucketConfig.model_fields.items()}
+    assert list(rows)[: len(DelayedDeliveryConfig.model_fields)] == list(DelayedDeliveryConfig.model_fields)
+
+
 def test_every_error_is_listed() -> None:
     """The configuration page says of each error what to do."""
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -231,6 +248,17 @@ def test_every_statistic_is_listed() -> None:
     """The observability page explains each field of both statistics, in their order."""
     assert first_names("observability.md", "The consumer") == [field.name for field in fields(ConsumerStatistics)]
     assert first_names("observability.md", "The tracker") == [field.name for field in fields(NackStatistics)]
+    assert first_names("delayed-buckets.md", "Statistics") == [field.name for field in fields(BucketStatistics)]
+    assert first_names("delayed-buckets.md", "A factory's statistics") == [
+        field.name for field in fields(DelayedFactoryStatistics)
+    ]
+
+
+def test_every_metric_is_listed() -> None:
+    """The page of buckets names each metric with its type."""
+    families = pytest.importorskip("pulsar_nack.observe._delayed_families").FAMILIES
+    rows = {cells[0].strip("` "): cells[1] for cells in table_rows("delayed-buckets.md", "Metrics")}
+    assert rows == {name: kind for name, (kind, _) in families.items()}
 
 
 @pytest.mark.parametrize(
