@@ -35,6 +35,7 @@ from ...ids import Position
 from ...ledger import Log, LogStore
 from .._arguments import INT64_MAX, check_int
 from ._chores import Chores
+from ._keys import PREFIX
 from ._log_changes import HEAD, Change, Mark, Next, Put, Remove, State, check_head, decode, encode
 from ._log_snapshot import groups
 
@@ -67,6 +68,7 @@ class LogDelayedCursor:
         self._line: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
         self._chores = Chores()
+        self._broken: BaseException | None = None
         self._is_closed = False
 
     @classmethod
@@ -75,7 +77,7 @@ class LogDelayedCursor:
 
         :param store: where its logs are, called ``<name>-<number>``; other logs in it are left alone
         :param compact_at: from this size (bytes) on the log is written anew when it is four times what it has to be
-        :raises LogLockedError: somebody else has it open
+        :raises LogLockedError: somebody else has it open, in a folder; on object storage it is taken over from them
         :raises LogCorruptedError: a log is damaged; nothing was changed
         :raises LogVersionError: a later release wrote it
         :raises LogStorageError: the store refused
@@ -126,6 +128,22 @@ class LogDelayedCursor:
         _check_text("key", key)
         await self._change(Remove(key))
 
+    async def forget(self, snapshot_id: int) -> None:
+        """Remove the properties that name a snapshot; it may be deleted when this returns.
+
+        So it is ours to delete: whoever took the cursor over in the meantime has it refused here, and who takes it over
+        later does not find the snapshot named.
+
+        :raises LogFencedError: somebody else has taken the cursor over
+        :raises LogStorageError: it could not be written; nothing has changed
+        """
+        value = str(snapshot_id)
+        named = [key for key, held in self._state.properties.items() if held == value and key.startswith(PREFIX)]
+        for key in named:
+            await self._change(Remove(key))
+        if not named:
+            await self._change(Mark(self.mark_delete_position))
+
     async def aclose(self) -> None:
         """Let what was begun be carried out, and give the cursor up. Idempotent."""
         self._is_closed = True
@@ -144,6 +162,8 @@ class LogDelayedCursor:
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError("LogDelayedCursor")
+        if self._broken is not None:
+            raise _own(self._broken)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +184,7 @@ class LogDelayedCursor:
                 if wanted:
                     await self._write(wanted)
             except BaseException as error:
-                self._is_closed = True  # the log may go on in another one, or not
+                self._broken = error  # the log may go on in another one, or not
                 for waiting in (*wanted, *self._line):
                     _refuse(waiting.done, error)
                 self._line.clear()
@@ -296,4 +316,9 @@ def _refuse(done: asyncio.Future[None], error: BaseException) -> None:
     if isinstance(error, asyncio.CancelledError):
         done.cancel()
     else:
-        done.set_exception(copy(error) if isinstance(error, LedgerError) else error)
+        done.set_exception(_own(error))
+
+
+def _own(error: BaseException) -> BaseException:
+    """Return an error for one of several callers, who must not share a traceback."""
+    return copy(error) if isinstance(error, LedgerError) else error

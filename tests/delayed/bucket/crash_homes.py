@@ -8,8 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol, Self
 
+from pulsar_nack import PulsarNackError
 from pulsar_nack.ledger import LocalLogStore, LogStore
-from pulsar_nack.testing import FaultyFiles, MemoryFiles
+from pulsar_nack.testing import FaultyFiles, MemoryFiles, SimulatedCrash
 
 FOLDER = Path("/some/delayed")
 CHANGING = (
@@ -36,7 +37,7 @@ class Inline(Executor):
         done: Future[Any] = Future()
         try:
             done.set_result(work(*args, **kwargs))
-        except BaseException as error:  # a crash too
+        except (OSError, PulsarNackError, SimulatedCrash) as error:
             done.set_exception(error)
         return done
 
