@@ -1,0 +1,304 @@
+"""The cursor on logs: what is durable, going on in a new log, failures, other openers, and what is no cursor."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import math
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from pulsar_nack import (
+    ClosedError,
+    DelayedCursor,
+    InvalidArgumentError,
+    LogCorruptedError,
+    LogDelayedCursor,
+    LogLockedError,
+    LogStorageError,
+    LogVersionError,
+    Position,
+)
+from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.testing import FaultyFiles, MemoryFiles
+
+FOLDER = Path("/some/cursors")
+
+
+@pytest.fixture
+def files() -> FaultyFiles:
+    """Return simulated files."""
+    return FaultyFiles(MemoryFiles(Random(1)))
+
+
+@pytest.fixture
+async def store(files: FaultyFiles) -> AsyncIterator[LocalLogStore]:
+    """Open a store of logs over them."""
+    async with await LocalLogStore.open(FOLDER, threads=1, files=files) as store:
+        yield store
+
+
+async def reopened(cursor: LogDelayedCursor, store: LocalLogStore) -> LogDelayedCursor:
+    """Close a cursor and open it again."""
+    await cursor.aclose()
+    return await LogDelayedCursor.open(store)
+
+
+async def test_begins_with_nothing(store: LocalLogStore) -> None:
+    """A new cursor has acknowledged nothing and has no properties."""
+    async with await LogDelayedCursor.open(store) as cursor:
+        assert isinstance(cursor, DelayedCursor)
+        assert cursor.mark_delete_position == Position(0, -1)
+        assert cursor.properties() == {}
+
+
+async def test_keeps_what_it_was_told(store: LocalLogStore) -> None:
+    """Position and properties come back as they were; what was removed, and what was never there, does not."""
+    cursor = await LogDelayedCursor.open(store)
+    await cursor.mark_delete(Position(3, 7))
+    await cursor.put_property("a", "1")
+    await cursor.put_property("b", "\ud800 Ωmega")
+    await cursor.put_property("a", "2")
+    await cursor.put_property("", "")
+    await cursor.remove_property("")
+    await cursor.remove_property("never")
+    for _ in range(2):
+        assert cursor.mark_delete_position == Position(3, 7)
+        assert cursor.properties() == {"a": "2", "b": "\ud800 Ωmega"}
+        cursor = await reopened(cursor, store)
+
+
+async def test_mark_delete_does_not_go_back(store: LocalLogStore, files: FaultyFiles) -> None:
+    """An earlier position changes nothing and writes nothing; not in the order of two calls at one time either."""
+    cursor = await LogDelayedCursor.open(store)
+    await cursor.mark_delete(Position(5, 5))
+    written = files.history.count("write")
+    for earlier in (Position(5, 4), Position(5, 5), Position(4, 9), Position(0, -1)):
+        await cursor.mark_delete(earlier)
+    assert files.history.count("write") == written
+    await asyncio.gather(cursor.mark_delete(Position(9, 9)), cursor.mark_delete(Position(7, 7)))
+    assert cursor.mark_delete_position == (await reopened(cursor, store)).mark_delete_position == Position(9, 9)
+
+
+async def test_many_at_a_time_share_a_write(store: LocalLogStore, files: FaultyFiles) -> None:
+    """Changes that come while one is written go into one write together, in order."""
+    cursor = await LogDelayedCursor.open(store)
+    before = files.history.count("sync")
+    await asyncio.gather(*(cursor.put_property("k", str(i)) for i in range(200)))
+    assert files.history.count("sync") <= before + 2
+    assert cursor.properties() == {"k": "199"}
+    assert (await reopened(cursor, store)).properties() == {"k": "199"}
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("ledger", lambda cursor: cursor.mark_delete(Position(-1, 0))),
+        ("entry", lambda cursor: cursor.mark_delete(Position(1, -2))),
+        ("entry", lambda cursor: cursor.mark_delete(Position(1, 2**63))),
+        ("key", lambda cursor: cursor.put_property(1, "")),
+        ("value", lambda cursor: cursor.put_property("a", 1)),
+        ("value", lambda cursor: cursor.put_property("a", "x" * 600_000)),
+        ("key", lambda cursor: cursor.remove_property(None)),
+    ],
+)
+async def test_bad_arguments(store: LocalLogStore, field: str, call: Callable[[Any], Any]) -> None:
+    """What is no position or no text is refused by name, and changes nothing."""
+    async with await LogDelayedCursor.open(store) as cursor:
+        with pytest.raises(InvalidArgumentError, match=field):
+            await call(cursor)
+        assert (cursor.mark_delete_position, cursor.properties()) == (Position(0, -1), {})
+
+
+async def test_closed(store: LocalLogStore) -> None:
+    """After closing changes are refused; closing again is harmless, and what was begun before was carried out."""
+    cursor = await LogDelayedCursor.open(store)
+    begun = asyncio.create_task(cursor.put_property("a", "1"))
+    await asyncio.sleep(0)
+    await cursor.aclose()
+    await begun
+    await cursor.aclose()
+    with pytest.raises(ClosedError):
+        await cursor.put_property("a", "2")
+    with pytest.raises(ClosedError):
+        await cursor.mark_delete(Position(1, 1))
+    assert (await LogDelayedCursor.open(store)).properties() == {"a": "1"}
+
+
+async def test_cancelled_changes(store: LocalLogStore) -> None:
+    """A change that is cancelled is made or not, in memory as on the log; the others are made."""
+    cursor = await LogDelayedCursor.open(store)
+    tasks = [asyncio.create_task(cursor.put_property(str(i), "x")) for i in range(20)]
+    for rounds in range(20):
+        tasks[rounds].cancel()
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await cursor.put_property("last", "x")
+    found = dict(cursor.properties())
+    done = {str(i) for i, task in enumerate(tasks) if not task.cancelled()}
+    assert done <= found.keys()
+    assert (await reopened(cursor, store)).properties() == found
+
+
+async def test_writes_its_log_anew(store: LocalLogStore) -> None:
+    """A log that has grown gives way to a new one with the same state; only one is left, and it stays small."""
+    cursor = await LogDelayedCursor.open(store, compact_at=1_000)
+    for i in range(300):
+        await cursor.put_property(f"k{i % 7}", str(i))
+        await cursor.mark_delete(Position(i, 0))
+    await cursor.aclose()
+    (name,) = await store.names()
+    assert int(name.removeprefix("cursor-")) > 5
+    log = await store.open_log(name, read_only=True)
+    assert log.size < 3_000
+    cursor = await LogDelayedCursor.open(store)
+    assert cursor.mark_delete_position == Position(299, 0)
+    assert cursor.properties() == {f"k{i % 7}": str(i) for i in range(293, 300)}
+
+
+async def test_a_large_state_is_not_written_anew_all_the_time(store: LocalLogStore) -> None:
+    """A log that is large because the state is large stays until it is four times what it has to be."""
+    cursor = await LogDelayedCursor.open(store, compact_at=0)
+    for i in range(100):
+        await cursor.put_property(str(i), "x" * 100)
+    await cursor.aclose()
+    (name,) = await store.names()
+    assert int(name.removeprefix("cursor-")) < 4
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "sync", "rename", "make_folder", "sync_folder"])
+@pytest.mark.parametrize("skip", [0, 1, 2])
+async def test_writing_anew_that_fails(store: LocalLogStore, files: FaultyFiles, operation: str, skip: int) -> None:
+    """When the new log cannot be made the old one goes on, and all that was reported is there afterwards."""
+    cursor = await LogDelayedCursor.open(store, compact_at=400)
+    kept: dict[str, str] = {}
+    for i in range(60):
+        if i % 10 == 5:
+            files.fail(errno.ENOSPC, operation, skip=skip, times=2)
+        key, value = str(i % 3), str(i)
+        try:
+            await cursor.put_property(key, value)
+        except LogStorageError:
+            assert cursor.properties() == kept
+        else:
+            kept[key] = value
+    files.heal()
+    await cursor.put_property("last", "")
+    found = {**kept, "last": ""}
+    assert cursor.properties() == found
+    cursor = await reopened(cursor, store)
+    assert cursor.properties() == found
+    assert len(await store.names()) == 1
+
+
+async def test_disk_full(store: LocalLogStore, files: FaultyFiles) -> None:
+    """On a full disk each change gets an error of its own, nothing changes, and it goes on when there is room."""
+    cursor = await LogDelayedCursor.open(store)
+    await cursor.put_property("a", "1")
+    files.fail(errno.ENOSPC, "write", times=math.inf)
+    results = await asyncio.gather(
+        cursor.put_property("a", "2"),
+        cursor.remove_property("a"),
+        cursor.mark_delete(Position(1, 1)),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results] == [LogStorageError] * 3
+    assert len(set(map(id, results))) == 3
+    assert "No space left on device" in str(results[0])
+    assert (cursor.mark_delete_position, cursor.properties()) == (Position(0, -1), {"a": "1"})
+    files.heal()
+    await cursor.put_property("b", "2")
+    assert (await reopened(cursor, store)).properties() == {"a": "1", "b": "2"}
+
+
+async def test_one_owner(store: LocalLogStore) -> None:
+    """A second opener is told so, also after the log was written anew; other names are other cursors."""
+    async with await LogDelayedCursor.open(store, compact_at=300) as cursor:
+        for i in range(40):
+            await cursor.put_property("k", str(i))
+            with pytest.raises(LogLockedError, match="cursor-"):
+                await LogDelayedCursor.open(store)
+        async with await LogDelayedCursor.open(store, "other") as other:
+            assert other.properties() == {}
+    async with await LogDelayedCursor.open(store) as cursor:
+        assert cursor.properties() == {"k": "39"}
+
+
+async def write(store: LocalLogStore, name: str, *records: object) -> None:
+    """Make a log by hand."""
+    async with await store.create(name) as log:
+        await log.append_many([each if isinstance(each, bytes) else json.dumps(each).encode() for each in records])
+
+
+HEAD = {"format": 1}
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (b"something else",),
+        ({"name": "a"},),
+        ([1],),
+        ({"format": 0},),
+        (HEAD, {"put": ["a"]}),
+        (HEAD, {"mark": [1]}),
+        (HEAD, {"mark": [-1, 3]}),
+        (HEAD, {"unknown": 1}),
+        (HEAD, b"\xff"),
+        (HEAD, {"next": 9}),
+        (HEAD, {"next": 1}),
+        (HEAD, {"next": 2}, {"mark": [1, 1]}),
+    ],
+)
+async def test_what_is_no_cursor(store: LocalLogStore, records: tuple[object, ...]) -> None:
+    """A log that something else wrote, or that lacks its end, is refused with an error, left as it is, and let go."""
+    await write(store, "cursor-1", *records)
+    for _ in range(2):
+        with pytest.raises(LogCorruptedError, match="cursor-1"):
+            await LogDelayedCursor.open(store)
+    assert await store.names() == ["cursor-1"]
+
+
+async def test_a_later_release(store: LocalLogStore) -> None:
+    """A cursor that a later release wrote is refused with its version, and left as it is."""
+    await write(store, "cursor-1", {"format": 2}, {"put": ["a", "1"]})
+    with pytest.raises(LogVersionError, match="version 2"):
+        await LogDelayedCursor.open(store)
+    assert await store.names() == ["cursor-1"]
+
+
+async def test_follows_a_log_that_ended(store: LocalLogStore) -> None:
+    """After a crash between the record that names the new log and the removal of the old one, the new one counts."""
+    await write(store, "cursor-3", HEAD, {"put": ["a", "old"]}, {"next": 4})
+    await write(store, "cursor-4", HEAD, {"mark": [2, 2]}, {"put": ["a", "new"]})
+    async with await LogDelayedCursor.open(store) as cursor:
+        assert cursor.properties() == {"a": "new"}
+        assert cursor.mark_delete_position == Position(2, 2)
+        assert await store.names() == ["cursor-4"]
+
+
+async def test_a_log_that_nothing_leads_to_is_rubbish(store: LocalLogStore) -> None:
+    """After a crash before that record the old log counts, and the new one goes."""
+    await write(store, "cursor-3", HEAD, {"put": ["a", "old"]})
+    await write(store, "cursor-4", HEAD, {"put": ["a", "new"]})
+    async with await LogDelayedCursor.open(store) as cursor:
+        assert cursor.properties() == {"a": "old"}
+        assert await store.names() == ["cursor-3"]
+
+
+async def test_forgets_under_protection(store: LocalLogStore, files: FaultyFiles) -> None:
+    """What names a snapshot goes before it may be deleted; without a name there is a write too, which can be refused."""
+    key = "#pulsar.internal.delayed.bucket_1_2"
+    cursor = await LogDelayedCursor.open(store)
+    await cursor.put_property(key, "7")
+    await cursor.put_property("mine", "7")
+    await cursor.forget(7)
+    assert cursor.properties() == {"mine": "7"}
+    files.fail(errno.EIO, "write")
+    with pytest.raises(LogStorageError):
+        await cursor.forget(7)
