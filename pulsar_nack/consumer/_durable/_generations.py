@@ -86,28 +86,20 @@ async def recover(store: LogStore, memory: Memory) -> Chain:
     opened: list[Log] = []
     try:
         base = await _newest_base(store, bases, opened)
-        kept = await _open_logs(store, [number for number in logs if number > base], base, opened)
+        number = await _open_logs(store, [number for number in logs if number > base], base, opened)
         for log in opened:
             await _replay(log, memory)
+        stale = {base_name(number) for number in bases} | {log_name(number) for number in logs}
+        await delete_all(store, sorted(stale - {log.name for log in opened}))
+        if number == base or opened[-1].is_sealed:
+            number += 1
+            log = await store.create(log_name(number))
+        else:
+            log = opened.pop()
         others = {log.name: log.size for log in opened}
-        active = kept[-1] if kept and not opened[-1].is_sealed else None
-        log = opened.pop() if active else await fresh(store, log_name((kept[-1] if kept else base) + 1))
-        others.pop(log.name, None)
+        return Chain(log, number, others, base_name(base) if base else None)
     finally:
         await _close(opened)
-    stale = [base_name(number) for number in bases if number != base]
-    stale += [log_name(number) for number in logs if number not in kept and number != active]
-    await delete_all(store, [name for name in stale if name != log.name])
-    return Chain(log, active or (kept[-1] if kept else base) + 1, others, base_name(base) if base else None)
-
-
-async def fresh(store: LogStore, name: str) -> Log:
-    """Make a log, in place of one that an attempt before this left."""
-    try:
-        return await store.create(name)
-    except LogExistsError:
-        await store.delete(name)
-        return await store.create(name)
 
 
 async def delete_all(store: LogStore, names: Iterable[str]) -> list[str]:
@@ -141,24 +133,24 @@ async def _newest_base(store: LogStore, bases: list[int], opened: list[Log]) -> 
     return 0
 
 
-async def _open_logs(store: LogStore, logs: list[int], base: int, opened: list[Log]) -> list[int]:
-    """Open the logs after a base; return their numbers, without empty ones that were not begun."""
-    kept: list[int] = []
+async def _open_logs(store: LogStore, logs: list[int], base: int, opened: list[Log]) -> int:
+    """Open the logs after a base, but for an empty one that was not begun; return the last number, or the base's."""
+    last = base
     if (base and not logs) or logs != list(range(base + 1, base + 1 + len(logs))):
         missing = next(number for number in range(base + 1, base + len(logs) + 2) if number not in logs)
         raise LogCorruptedError(log_name(missing), log_name(missing), 0, "the log is missing")
     for number in logs:
         log = await store.open_log(log_name(number))
-        if not kept or opened[-1].is_sealed:
+        if last == base or opened[-1].is_sealed:
             opened.append(log)
-            kept.append(number)
+            last = number
             continue
         length = log.length
         await log.aclose()
         if length:
-            name = log_name(kept[-1])
+            name = log_name(last)
             raise LogCorruptedError(name, name, 0, f"it has no seal, and yet {log_name(number)} has records")
-    return kept
+    return last
 
 
 async def _replay(log: Log, memory: Memory) -> None:

@@ -15,13 +15,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from contextlib import suppress
 from typing import Final, NamedTuple
 
-from ...errors import ClosedError, LedgerError
+from ...errors import ClosedError, LogExistsError
 from ...ledger import Log, LogStore
 from ._epoch import Epoch
-from ._generations import SLICE_S, Chain, base_name, delete_all, fresh, log_name
+from ._generations import SLICE_S, Chain, base_name, delete_all, log_name
 from ._memory import Memory
 from ._records import Change, Kind, encode_change
 
@@ -61,6 +60,7 @@ class Journal:
         self._others = chain.others
         self._base = chain.base
         self._compact_bytes = compact_bytes
+        self._left: set[str] = set()
         self._queue: deque[_Waiting] = deque()
         self._wanted = asyncio.Event()
         self._is_idle = asyncio.Event()
@@ -103,6 +103,7 @@ class Journal:
         finally:
             self._is_ended = True
             self._answer(self._queue, ClosedError("the consumer"))
+            self._is_idle.set()
 
     async def finish(self) -> None:
         """Wait until everything that was called for is written."""
@@ -192,7 +193,7 @@ class Journal:
 
     async def _begin_log(self) -> None:
         """Let the writer go on with a new log."""
-        log = await fresh(self._store, log_name(self._number + 1))
+        log = await self._create(log_name(self._number + 1))
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._next = (log, done)
         self._wanted.set()
@@ -203,19 +204,34 @@ class Journal:
                 await log.aclose()
             raise
         if error is not None:
-            with suppress(LedgerError):
-                await log.delete()
+            await log.aclose()
             raise error
+        self._left.discard(log.name)
 
     async def _draw(self) -> Log:
         """Write the picture of everything before the present log; return it, sealed and closed."""
-        base = await fresh(self._store, base_name(self._number - 1))
+        base = await self._create(base_name(self._number - 1))
         try:
             await self._draw_into(base)
             await base.seal()
         finally:
             await base.aclose()
+        self._left.discard(base.name)
         return base
+
+    async def _create(self, name: str) -> Log:
+        """Make a log, in place of what a failed attempt of ours left, but never of what somebody else made."""
+        if name in self._left:
+            await delete_all(self._store, [name])
+        try:
+            log = await self._store.create(name)
+        except LogExistsError:
+            raise
+        except BaseException:
+            self._left.add(name)  # it may be there all the same
+            raise
+        self._left.add(name)
+        return log
 
     async def _draw_into(self, base: Log) -> None:
         group: list[bytes] = []
@@ -236,9 +252,10 @@ class Journal:
         await base.append_many(group)
 
     async def _replace_older(self, base: Log) -> None:
-        older = [name for name in self._others if name != base.name]
+        older = [name for name in self._others if name != base.name] + list(self._left)
         self._others[base.name] = base.size
         self._base = base.name
         left = await delete_all(self._store, older)
         for name in set(older) - set(left):
-            del self._others[name]
+            self._others.pop(name, None)
+            self._left.discard(name)

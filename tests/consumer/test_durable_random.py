@@ -1,0 +1,86 @@
+"""Random lives of durable consumers on one subscription, beside a model of what each message must do."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+
+from pulsar_nack import Consumer, Message
+from pulsar_nack.testing import FakeTopic, virtual_time
+from tests.consumer.durable import Machine
+
+COUNT = 12
+
+
+@dataclass
+class Known:
+    """What is known of one message: how often it was shown, when it may come again, and whether it is acknowledged."""
+
+    shown: int = 0
+    due_at: float = 0.0
+    is_acked: bool = False
+
+
+def now() -> float:
+    """The virtual time, in seconds."""
+    return asyncio.get_running_loop().time()
+
+
+async def live(consumer: Consumer, random: Random, known: dict[bytes, Known], until: float) -> None:
+    """Receive, and acknowledge, nack, or stay in the handler, until this time."""
+    hand: list[Message] = []
+    while now() < until:
+        try:
+            message = await consumer.receive(timeout=random.choice([0.5, 3.0]))
+        except TimeoutError:
+            if hand and random.random() < 0.5:
+                await settle(hand.pop(random.randrange(len(hand))), random, known)
+            continue
+        state = known[message.data]
+        assert not state.is_acked
+        assert message.attempt == state.shown + 1
+        assert now() >= state.due_at - 1e-3
+        state.shown += 1
+        if random.random() < 0.3:
+            hand.append(message)
+        else:
+            await settle(message, random, known)
+
+
+async def settle(message: Message, random: Random, known: dict[bytes, Known]) -> None:
+    """Acknowledge or nack."""
+    if random.random() < 0.25:
+        await message.ack()
+        known[message.data].is_acked = True
+    else:
+        delay = random.choice([0.0, 0.3, 5.0, 40.0])
+        known[message.data].due_at = now() + delay
+        await message.nack(delay)
+
+
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 300))])
+@virtual_time
+async def test_random_lives(seed: int) -> None:
+    """U7: over kills and closes attempts count on without a gap, nothing comes early, twice or never."""
+    random = Random(seed)
+    options: dict[str, Any] = {"subscription_type": random.choice(["shared", "exclusive"])}
+    machine = Machine(FakeTopic(entries_per_ledger=4), seed, latency=random.choice([0.0, 0.05]), **options)
+    known = {bytes([number]): Known() for number in range(COUNT)}
+    for number in range(0, COUNT, 3):
+        machine.topic.publish(bytes([number]))
+        machine.topic.publish_batch([bytes([number + 1]), bytes([number + 2])])
+    redelivery: Any = random.choice(
+        ["auto", "local", "broker"] if options["subscription_type"] == "shared" else ["auto"]
+    )
+    lives = 0
+    while not all(state.is_acked for state in known.values()):
+        lives += 1
+        assert lives < 300, "a message does not come"
+        async with machine.consuming(killed=random.random() < 0.6, redelivery=redelivery) as consumer:
+            await live(consumer, random, known, now() + random.choice([0.0, 1.0, 20.0, 60.0]))
+        await asyncio.sleep(random.choice([0.0, 0.1, 30.0]))
+    assert machine.topic.subscription("fake").backlog == 0
