@@ -46,7 +46,10 @@ def decode_footer(data: bytes, log: str) -> Footer:
     :raises ValueError: it is none
     :raises LogVersionError: a later release wrote it
     """
-    found = json.loads(data)
+    try:
+        found = json.loads(data)
+    except ValueError:
+        found = None
     if not isinstance(found, dict) or not _is_count(version := found.pop("format", None)):
         raise ValueError("its last record is no footer")
     if version > FORMAT:

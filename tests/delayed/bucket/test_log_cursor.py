@@ -292,7 +292,7 @@ async def test_a_log_that_nothing_leads_to_is_rubbish(store: LocalLogStore) -> N
 
 
 async def test_forgets_under_protection(store: LocalLogStore, files: FaultyFiles) -> None:
-    """What names a snapshot goes before it may be deleted; without a name there is a write too, which can be refused."""
+    """What names a snapshot goes before it may be deleted; without a name there is a write too, which may fail."""
     key = "#pulsar.internal.delayed.bucket_1_2"
     cursor = await LogDelayedCursor.open(store)
     await cursor.put_property(key, "7")
