@@ -3,7 +3,8 @@
 A version is whole: the names, the folder of each, and its epoch, which grows with every opening for writing. Making
 version n + 1 is the commit point of a change, and whoever was slower reads it and tries again. Older versions are
 deleted, the newest one never is. So a put into the place of a deleted version, by somebody who slept since, is found
-out: a higher one is there, which does not name the change among the last ones. Such a version never counts.
+out: a higher one is there, which does not name the change among the last ones. Such a version never counts, and the
+change is decided anew, knowing its own mark if it was made after all, so long ago that it is not among the last ones.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Catalog:
     def change(self, name: str, action: str, decide: Callable[[Entry | None], Entry | None]) -> Entry | None:
         """Set what there is under a name, or remove it.
 
-        :param decide: returns the new entry for the old one; its errors end the change
+        :param decide: returns the new entry for the old one, which may be one that it returned before; its errors end
+            the change
         :raises LogStorageError: it is not known whether it was changed, or will be yet
         """
         with self._lock:
@@ -104,12 +106,7 @@ class Catalog:
             with suppress(OSError):
                 self._delete_before(version.number, numbers)
             return True
-        newest = self._load()
-        if version.recent[-1] in newest.recent:
-            return True
-        if newest.number - version.number < _RECENT:
-            return False
-        raise OSError("too much time passed to tell whether the catalog was changed")
+        return version.recent[-1] in self._load().recent
 
     def _load(self) -> _Version:
         for count in range(_TRIES):

@@ -8,7 +8,6 @@ not in the catalog is that of a deleted log, for ever: a log enters the catalog 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -70,15 +69,18 @@ class ObjectHome:
 
     def create(self, log: str) -> Opened:
         """Make a log and open it."""
-        new = Entry(token(), 1, token())
+        writer = token()
 
         def decide(old: Entry | None) -> Entry:
-            if old is not None and old != new:
+            if old is None:
+                return Entry(token(), 1, writer)
+            if old.writer != writer:
                 raise LogExistsError(log)
-            return new
+            return old
 
-        self._catalog.change(log, "create it", decide)
-        return self._take_over(log, new)
+        entry = self._catalog.change(log, "create it", decide)
+        assert entry is not None
+        return self._take_over(log, entry)
 
     def open_log(self, log: str, *, read_only: bool) -> Opened:
         """Open a log that exists."""
@@ -89,7 +91,7 @@ class ObjectHome:
         def decide(old: Entry | None) -> Entry:
             if old is None:
                 raise LogNotFoundError(log)
-            return Entry(old.instance, old.epoch + 1, writer)
+            return old if old.writer == writer else Entry(old.instance, old.epoch + 1, writer)
 
         entry = self._catalog.change(log, "open it", decide)
         assert entry is not None
@@ -130,8 +132,7 @@ class ObjectHome:
         folder = self._folder(log, entry)
         with storage_errors(log, "take it over"):
             state, data = self._fence(log, folder, entry)
-            is_mine = self._asks(log, entry)
-            writer = ObjectWriter(folder, state, data, self._limits, is_mine)
+            writer = ObjectWriter(folder, state, data, self._limits, _Owned(self._catalog, log, entry))
             writer.check()
             writer.tidy(state.names)
         return Opened(log, entry, state, writer.reader, writer)
@@ -150,11 +151,23 @@ class ObjectHome:
                 return State(manifest, slot, slot, state.names), data
         raise LogStorageError(log, "take it over", "its writer went on all the time")
 
-    def _asks(self, log: str, entry: Entry) -> Callable[[], bool]:
-        return lambda: self._catalog.logs().get(log) == entry
-
     def _folder(self, log: str, entry: Entry) -> Folder:
         return Folder(self._requests, log, entry.instance, self._executor)
+
+
+class _Owned(NamedTuple):
+    catalog: Catalog
+    log: str
+    entry: Entry
+
+    def is_there(self) -> bool:
+        """Return whether this very log is still there."""
+        now = self.catalog.logs().get(self.log)
+        return now is not None and now.instance == self.entry.instance
+
+    def is_mine(self) -> bool:
+        """Return whether it is still that of this opening."""
+        return self.catalog.logs().get(self.log) == self.entry
 
 
 def _is_ours(key: str) -> bool:

@@ -17,7 +17,7 @@ from ._object_format import Head, Place
 MANIFEST: Final = "manifest"
 DATA: Final = "data"
 SEGMENT: Final = "segment"
-_TAKEOVERS: Final = 32
+_TAKEOVERS: Final = 256
 
 
 class Piece(NamedTuple):

@@ -12,6 +12,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ..backoff import Backoff
 from ..errors import InvalidArgumentError
 from ._object import ObjectBackend, ObjectLog
 from ._object_home import ObjectHome, Opened
@@ -48,6 +49,7 @@ class ObjectLogStore(StoreShell[Opened, ObjectLog]):
         max_small_objects: int = 32,
         threads: int = 8,
         attempts: int = 5,
+        backoff: Backoff | None = None,
     ) -> Self:
         """Open the logs in a store of obstore; what crashes left there is deleted.
 
@@ -56,6 +58,7 @@ class ObjectLogStore(StoreShell[Opened, ObjectLog]):
         :param max_small_objects: how many small objects of a log there may be before they are merged (2 to 1000)
         :param threads: how many requests are made at the same time (1 to 64), and as many to merge and open logs
         :param attempts: how many times a request is made when it fails (1 to 20), besides what obstore itself does
+        :param backoff: how long to wait between them; by default 0.1 s, doubled up to 5 s, with jitter
         :raises LogStorageError: the store cannot be used: no bucket, no rights, no connection
         :raises MissingExtraError: obstore is not installed
         """
@@ -64,7 +67,7 @@ class ObjectLogStore(StoreShell[Opened, ObjectLog]):
         check_number("max_small_objects", max_small_objects, 2, 1000)
         check_number("threads", threads, 1, 64)
         check_number("attempts", attempts, 1, 20)
-        requests = Requests(as_objects(store), prefix, attempts=attempts)
+        requests = Requests(as_objects(store), prefix, attempts=attempts, backoff=backoff)
         executor = ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-ledger")
         fetchers = ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-fetch")
         home = ObjectHome(requests, Limits(max_object_bytes, max_small_objects), fetchers if threads > 1 else None)
@@ -85,6 +88,7 @@ class ObjectLogStore(StoreShell[Opened, ObjectLog]):
         max_small_objects: int = 32,
         threads: int = 8,
         attempts: int = 5,
+        backoff: Backoff | None = None,
         **options: Any,
     ) -> Self:
         """Open the logs below a URL: ``s3://bucket/path``, ``gs://``, ``az://``, ``file:///path`` or ``memory:///``.
@@ -100,6 +104,7 @@ class ObjectLogStore(StoreShell[Opened, ObjectLog]):
             max_small_objects=max_small_objects,
             threads=threads,
             attempts=attempts,
+            backoff=backoff,
         )
 
     async def aclose(self) -> None:

@@ -19,11 +19,11 @@ is sealed; a manifest names it, and what it replaces is deleted. A merge that fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from ..errors import LedgerError, LogFencedError, LogSealedError, LogStorageError
+from ..errors import LedgerError, LogCorruptedError, LogFencedError, LogSealedError, LogStorageError
 from ._object_folder import Folder, Reader, State
 from ._object_format import encode
 from ._object_manifest import DATA, MANIFEST, SEGMENT, Manifest, Piece, plan_merge, small_pieces
@@ -39,12 +39,24 @@ class Limits(NamedTuple):
     max_small_objects: int
 
 
+class Ownership(Protocol):
+    """What the catalog says now of a log; OSError when it cannot be asked."""
+
+    def is_there(self) -> bool:
+        """Return whether it was not deleted."""
+        ...
+
+    def is_mine(self) -> bool:
+        """Return whether nobody opened it for writing since."""
+        ...
+
+
 class ObjectWriter:
     """Appends to a log that it has taken over.
 
     :param state: the log's state; its newest manifest is one of this writer
     :param data: the bytes of that manifest
-    :param is_mine: asks the catalog whether the log is still this writer's
+    :param catalog: says whether the log is still this writer's
     """
 
     def __init__(
@@ -53,7 +65,7 @@ class ObjectWriter:
         state: State,
         data: bytes,
         limits: Limits,
-        is_mine: Callable[[], bool],
+        catalog: Ownership,
     ) -> None:
         self._folder = folder
         self._manifest = state.manifest
@@ -62,7 +74,7 @@ class ObjectWriter:
         self._begin = state.base
         self._limits = limits
         self._merge_at = limits.max_small_objects
-        self._is_mine = is_mine
+        self._catalog = catalog
         self._is_suspect = False
         self._is_fenced = False
         self._appends = 0
@@ -105,9 +117,8 @@ class ObjectWriter:
         :raises LogFencedError: it is not
         """
         self._must_be_mine()
-        if not self._is_mine():
-            self._is_fenced = True
-            self._must_be_mine()
+        self._is_fenced = not self._catalog.is_mine()
+        self._must_be_mine()
 
     @property
     def _small(self) -> int:
@@ -212,7 +223,9 @@ class ObjectWriter:
         if not is_made and was_suspect:
             self._find_own(slot)
         if not (is_made and self._has_guard()) and not self._was_in_time(slot):
-            self._is_fenced = True
+            if is_made:
+                with suppress(OSError):
+                    requests.delete([self._folder.key(slot_name(slot))])
             self._must_be_mine()
         self._is_suspect = False
 
@@ -230,15 +243,28 @@ class ObjectWriter:
             return False
 
     def _was_in_time(self, slot: int) -> bool:
-        """Return whether this slot was made before somebody else took over, who did."""
+        """Return whether this slot was made before somebody else took over, who did, or deleted the log.
+
+        :raises OSError: that is too long ago to tell
+        """
         self._is_fenced = True
-        fence = self._folder.load().manifest.fence_after(self._manifest.epoch, self._begin)
-        return fence is not None and slot < fence
+        if not self._catalog.is_there():
+            return False
+        try:
+            manifest = self._folder.load().manifest
+        except LogCorruptedError:
+            if self._catalog.is_there():
+                raise
+            return False
+        fence = manifest.fence_after(self._manifest.epoch, self._begin)
+        if fence is None:
+            raise OSError("too many others opened it meanwhile to tell whether this was in time")
+        return slot < fence
 
     def _look(self) -> None:
         """Make way for somebody who wants to take over, and would have to be faster than the appends come."""
         with suppress(OSError, LedgerError):
-            self._is_fenced = self._is_fenced or not self._is_mine()
+            self._is_fenced = self._is_fenced or not self._catalog.is_mine()
 
     def _must_be_mine(self) -> None:
         if self._is_fenced:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from obstore.store import LocalStore, MemoryStore
 
-from pulsar_nack.ledger import LocalLog, LocalLogStore, Log, LogStore, ObjectLog, ObjectLogStore
+from pulsar_nack.backoff import Fixed
+from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore
 from pulsar_nack.ledger._object_requests import Objects
 
-AnyLog = LocalLog | ObjectLog
-AnyStore = LocalLogStore | ObjectLogStore
-Opener = Callable[[], Awaitable[AnyStore]]
+Opener = Callable[[], Awaitable[LogStore]]
 KINDS = ("local", "memory objects", "local objects")
 
 
@@ -29,7 +28,7 @@ def opener(kind: str, path: Path) -> Opener:
 async def open_objects(objects: Objects | MemoryStore, *, threads: int = 4, attempts: int = 3) -> ObjectLogStore:
     """Open a store of logs with small parts on these objects."""
     return await ObjectLogStore.open(
-        objects, max_object_bytes=2048, max_small_objects=4, threads=threads, attempts=attempts
+        objects, max_object_bytes=2048, max_small_objects=4, threads=threads, attempts=attempts, backoff=Fixed(0)
     )
 
 
@@ -38,10 +37,7 @@ async def content(log: Log) -> list[bytes]:
     return [record.data async for record in log.records()]
 
 
-async def reopened(store: AnyStore, log: AnyLog, *, read_only: bool = False) -> AnyLog:
+async def reopened(store: LogStore, log: Log, *, read_only: bool = False) -> Log:
     """Close a log and open it again."""
     await log.aclose()
     return await store.open_log(log.name, read_only=read_only)
-
-
-__all__ = ["KINDS", "AnyLog", "AnyStore", "LogStore", "Opener", "content", "open_objects", "opener", "reopened"]

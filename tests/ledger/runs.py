@@ -10,10 +10,15 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from pulsar_nack.errors import LogStorageError
-from pulsar_nack.ledger import LocalLog, LocalLogStore
+from obstore.store import MemoryStore
+
+from pulsar_nack.errors import LogExistsError, LogNotFoundError, LogStorageError
+from pulsar_nack.ledger import LocalLogStore, Log, LogStore
 from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
 from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.ledger._object_fault import FaultyObjects
+
+from .homes import content, open_objects
 
 _T = TypeVar("_T")
 FOLDER = Path("/some/logs")
@@ -44,32 +49,47 @@ class LogModel:
 
 
 class Run:
-    """One run over files that may fail or crash, with a model that outlives it."""
+    """One run over files or objects that may fail or crash, with a model that outlives it."""
 
-    def __init__(self, seed: int, files: FaultyFiles, models: dict[str, LogModel] | None = None) -> None:
+    def __init__(
+        self, seed: int, files: FaultyFiles | FaultyObjects, models: dict[str, LogModel] | None = None
+    ) -> None:
         self.random = Random(seed)
         self.files = files
         self.models = models or {name: LogModel() for name in NAMES}
-        self.logs: dict[str, LocalLog] = {}
+        self.logs: dict[str, Log] = {}
+        self.is_late = False
         self._made = 0
 
     async def play(self, steps: int) -> None:
         """Open the store, check what is there, do random things, close."""
-        store = await LocalLogStore.open(FOLDER, max_segment_bytes=1024, threads=1, files=self.files)
-        async with store:
+        async with await self._open_store() as store:
             await self._find(store)
             for _ in range(steps):
                 await self._step(store, self.random.choice(NAMES))
 
-    async def _find(self, store: LocalLogStore) -> None:
+    async def _open_store(self) -> LogStore:
+        if isinstance(self.files, FaultyFiles):
+            return await LocalLogStore.open(FOLDER, max_segment_bytes=1024, threads=1, files=self.files)
+        store = await self._try(open_objects(self.files, threads=1, attempts=2))
+        if store is None:
+            self.files.heal()
+        return store or await open_objects(self.files, threads=1, attempts=2)
+
+    async def _find(self, store: LogStore) -> None:
         for name, model in list(self.models.items()):
             if await self._is_listed(store, name):
-                self.logs[name] = await self._open(store, name)
-            else:
-                assert not model.is_there
-                self.models[name] = LogModel()
+                try:
+                    self.logs[name] = await self._open(store, name)
+                except LogNotFoundError:  # a deletion came late
+                    assert self.is_late
+                    assert model.is_there is None
+                else:
+                    continue
+            assert not model.is_there
+            self.models[name] = LogModel()
 
-    async def _step(self, store: LocalLogStore, name: str) -> None:
+    async def _step(self, store: LogStore, name: str) -> None:
         log, model = self.logs.get(name), self.models[name]
         chance = self.random.random()
         if log is None:
@@ -84,7 +104,7 @@ class Run:
         else:
             await self._append(log, self.random.choice((1, 1, 2, 5)))
 
-    async def _open(self, store: LocalLogStore, name: str) -> LocalLog:
+    async def _open(self, store: LogStore, name: str) -> Log:
         """Open a log; where that fails, nothing fails from then on."""
         log = await self._try(store.open_log(name))
         if log is None:
@@ -92,29 +112,38 @@ class Run:
             log = await store.open_log(name)
         return await self._compare(log)
 
-    async def _compare(self, log: LocalLog) -> LocalLog:
-        found = [record.data async for record in log.records()]
+    async def _compare(self, log: Log) -> Log:
+        try:
+            found = await content(log)
+        except LogStorageError:
+            self.files.heal()
+            found = await content(log)
         self.models[log.name].check(found, is_sealed=log.is_sealed)
         self.models[log.name].know(found, is_sealed=log.is_sealed)
         return log
 
-    async def _is_listed(self, store: LocalLogStore, name: str) -> bool:
+    async def _is_listed(self, store: LogStore, name: str) -> bool:
         names = await self._try(store.names())
         if names is None:
             self.files.heal()
             names = await store.names()
         return name in names
 
-    async def _create(self, store: LocalLogStore, name: str) -> None:
+    async def _create(self, store: LogStore, name: str) -> None:
         self.models[name] = LogModel(is_there=None)
-        if (log := await self._try(store.create(name))) is not None:
+        try:
+            log = await self._try(store.create(name))
+        except LogExistsError:  # a creation came late
+            assert self.is_late
+            log = None
+        if log is not None:
             self.models[name].is_there = True
             self.logs[name] = log
             assert (log.length, log.is_sealed) == (0, False)
         elif await self._is_listed(store, name):
             self.logs[name] = await self._open(store, name)
 
-    async def _delete(self, store: LocalLogStore, log: LocalLog) -> None:
+    async def _delete(self, store: LogStore, log: Log) -> None:
         model = self.models[log.name]
         model.is_there = None
         del self.logs[log.name]
@@ -127,7 +156,7 @@ class Run:
         if await self._is_listed(store, log.name):
             self.logs[log.name] = await self._open(store, log.name)
 
-    async def _seal(self, log: LocalLog) -> None:
+    async def _seal(self, log: Log) -> None:
         model = self.models[log.name]
         model.is_sealed = None
         await self._try(log.seal())
@@ -137,7 +166,7 @@ class Run:
         elif not self.files.is_crashed:
             model.is_sealed = None
 
-    async def _append(self, log: LocalLog, tasks: int) -> None:
+    async def _append(self, log: Log, tasks: int) -> None:
         model = self.models[log.name]
         groups = [[self._record() for _ in range(self.random.choice((1, 1, 3)))] for _ in range(tasks)]
         appends = (log.append_many(records) for records in groups)
@@ -165,9 +194,9 @@ class Run:
             return None
 
 
-def count_operations(seed: int, steps: int) -> int:
-    """Return how many file operations a run without faults makes."""
-    run = Run(seed, FaultyFiles(MemoryFiles()))
+def count_operations(seed: int, steps: int, files: FaultyFiles | FaultyObjects | None = None) -> int:
+    """Return how many operations a run without faults makes, on files in memory if no others are given."""
+    run = Run(seed, files or FaultyFiles(MemoryFiles()))
     asyncio.run(run.play(steps))
     return len(run.files.history)
 
@@ -182,3 +211,14 @@ def check_clean(files: MemoryFiles, models: dict[str, LogModel]) -> None:
             assert rest.endswith(".segment")
         else:
             assert folder.removesuffix(".lock") in there
+
+
+def check_clean_objects(store: MemoryStore, models: dict[str, LogModel]) -> None:
+    """After the last run was closed there are few objects, those of the logs that are there and one catalog."""
+    there = [name for name, model in models.items() if model.is_there]
+    paths = [item["path"] for item in store.list().collect()]
+    assert sum(path.startswith("catalog/") for path in paths) == 1
+    for path in paths:
+        folder, _, rest = path.partition("/")
+        assert folder == "catalog" or rest.partition(".")[0] in there
+    assert len(paths) <= 1 + 25 * len(there)

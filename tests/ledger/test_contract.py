@@ -20,7 +20,7 @@ from pulsar_nack.errors import (
 from pulsar_nack.ledger import Log, LogStore, Record
 from pulsar_nack.ledger._record import MAX_BODY
 
-from .homes import KINDS, AnyStore, Opener, content, opener, reopened
+from .homes import KINDS, Opener, content, opener, reopened
 
 
 @pytest.fixture(params=KINDS)
@@ -30,13 +30,13 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 
 
 @pytest.fixture
-async def store(home: Opener) -> AsyncIterator[AnyStore]:
+async def store(home: Opener) -> AsyncIterator[LogStore]:
     """Open a store with small parts."""
     async with await home() as store:
         yield store
 
 
-async def test_append_and_read(store: AnyStore) -> None:
+async def test_append_and_read(store: LogStore) -> None:
     """Records are numbered from 0 without gaps, and read back by range and by going through, also the empty ones."""
     log = await store.create("a")
     assert [await log.append(data) for data in (b"x", b"", b"yy")] == [0, 1, 2]
@@ -54,7 +54,7 @@ async def test_append_and_read(store: AnyStore) -> None:
     assert isinstance(store, LogStore)
 
 
-async def test_many_parts(store: AnyStore) -> None:
+async def test_many_parts(store: LogStore) -> None:
     """A log goes on over many parts, and is read across them, also after reopening."""
     log = await store.create("a")
     records = [b"%d" % number * (number % 70) for number in range(300)]
@@ -72,7 +72,7 @@ async def test_many_parts(store: AnyStore) -> None:
             assert await log.read(first, min(first + 40, 299)) == records[first : first + 41]
 
 
-async def test_a_record_larger_than_a_part(store: AnyStore) -> None:
+async def test_a_record_larger_than_a_part(store: LogStore) -> None:
     """What does not fit into a part of the usual size gets one of its own."""
     log = await store.create("a")
     records = [b"small", b"x" * 5000, b"small again", b"y" * 400_000, b"z" * 3_000_000, b""]
@@ -81,7 +81,7 @@ async def test_a_record_larger_than_a_part(store: AnyStore) -> None:
     assert await content(await reopened(store, log)) == records
 
 
-async def test_parts_of_a_large_append(store: AnyStore) -> None:
+async def test_parts_of_a_large_append(store: LogStore) -> None:
     """Single records and ranges of a large append are found, before and after sealing and reopening."""
     log = await store.create("a")
     records = [b"%05d" % number * 200 for number in range(2000)]
@@ -97,7 +97,7 @@ async def test_parts_of_a_large_append(store: AnyStore) -> None:
             await log.seal()
 
 
-async def test_concurrent_appends_share_writes(store: AnyStore) -> None:
+async def test_concurrent_appends_share_writes(store: LogStore) -> None:
     """Appends are numbered in the order of their calls, and those that wait share a write."""
     log = await store.create("a")
     numbers = await asyncio.gather(*(log.append(b"%d" % number) for number in range(500)))
@@ -106,7 +106,7 @@ async def test_concurrent_appends_share_writes(store: AnyStore) -> None:
     assert await content(log) == [b"%d" % number for number in range(500)]
 
 
-async def test_seal(store: AnyStore) -> None:
+async def test_seal(store: LogStore) -> None:
     """A sealed log takes nothing more, for ever, and can be read; sealing again is harmless."""
     log = await store.create("a")
     await log.append(b"x")
@@ -124,7 +124,7 @@ async def test_seal(store: AnyStore) -> None:
     assert await store.names() == []
 
 
-async def test_seal_of_an_empty_log(store: AnyStore) -> None:
+async def test_seal_of_an_empty_log(store: LogStore) -> None:
     """A log without records can be sealed, and opened."""
     log = await store.create("a")
     await log.seal()
@@ -132,7 +132,7 @@ async def test_seal_of_an_empty_log(store: AnyStore) -> None:
     assert (log.length, log.is_sealed, await content(log)) == (0, True, [])
 
 
-async def test_appends_behind_a_seal(store: AnyStore) -> None:
+async def test_appends_behind_a_seal(store: LogStore) -> None:
     """Appends that were called before a seal are in the log, those called after it are refused, also in one burst."""
     log = await store.create("a")
     calls = [log.append(b"1"), log.append(b"2"), log.seal(), log.append(b"3"), log.seal(), log.append(b"4")]
@@ -143,7 +143,7 @@ async def test_appends_behind_a_seal(store: AnyStore) -> None:
     assert await content(await reopened(store, log)) == [b"1", b"2"]
 
 
-async def test_names_and_deletion(store: AnyStore) -> None:
+async def test_names_and_deletion(store: LogStore) -> None:
     """Logs are listed by name; a deleted one is gone, and its name is free again."""
     logs = {name: await store.create(name) for name in ("b", "a", "#c_1.x-y", "_c_1.x-y")}
     for log in logs.values():
@@ -170,7 +170,7 @@ async def test_names_and_deletion(store: AnyStore) -> None:
     assert await store.names() == []
 
 
-async def test_read_only(store: AnyStore, home: Opener) -> None:
+async def test_read_only(store: LogStore, home: Opener) -> None:
     """A log that is open for reading sees what was durable then, beside a writer, and refuses appending."""
     writer = await store.create("a")
     await writer.append(b"x")
@@ -191,7 +191,7 @@ async def test_read_only(store: AnyStore, home: Opener) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\\b", "-x", "a b", "ä", "x" * 201, "a\n", None, 1])
-async def test_bad_names(store: AnyStore, name: str) -> None:
+async def test_bad_names(store: LogStore, name: str) -> None:
     """What cannot be a log's name is refused by every call, and nothing is made."""
     for call in (store.create, store.open_log, store.delete):
         with pytest.raises(InvalidArgumentError, match="name"):
@@ -199,7 +199,7 @@ async def test_bad_names(store: AnyStore, name: str) -> None:
     assert await store.names() == []
 
 
-async def test_bad_arguments(store: AnyStore) -> None:
+async def test_bad_arguments(store: LogStore) -> None:
     """Bad data and ranges are refused with their name, and nothing is added."""
     log = await store.create("a")
     await log.append(b"x")
@@ -219,7 +219,7 @@ async def test_bad_arguments(store: AnyStore) -> None:
     assert log.length == 1
 
 
-async def test_the_largest_append(store: AnyStore) -> None:
+async def test_the_largest_append(store: LogStore) -> None:
     """Records of as many bytes as a log takes at once are taken, and read."""
     log = await store.create("a")
     await log.append(bytes(MAX_BODY - 4))
@@ -227,7 +227,7 @@ async def test_the_largest_append(store: AnyStore) -> None:
     assert len(record) == MAX_BODY - 4
 
 
-async def test_after_close(store: AnyStore) -> None:
+async def test_after_close(store: LogStore) -> None:
     """A closed log and a closed store say so; closing again is harmless, and closing the store closes its logs."""
     log, other = await store.create("a"), await store.create("b")
     await log.append(b"x")
@@ -246,7 +246,7 @@ async def test_after_close(store: AnyStore) -> None:
         await other.append(b"x")
 
 
-async def test_close_carries_out_what_was_called(store: AnyStore) -> None:
+async def test_close_carries_out_what_was_called(store: LogStore) -> None:
     """Appends that were called before the close are durable, and answered."""
     log = await store.create("a")
     calls = [asyncio.ensure_future(log.append(b"%d" % number)) for number in range(20)]
@@ -257,7 +257,7 @@ async def test_close_carries_out_what_was_called(store: AnyStore) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_many_cancellations(store: AnyStore, seed: int) -> None:
+async def test_many_cancellations(store: LogStore, seed: int) -> None:
     """Cancelled appends are in the log as a whole or not at all, in order, and those that returned are there."""
     log, random = await store.create("a"), Random(seed)
     appended: dict[bytes, int] = {}
@@ -277,7 +277,7 @@ async def test_many_cancellations(store: AnyStore, seed: int) -> None:
     assert all(found[first] == record for record, first in appended.items())
 
 
-async def test_two_stores_share_the_names(store: AnyStore, home: Opener) -> None:
+async def test_two_stores_share_the_names(store: LogStore, home: Opener) -> None:
     """What one store makes and deletes the other sees; of two that make the same log one is refused."""
     async with await home() as other:
         results = await asyncio.gather(store.create("a"), other.create("a"), return_exceptions=True)

@@ -1,0 +1,402 @@
+"""Several machines on one object store: whoever opens a log last writes to it, and the others are fenced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
+from random import Random
+
+import pytest
+from obstore.store import MemoryStore
+
+from pulsar_nack.errors import LedgerError, LogExistsError, LogFencedError, LogNotFoundError
+from pulsar_nack.ledger import Log, ObjectLogStore
+from pulsar_nack.ledger._fault import SimulatedCrash
+from pulsar_nack.ledger._object_fault import FaultyObjects
+
+from .homes import content, open_objects
+
+NAME = "a"
+Others = Callable[["Shared"], Awaitable[None]]
+
+
+class Shared:
+    """A store that several machines use, and what each append to its log was answered."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.kept: dict[int, bytes] = {}
+        self.refused: list[bytes] = []
+        self.doubted: list[bytes] = []
+        self.is_over = False
+        self._numbers = count()
+
+    async def append(self, log: Log, records: int = 1) -> bool:
+        """Append records of a size of its own; return whether that was done."""
+        data = [b"%d " % next(self._numbers) * (1 + each * 40) for each in range(records)]
+        try:
+            first = await log.append_many(data)
+        except LogFencedError:
+            self.refused += data
+            return False
+        except SimulatedCrash:
+            self.doubted += data
+            raise
+        for number, record in enumerate(data, first):
+            assert number not in self.kept
+            self.kept[number] = record
+        return True
+
+    async def check(self) -> None:
+        """Everything that was answered is there, where it was said to be, and nothing else."""
+        async with await open_objects(self.store) as store:
+            if NAME not in await store.names():
+                assert self.kept == {}
+                return
+            log = await store.open_log(NAME)
+            found = dict(enumerate(await content(log)))
+            assert {number: record for number, record in found.items() if record not in self.doubted} == self.kept
+            assert len(set(found.values())) == len(found)
+        objects = self.store.list().collect()
+        names = [item["path"] for item in objects]
+        assert len(names) <= 1 + 12 + sum(item["size"] for item in objects) // 1024
+        assert len({name.rpartition("/")[0] for name in names}) == 2
+
+
+async def append_once(shared: Shared) -> None:
+    """Another machine takes the log over and appends."""
+    async with await open_objects(shared.store, threads=1) as store:
+        assert await shared.append(await store.open_log(NAME))
+
+
+async def append_often(shared: Shared) -> None:
+    """Another machine takes the log over, and appends so much that objects are merged and deleted."""
+    async with await open_objects(shared.store, threads=1) as store:
+        log = await store.open_log(NAME)
+        for _ in range(11):
+            assert await shared.append(log, 2)
+
+
+async def append_in_turns(shared: Shared) -> None:
+    """Three more machines take the log over, one after the other."""
+    for _ in range(3):
+        await append_once(shared)
+
+
+async def open_only(shared: Shared) -> None:
+    """Many machines take the log over, and do nothing."""
+    async with await open_objects(shared.store, threads=1) as store:
+        for _ in range(40):
+            await store.open_log(NAME)
+
+
+async def delete(shared: Shared) -> None:
+    """Another machine deletes the log."""
+    async with await open_objects(shared.store, threads=1) as store:
+        await store.delete(NAME)
+    shared.kept.clear()
+    shared.is_over = True
+
+
+async def delete_and_make_anew(shared: Shared) -> None:
+    """Another machine deletes the log, and makes one of the same name."""
+    await delete(shared)
+    async with await open_objects(shared.store, threads=1) as store:
+        log = await store.create(NAME)
+        for _ in range(7):
+            assert await shared.append(log)
+
+
+async def delete_and_make_anew_often(shared: Shared) -> None:
+    """That goes on for longer than the catalog remembers."""
+    for _ in range(25):
+        await delete_and_make_anew(shared)
+
+
+OTHERS = (append_once, append_often, append_in_turns, open_only, delete, delete_and_make_anew)
+
+
+async def write(shared: Shared, log: Log) -> None:
+    """Append, in ones and in groups, until the end or until fenced; then nothing can be done any more."""
+    was_fenced = False
+    for step in range(13):
+        is_done = await shared.append(log, 1 + step % 3)
+        assert not (is_done and was_fenced)
+        was_fenced = was_fenced or not is_done
+    if was_fenced:
+        for call in (log.append(b"x"), log.seal()):
+            with pytest.raises(LogFencedError, match="opened it later"):
+                await call
+        with pytest.raises(LogFencedError):
+            await log.delete()
+
+
+async def play(shared: Shared, at: int | None, others: Others | None) -> FaultyObjects:
+    """Make a log and write to it; before request ``at`` others do something to it."""
+    objects = FaultyObjects(shared.store)
+    async with await open_objects(objects, threads=1) as store:
+        log = await store.create(NAME)
+        await shared.append(log)
+        if at is not None and others is not None:
+            objects.call(len(objects.history) + at, lambda: asyncio.run(others(shared)))  # type: ignore[arg-type]
+        await write(shared, log)
+    return objects
+
+
+async def requests() -> int:
+    """Return how many requests the writer makes when nobody disturbs it."""
+    return len((await play(Shared(), None, None)).history) - 6
+
+
+@pytest.mark.parametrize("others", OTHERS)
+async def test_taken_over_at_every_request(others: Others) -> None:
+    """Before any request of the writer others go to work: what it was answered holds, and then it is fenced."""
+    total = await requests()
+    assert total > 40
+    for at in range(total):
+        shared = Shared()
+        await play(shared, at, others)
+        await shared.check()
+
+
+@pytest.mark.parametrize("others", OTHERS)
+async def test_fenced(others: Others) -> None:
+    """After a takeover appending, sealing and deleting fail clearly, nothing of them counts, and reading goes on."""
+    shared = Shared()
+    async with await open_objects(shared.store) as store:
+        log = await store.create(NAME)
+        for _ in range(9):
+            await shared.append(log)
+        before = dict(shared.kept)
+        await others(shared)
+        assert not await shared.append(log, 3)
+        with pytest.raises(LogFencedError, match="log a: another writer opened it later, or it was deleted"):
+            await log.seal()
+        if not shared.is_over:
+            assert dict(enumerate(await log.read(0, 8))) == before
+        else:
+            with pytest.raises(LogNotFoundError):
+                await log.read(0, 8)
+        with pytest.raises(LogFencedError):
+            await log.delete()
+        await shared.check()
+        if NAME in await store.names():
+            log = await store.open_log(NAME)
+            assert await shared.append(log)
+        await shared.check()
+
+
+async def test_the_same_store_opens_it_again() -> None:
+    """The newest opener wins also within one store."""
+    async with await open_objects(MemoryStore()) as store:
+        first = await store.create(NAME)
+        await first.append(b"x")
+        second = await store.open_log(NAME)
+        with pytest.raises(LogFencedError):
+            await first.append(b"y")
+        assert await second.append(b"z") == 1
+        await first.aclose()
+        await second.delete()
+        with pytest.raises(LogFencedError):
+            await first_deleted(store)
+
+
+async def first_deleted(store: ObjectLogStore) -> None:
+    """Delete a log that another store's deletion was faster with."""
+    log = await store.create("b")
+    await store.delete("b")
+    await log.delete()
+
+
+@pytest.mark.parametrize("others", [*OTHERS, delete_and_make_anew_often])
+async def test_opening_while_others_do(others: Others) -> None:
+    """Before any request of an opening others go to work: the opening wins, or fails and takes nothing away."""
+    for at in range(200):
+        shared = Shared()
+        async with await open_objects(shared.store, threads=1) as store:
+            log = await store.create(NAME)
+            for _ in range(6):
+                await shared.append(log)
+        objects = FaultyObjects(shared.store)
+        async with await open_objects(objects, threads=1) as store:
+            begin = len(objects.history)
+            objects.call(begin + at, lambda: asyncio.run(others(shared)))  # type: ignore[arg-type]  # noqa: B023
+            try:
+                log = await store.open_log(NAME)
+            except (LogFencedError, LogNotFoundError):
+                pass
+            else:
+                await write(shared, log)
+            is_past = len(objects.history) <= begin + at
+        await shared.check()
+        if is_past:
+            break
+    else:
+        pytest.fail("the opening makes too many requests")
+
+
+@pytest.mark.parametrize("others", [append_once, append_often, delete_and_make_anew, delete_and_make_anew_often])
+async def test_deleting_while_others_open(others: Others) -> None:
+    """Before any request of a deletion others open the log: the whole log goes, or the deletion fails."""
+    for at in range(200):
+        shared = Shared()
+        objects = FaultyObjects(shared.store)
+        async with await open_objects(objects, threads=1) as store:
+            log = await store.create(NAME)
+            for _ in range(6):
+                await shared.append(log)
+            begin = len(objects.history)
+            objects.call(begin + at, lambda: asyncio.run(try_it(others, shared)))  # noqa: B023
+            try:
+                await log.delete()
+            except LogFencedError:
+                pass
+            else:
+                if not shared.is_over:
+                    shared.kept.clear()
+            is_past = len(objects.history) <= begin + at
+        await shared.check()
+        if is_past:
+            break
+    else:
+        pytest.fail("the deletion makes too many requests")
+
+
+async def try_it(others: Others, shared: Shared) -> None:
+    """Let others try to open a log that may be gone."""
+    try:
+        await others(shared)
+    except LogNotFoundError:
+        shared.kept.clear()
+        shared.is_over = True
+
+
+async def make(shared: Shared) -> None:
+    """Another machine makes the log, and many others that it deletes again."""
+    async with await open_objects(shared.store, threads=1) as store:
+        log = await store.create(NAME)
+        assert await shared.append(log)
+        for number in range(40):
+            await (await store.create(f"other-{number}")).delete()
+
+
+async def test_making_while_others_do() -> None:
+    """Before any request of making a log others make it: one of both has made it."""
+    for at in range(30):
+        shared = Shared()
+        objects = FaultyObjects(shared.store)
+        async with await open_objects(objects, threads=1) as store:
+            begin = len(objects.history)
+            objects.call(begin + at, lambda: asyncio.run(try_to_make(shared)))  # noqa: B023
+            try:
+                log = await store.create(NAME)
+            except LogExistsError:
+                assert len(shared.kept) == 1
+            else:
+                assert shared.kept == {}
+                await shared.append(log)
+            is_past = len(objects.history) <= begin + at
+        await shared.check()
+        if is_past:
+            break
+    else:
+        pytest.fail("making a log makes too many requests")
+
+
+async def try_to_make(shared: Shared) -> None:
+    """Make the log, if there is none."""
+    try:
+        await make(shared)
+    except LogExistsError:
+        return
+
+
+async def test_writers_that_race() -> None:
+    """Machines that take a log from each other all the time: what was answered is there, once, and nothing else."""
+    shared = Shared()
+    async with await open_objects(shared.store) as store:
+        await (await store.create(NAME)).aclose()
+
+    async def race(rounds: int) -> int:
+        done = 0
+        async with await open_objects(shared.store) as store:
+            for _ in range(rounds):
+                try:
+                    log = await store.open_log(NAME)
+                except LogFencedError:
+                    continue
+                for _ in range(7):
+                    results = await asyncio.gather(*(shared.append(log, 2) for _ in range(3)))
+                    done += sum(results)
+                    if not all(results):
+                        break
+        return done
+
+    assert sum(await asyncio.gather(*(race(12) for _ in range(3)))) > 30
+    assert shared.refused
+    await shared.check()
+
+
+async def test_an_opening_gets_through() -> None:
+    """A writer that never rests makes way for who opens the log, and hears of it."""
+    shared = Shared()
+    async with await open_objects(shared.store) as store, await open_objects(shared.store) as other:
+        log = await store.create(NAME)
+
+        async def busy() -> None:
+            while await shared.append(log):
+                pass
+
+        writing = asyncio.ensure_future(busy())
+        await asyncio.sleep(0.01)
+        taken = await other.open_log(NAME)
+        await writing
+        assert await shared.append(taken)
+    await shared.check()
+
+
+async def test_readers_beside_a_writer() -> None:
+    """A log that is open for reading goes on when objects are merged and deleted, or sealed, under it."""
+    shared = Shared()
+    async with await open_objects(shared.store) as store, await open_objects(shared.store) as other:
+        log = await store.create(NAME)
+        for _ in range(3):
+            await shared.append(log)
+        reader = await other.open_log(NAME, read_only=True)
+        assert reader.length == 3
+        for _ in range(30):
+            await shared.append(log, 3)
+        assert await reader.read(0, 2) == [shared.kept[number] for number in range(3)]
+        await log.seal()
+        assert await content(reader) == [shared.kept[number] for number in range(3)]
+        await log.delete()
+        with pytest.raises(LogNotFoundError):
+            await reader.read(0, 2)
+        with pytest.raises(LedgerError):
+            await reader.delete()
+
+
+async def crash_at_random(shared: Shared, random: Random) -> None:
+    """Some machines take the log over and append, and all but the last crash at any request of theirs."""
+    for machine in range(random.randrange(1, 4)):
+        objects = FaultyObjects(shared.store, random=random)
+        if machine:
+            objects.crash(random.randrange(60), after=random.random() < 0.5)
+        try:
+            async with await open_objects(objects, threads=1) as store:
+                log = await store.open_log(NAME)
+                for step in range(random.randrange(12)):
+                    await shared.append(log, 1 + step % 3)
+        except (SimulatedCrash, LedgerError):
+            assert objects.is_crashed
+
+
+@pytest.mark.parametrize("seed", range(150))
+async def test_crashes_of_those_who_take_over(seed: int) -> None:
+    """Others take the log over, crash in the middle of it, and the old writer goes on: it cannot get a record in."""
+    random = Random(seed)
+    shared = Shared()
+    at = random.randrange(60)
+    await play(shared, at, lambda shared: crash_at_random(shared, random))
+    await shared.check()
