@@ -8,8 +8,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol, Self
 
-from pulsar_nack import PulsarNackError
-from pulsar_nack.ledger import LocalLogStore, LogStore
+from obstore.store import MemoryStore
+
+from pulsar_nack import Fixed, PulsarNackError
+from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
+from pulsar_nack.ledger._object_fault import FaultyObjects
 from pulsar_nack.testing import FaultyFiles, MemoryFiles, SimulatedCrash
 
 FOLDER = Path("/some/delayed")
@@ -113,3 +116,45 @@ class LocalCrashHome:
         names = {path.removeprefix(f"{FOLDER}/").partition("/")[0] for path in self._files.inner.tree()}
         assert {name for name in names if not name.endswith(".lock")} == {f"{log}.log" for log in logs}
         assert {name for name in names if name.endswith(".lock")} <= {f"{log}.lock" for log in logs}
+
+
+class ObjectCrashHome:
+    """Object storage: what a request has done is there, and a put may arrive after the crash."""
+
+    def __init__(self, random: Random, store: MemoryStore | None = None) -> None:
+        self._random = random
+        self._store = store or MemoryStore()
+        self._objects = FaultyObjects(self._store, random=random)
+
+    @property
+    def is_crashed(self) -> bool:
+        return self._objects.is_crashed
+
+    def changes(self) -> list[int]:
+        return [at for at, name in enumerate(self._objects.history) if name in ("create", "delete")]
+
+    def crash(self, at: int, *, after: bool) -> None:
+        self._objects.crash(at, after=after, late=not after and self._random.random() < 0.5)
+
+    def fail(self, skip: int, times: int) -> None:
+        is_done = self._random.random() < 0.5
+        self._objects.fail(errno.EIO, "create", "delete", skip=skip, times=times, is_done=is_done)
+
+    def heal(self) -> None:
+        self._objects.heal()
+
+    def found(self) -> ObjectCrashHome:
+        self._objects.land()
+        return ObjectCrashHome(self._random, self._store)
+
+    async def open(self) -> LogStore:
+        return await ObjectLogStore.open(
+            self._objects, max_object_bytes=2048, max_small_objects=5, threads=1, attempts=2, backoff=Fixed(0)
+        )
+
+    def check_clean(self, logs: set[str]) -> None:
+        paths = [item["path"] for item in self._store.list().collect()]
+        assert sum(path.startswith("catalog/") for path in paths) == 1
+        folders = {path.split("/")[1] for path in paths if path.startswith("logs/")}
+        assert {folder.rpartition(".")[0] for folder in folders} == logs
+        assert len(folders) == len(logs)

@@ -134,6 +134,9 @@ class Run:
             assert self.tracker.number_of_delayed_messages == 0
             await self.check_storage()
             assert not named_snapshots(self.cursor.properties())
+        async with await self.home.open() as store:
+            names = set(await store.names())
+        self.home.check_clean(names)
 
     async def _drain(self) -> None:
         """Take out all that is due, waiting for storage in between."""
@@ -156,7 +159,6 @@ class Run:
         cursors = [name for name in names if name.startswith("cursor-")]
         assert len(cursors) == 1
         assert len(names) == len(ids) + 1
-        self.home.check_clean(set(names))
 
     async def idle(self) -> None:
         """Wait for storage, or for the crash."""
