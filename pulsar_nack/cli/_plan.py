@@ -1,4 +1,4 @@
-"""``pulsar-nack plan``: how much memory pending nacks or delayed messages take, and which buckets of time to choose."""
+"""``pulsar-nack plan``: how much memory pending nacks or delayed messages take, and which buckets to choose."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Annotated, Final
 import typer
 
 from ..errors import InvalidArgumentError, MissingExtraError
-from ..planning import Kind, Plan, Workload, make_plan
+from ..planning import BucketLoad, BucketPlan, Kind, Plan, Workload, make_bucket_plan, make_plan
 
 _DEFAULT_BITS: Final = {Kind.NACK: 8, Kind.DELAYED: 9}
+_MIB: Final = 1 << 20
 _SUFFIXES: Final = (".png", ".svg", ".pdf")
 
 
@@ -29,12 +30,31 @@ def plan(
     batch_size: Annotated[int, typer.Option(help="Messages an entry.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw memory over bits into this .png, .svg or .pdf.")] = None,
+    bucket: Annotated[
+        bool, typer.Option("--bucket", help="Plan the bucket tracker, whose index of delayed messages is on storage.")
+    ] = False,
+    memory: Annotated[float, typer.Option(help="With --bucket: MiB that it may take.")] = 30,
+    scattered: Annotated[
+        bool, typer.Option("--scattered", help="With --bucket: deadlines in any order, over the time of --delay.")
+    ] = False,
 ) -> None:
     """Predict the memory for messages that wait, over all widths of time buckets, and recommend one.
 
     For a steady stream in order and one delay. Beside what pulsar-nack takes stand the formulas of Pulsar's
     proposals (PIP-393 and the time-bucket tracker) and what was there before them.
+
+    With --bucket: how many sealed buckets to keep (PIP-195), how large their segments, and what that takes.
     """
+    if bucket:
+        if plot is not None:
+            raise InvalidArgumentError("plot", str(plot), "not to be given with --bucket")
+        workload = Workload(Kind.DELAYED, rate, delay, share, entries_per_ledger, batch_size)
+        planned = make_bucket_plan(BucketLoad(workload, scattered), memory * _MIB)
+        if json:
+            typer.echo(json_format.dumps(planned.as_dict(), indent=2))
+        else:
+            _show_buckets(planned)
+        return
     if plot is not None and plot.suffix.lower() not in _SUFFIXES:
         raise InvalidArgumentError("plot", str(plot), f"a file that ends in {', '.join(_SUFFIXES)}")
     workload = Workload(kind, rate, delay, share, entries_per_ledger, batch_size)
@@ -45,6 +65,13 @@ def plan(
         _show(made)
     if plot is not None:
         _draw(made, plot)
+
+
+def _show_buckets(made: BucketPlan) -> None:
+    _require("rich", "plan (but for --json)", "cli")
+    from ._plan_buckets import show
+
+    show(made)
 
 
 def _show(made: Plan) -> None:
