@@ -83,4 +83,7 @@ async def test_random_lives(seed: int) -> None:
         async with machine.consuming(killed=random.random() < 0.6, redelivery=redelivery) as consumer:
             await live(consumer, random, known, now() + random.choice([0.0, 1.0, 20.0, 60.0]))
         await asyncio.sleep(random.choice([0.0, 0.1, 30.0]))
+    async with machine.consuming(redelivery=redelivery) as consumer:  # acks what came again for a batch mate
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=50)
     assert machine.topic.subscription("fake").backlog == 0

@@ -123,7 +123,10 @@ class DurableNacks:
             if step % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
             if isinstance(item, EntryAcks):
-                states.batches.restore(item.id, item.acked)
+                if item.is_done:
+                    states.settle(item.id, now_ms)
+                else:
+                    states.batches.restore(item.id, item.acked)
             elif item.kind is Kind.THROUGH:
                 states.settle_through(item.id, now_ms)
             else:

@@ -65,11 +65,16 @@ class Page(NamedTuple):
 
 
 class EntryAcks(NamedTuple):
-    """Which members of a batch that is not done with are acknowledged: a bit for each."""
+    """Which members of a batch are acknowledged: a bit for each."""
 
     id: MessageId
     at_ms: int
     acked: int
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether all of them are."""
+        return self.acked.bit_count() >= self.id.batch_size
 
 
 Item = Change | Page | EntryAcks

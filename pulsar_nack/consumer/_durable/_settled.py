@@ -1,8 +1,11 @@
 """What was acknowledged not long ago, so that it is acknowledged again when the broker has not heard of it.
 
-Three things: whole entries, for as long as ``memory_ms``; members of batches that are not done with, until they are;
-and marks of cumulative acknowledgements. Ages are counted while a consumer runs, for an acknowledgement that was not
-sent when the process ended is as new when it comes back after a week: hence *uptime*, epoch ms less time spent away.
+Messages that are entries of their own, and batches whose members all were acknowledged, are kept for ``memory_ms``;
+batches that are not done with until they are; cumulative acknowledgements as a mark for each partition. A batch that is
+done with stays as it is, all bits set: a member's acknowledgement that is applied once more changes nothing.
+
+Ages are counted while a consumer runs, for an acknowledgement that was not sent when the process ended is as new when
+it comes back after a week: hence *uptime*, epoch ms less the time spent away.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from ...ids import MessageId
@@ -17,11 +21,11 @@ from .._batches import EntryKey, entry_key, is_member, is_same_topic
 from ._records import Change, EntryAcks, Kind
 
 MOST_WHOLE: Final = 100_000
-_MOST_PARTLY: Final = 50_000
+_MOST_BATCHES: Final = 50_000
 
 
 @dataclass(slots=True)
-class _Partly:
+class _Batch:
     topic: str | None
     size: int
     acked: int
@@ -29,88 +33,89 @@ class _Partly:
 
 
 class Settled:
-    """Acknowledgements to remember; the newest 100 000 entries and the newest 50 000 batches."""
+    """Acknowledgements to remember: the newest 100 000 messages, and twice the newest 50 000 batches."""
 
     def __init__(self, memory_ms: int) -> None:
         self._memory_ms = memory_ms
         self._whole: deque[tuple[int, int, int, int, str | None]] = deque()
-        self._partly: dict[EntryKey, _Partly] = {}
+        self._open: dict[EntryKey, _Batch] = {}
+        self._done: dict[EntryKey, _Batch] = {}
         self._marks: dict[tuple[str | None, int], tuple[MessageId, int]] = {}
         self._away_ms = 0
 
     def __len__(self) -> int:
-        return len(self._whole) + len(self._partly) + len(self._marks)
+        return len(self._whole) + len(self._open) + len(self._done) + len(self._marks)
 
     def was_away(self, span_ms: int) -> None:
         """Do not count this time."""
         self._away_ms += span_ms
 
     def add(self, message_id: MessageId, at_ms: int) -> None:
-        """Note an acknowledgement; amortized O(1)."""
+        """Note an acknowledgement; amortized O(1). A member whose batch size is not known cannot be remembered."""
         uptime_ms = at_ms - self._away_ms
-        key = entry_key(message_id)
-        if is_member(message_id):
-            if message_id.batch_size < 1 or not self._complete(message_id, uptime_ms):
-                return
-        else:
-            self._partly.pop(key, None)
-        self._whole.append((uptime_ms, *key, message_id.topic))
-        self._drop_whole(uptime_ms)
+        if not is_member(message_id):
+            self._whole.append((uptime_ms, *entry_key(message_id), message_id.topic))
+        elif message_id.batch_size > 0 and entry_key(message_id) not in self._done:
+            key = entry_key(message_id)
+            batch = self._open.pop(key, None) or _Batch(message_id.topic, message_id.batch_size, 0, uptime_ms)
+            batch.acked |= 1 << message_id.batch_index
+            batch.uptime_ms = uptime_ms
+            self._put(key, batch)
+        self._drop_done(uptime_ms)
 
-    def _complete(self, message_id: MessageId, uptime_ms: int) -> bool:
-        """Note a member; True when it was the last one."""
-        key, size = entry_key(message_id), message_id.batch_size
-        partly = self._partly.setdefault(key, _Partly(message_id.topic, size, 0, uptime_ms))
-        partly.acked |= 1 << message_id.batch_index
-        partly.uptime_ms = uptime_ms
-        is_done = partly.acked.bit_count() >= size
-        if is_done:
-            del self._partly[key]
-        elif len(self._partly) > _MOST_PARTLY:
-            del self._partly[next(iter(self._partly))]
-        return is_done
+    def _put(self, key: EntryKey, batch: _Batch) -> None:
+        batches = self._done if batch.acked.bit_count() >= batch.size else self._open
+        batches[key] = batch
+        if len(batches) > _MOST_BATCHES:
+            del batches[next(iter(batches))]
 
     def add_through(self, message_id: MessageId, at_ms: int) -> None:
         """Note a cumulative acknowledgement. O(batches)."""
         self._marks[message_id.topic, message_id.partition] = (message_id, at_ms - self._away_ms)
         here = entry_key(message_id)
-        for key, partly in list(self._partly.items()):
-            is_before = key < here and is_same_topic(MessageId(*key, topic=partly.topic), message_id)
-            if is_before or (key == here and message_id.batch_index < 0):
-                del self._partly[key]
+        for batches in (self._open, self._done):
+            for key, batch in list(batches.items()):
+                is_before = key < here and is_same_topic(MessageId(*key, topic=batch.topic), message_id)
+                if is_before or (key == here and message_id.batch_index < 0):
+                    del batches[key]
 
     def load(self, entry: EntryAcks) -> None:
         """Take over the acknowledged members of a batch."""
-        acks = _Partly(entry.id.topic, entry.id.batch_size, entry.acked, entry.at_ms - self._away_ms)
-        self._partly[entry_key(entry.id)] = acks
+        batch = _Batch(entry.id.topic, entry.id.batch_size, entry.acked, entry.at_ms - self._away_ms)
+        self._put(entry_key(entry.id), batch)
 
     def shown(self, message_id: MessageId) -> None:
         """Forget that a member was acknowledged: it was replayed."""
-        partly = self._partly.get(entry_key(message_id))
-        if partly is not None and message_id.batch_index >= 0:
-            partly.acked &= ~(1 << message_id.batch_index)
-            if not partly.acked:
-                del self._partly[entry_key(message_id)]
+        key = entry_key(message_id)
+        batch = self._open.pop(key, None) or self._done.pop(key, None)
+        if batch is None:
+            return
+        batch.acked &= ~(1 << message_id.batch_index) if message_id.batch_index >= 0 else 0
+        if batch.acked:
+            self._put(key, batch)
 
     def clear(self) -> None:
         """Forget all."""
         self._whole.clear()
-        self._partly.clear()
+        self._open.clear()
+        self._done.clear()
         self._marks.clear()
 
     def drop_old(self, now_ms: int, ttl_ms: int) -> None:
-        """Forget what is older than ``memory_ms``, and batches of which nothing was acknowledged for ``ttl_ms``."""
+        """Forget what is older than ``memory_ms``, and open batches that nothing was acknowledged of for ``ttl_ms``."""
         uptime_ms = now_ms - self._away_ms
-        self._drop_whole(uptime_ms)
+        self._drop_done(uptime_ms)
         oldest_ms = uptime_ms - self._memory_ms
         self._marks = {key: mark for key, mark in self._marks.items() if mark[1] >= oldest_ms}
-        for key in [key for key, partly in self._partly.items() if partly.uptime_ms < uptime_ms - ttl_ms]:
-            del self._partly[key]
+        for key in [key for key, batch in self._open.items() if batch.uptime_ms < uptime_ms - ttl_ms]:
+            del self._open[key]
 
-    def _drop_whole(self, uptime_ms: int) -> None:
+    def _drop_done(self, uptime_ms: int) -> None:
         oldest_ms = uptime_ms - self._memory_ms
         while self._whole and (len(self._whole) > MOST_WHOLE or self._whole[0][0] < oldest_ms):
             self._whole.popleft()
+        while self._done and (first := next(iter(self._done.items())))[1].uptime_ms < oldest_ms:
+            del self._done[first[0]]
 
     def items(self) -> Iterator[Change | EntryAcks]:
         """Go through all of it as records, as at this time, with times as if nothing had been spent away."""
@@ -120,6 +125,6 @@ class Settled:
             yield Change(Kind.SETTLED, MessageId(*key, topic=topic), at_ms, at_ms)
         for message_id, uptime_ms in list(self._marks.values()):
             yield Change(Kind.THROUGH, message_id, uptime_ms + away_ms, uptime_ms + away_ms)
-        for entry, partly in list(self._partly.items()):
-            message_id = MessageId(*entry, batch_size=partly.size, topic=partly.topic)
-            yield EntryAcks(message_id, partly.uptime_ms + away_ms, partly.acked)
+        for entry, batch in list(chain(self._open.items(), self._done.items())):
+            message_id = MessageId(*entry, batch_size=batch.size, topic=batch.topic)
+            yield EntryAcks(message_id, batch.uptime_ms + away_ms, batch.acked)

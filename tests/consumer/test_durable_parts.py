@@ -1,0 +1,413 @@
+"""The parts of durable state: records, what is remembered, which logs count, compaction."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tracemalloc
+from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsar_nack import LogCorruptedError, LogVersionError, MessageId
+from pulsar_nack.consumer._batches import is_same_topic
+from pulsar_nack.consumer._durable import DurableNacks
+from pulsar_nack.consumer._durable import _generations as generations
+from pulsar_nack.consumer._durable import _records as records
+from pulsar_nack.consumer._durable._epoch import Epoch
+from pulsar_nack.consumer._durable._memory import Memory
+from pulsar_nack.consumer._durable._records import Change, EntryAcks, Kind, Page
+from pulsar_nack.consumer._durable._settled import MOST_WHOLE, Settled
+from pulsar_nack.consumer._durable._unsettled import Found, Unsettled
+from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.testing import ManualClock
+
+INT64 = st.integers(0, 2**63 - 1)
+FOLDER = Path("/state")
+
+
+def ids(**bounds: int) -> st.SearchStrategy[MessageId]:
+    """Message ids, of few or of all ledgers and entries."""
+    numbers = st.integers(0, bounds["most"]) if bounds else INT64
+    return st.builds(
+        MessageId,
+        st.integers(1, 3) if bounds else INT64,
+        numbers,
+        st.integers(-1, 1) if bounds else st.integers(-1, 2**31 - 1),
+        st.integers(-1, 2) if bounds else st.integers(-1, 2**31 - 1),
+        topic=st.sampled_from([None, "a", "persistent://public/default/ü"]),
+    )
+
+
+@asynccontextmanager
+async def opened(
+    files: MemoryFiles, clock: ManualClock | None = None, **options: Any
+) -> AsyncIterator[tuple[DurableNacks, LocalLogStore]]:
+    """Durable state that runs, and its store."""
+    options = {"memory_ms": 60_000, "ttl_ms": 7 * 86_400_000, "clock": clock or ManualClock(1_000), **options}
+    async with await LocalLogStore.open(FOLDER, files=files) as store:
+        durable = await DurableNacks.open(store, **options)
+        running = asyncio.create_task(durable.run())
+        try:
+            yield durable, store
+            await durable.finish()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await durable.aclose()
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+@given(ids(), INT64, INT64, st.integers(0, 2**40), st.sampled_from(list(Kind)[:6]))
+def test_changes_are_read_as_written(message_id: MessageId, at: int, time: int, count: int, kind: Kind) -> None:
+    """U9: a change comes back with every field, its topic too; a count beyond 32 bits stays at the most."""
+    read = records.decode(records.encode_change(Change(kind, message_id, at, time, count)))
+    assert isinstance(read, Change)
+    assert read == (kind, message_id, at, time, min(count, 2**32 - 1))
+    assert read.id.topic == message_id.topic
+
+
+@given(
+    st.lists(st.tuples(INT64, st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**32 - 1))),
+    st.sampled_from([None, "t"]),
+)
+def test_pages_are_read_as_written(rows: list[tuple[int, int, int]], topic: str | None) -> None:
+    """U9: a page comes back with its columns, on machines of either byte order."""
+    columns = [array(code, [row[at] for row in rows]) for at, code in enumerate("QqI")]
+    page = Page(3, -1, 17, topic, *columns)
+    assert records.decode(records.encode_page(page)) == page
+
+
+@given(st.integers(1, 300), st.data())
+def test_acks_of_a_batch_are_read_as_written(size: int, data: st.DataObject) -> None:
+    """U3: which members of a batch are acknowledged comes back."""
+    entry = EntryAcks(MessageId(1, 2, batch_size=size, topic="t"), 5, data.draw(st.integers(0, 2**size - 1)))
+    read = records.decode(records.encode_entry(entry))
+    assert read == entry
+    assert isinstance(read, EntryAcks)
+    assert (read.id.batch_size, read.id.topic) == (size, "t")
+
+
+def test_numbers_lie_in_the_same_order_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U9: what a little-endian machine wrote is what a big-endian one would: columns are swapped there."""
+    column = array("Q", [1, 2])
+    monkeypatch.setattr(sys, "byteorder", "big")
+    assert records._column_bytes(column) == array("Q", [1 << 56, 2 << 56]).tobytes()
+    assert list(column) == [1, 2]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x11", b"\x1f" + bytes(80), b"\x17" + b"\x01" * 60, b"\x18\x00"])
+def test_unreadable_records_are_told(data: bytes) -> None:
+    """U22: bytes that are no record of ours are refused."""
+    with pytest.raises(records.UnreadableRecordError):
+        records.decode(data)
+
+
+# --- what is remembered ----------------------------------------------------------------------------------------------
+
+
+def covers(mark: MessageId, message_id: MessageId, topic: str | None) -> bool:
+    """Return whether a cumulative acknowledgement of ``mark`` covers a message, in plain words."""
+    if message_id.partition != mark.partition or not (topic is None or mark.topic is None or topic == mark.topic):
+        return False
+    last = float("inf") if mark.batch_index < 0 else mark.batch_index
+    return (message_id.ledger, message_id.entry, message_id.batch_index) <= (mark.ledger, mark.entry, last)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_unsettled_is_a_map(data: st.DataObject) -> None:
+    """U9: puts, drops of members and of entries, cumulative drops, drops by age and pages do what a dict would."""
+    unsettled, model = Unsettled(), dict[MessageId, Found]()
+    some = ids(most=600).map(lambda each: each._replace(topic=None))
+    for _ in range(data.draw(st.integers(0, 40))):
+        kind = data.draw(st.sampled_from(["put", "put", "put", "put", "drop", "through", "before", "reload"]))
+        message_id, time = data.draw(some), data.draw(st.integers(0, 50))
+        if kind == "put":
+            unsettled.put(message_id, time, 2)
+            model[message_id] = Found(time, 2)
+        elif kind == "drop":
+            unsettled.drop(message_id)
+            is_whole = message_id.batch_index < 0
+            model = {k: v for k, v in model.items() if (k[:3] != message_id[:3] if is_whole else k != message_id)}
+        elif kind == "through":
+            unsettled.drop_through(message_id)
+            model = {k: v for k, v in model.items() if not covers(message_id, k, None)}
+        elif kind == "before":
+            list(unsettled.drop_before(time))
+            model = {k: v for k, v in model.items() if v.time_ms >= time}
+        else:
+            copy = Unsettled()
+            for page in unsettled.pages():
+                read = records.decode(records.encode_page(page))
+                assert isinstance(read, Page)
+                copy.load(read)
+            unsettled = copy
+        unsettled._check()
+        assert len(unsettled) == len(model)
+        assert all(unsettled.find(each) == found for each, found in model.items())
+        assert unsettled.find(message_id) == model.get(message_id)
+
+
+def test_topics_are_kept_apart() -> None:
+    """U35: a cumulative acknowledgement of one topic leaves another topic's messages of lower ledgers alone."""
+    unsettled = Unsettled()
+    unsettled.put(MessageId(1, 1, topic="a"), 5, 0)
+    unsettled.put(MessageId(2, 1, topic="b"), 5, 0)
+    unsettled.put(MessageId(3, 1), 5, 0)
+    unsettled.put(MessageId(3, 2, topic="b"), 5, 0)
+    unsettled.drop_through(MessageId(3, 9, topic="b"))
+    assert unsettled.find(MessageId(1, 1)) == Found(5, 0)
+    assert len(unsettled) == 1
+
+
+def test_large_batches_are_written_in_parts() -> None:
+    """U9: a page with more messages than a record may hold is written in several, and read back."""
+    unsettled, copy = Unsettled(), Unsettled()
+    for index in range(150_000):
+        unsettled.put(MessageId(1, 7, batch_index=index), index, 1)
+    parts = [records.encode_page(page) for page in unsettled.pages()]
+    assert len(parts) == 3
+    assert max(map(len, parts)) < 2 << 20
+    pages = [page for part in parts if isinstance(page := records.decode(part), Page)]
+    for page in pages:
+        copy.load(page)
+    copy._check()
+    assert copy.find(MessageId(1, 7, batch_index=149_999)) == Found(149_999, 1)
+    with pytest.raises(ValueError, match="already"):
+        copy.load(pages[-1])
+
+
+@pytest.mark.parametrize(("step", "most"), [(1, 32), (10, 60)])
+def test_memory_is_small(step: int, most: int) -> None:
+    """U9: an unsettled message takes some 25 bytes where they lie close, and 50 where one in ten is nacked."""
+    some = [MessageId(5, entry) for entry in range(0, 50_000 * step, step)]
+    tracemalloc.start()
+    try:
+        unsettled = Unsettled()
+        for message_id in some:
+            unsettled.put(message_id, 1_800_000_000_000, 3)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken / len(some) < most
+
+
+def test_acks_are_remembered_for_a_time() -> None:
+    """U10: acknowledgements are remembered for so long, the newest so many; time spent away does not count."""
+    settled = Settled(1_000)
+    settled.add(MessageId(1, 1, topic="t"), 5_000)
+    settled.was_away(10_000_000)
+    settled.add(MessageId(1, 2), 10_005_900)
+    assert [item.id[:2] for item in settled.items()] == [(1, 1), (1, 2)]
+    assert next(settled.items()).id.topic == "t"
+    settled.add(MessageId(1, 3), 10_006_001)
+    assert [item.id[:2] for item in settled.items()] == [(1, 2), (1, 3)]
+    settled.drop_old(10_020_000, 5)
+    assert len(settled) == 0
+    for entry in range(MOST_WHOLE + 10):
+        settled.add(MessageId(1, entry), 10_030_000)
+    assert len(settled) == MOST_WHOLE
+
+
+def test_a_batch_is_remembered_until_it_is_done() -> None:
+    """U3: members are remembered until all are acknowledged, then the entry; one that is shown again is forgotten."""
+    settled = Settled(1_000)
+    member = MessageId(1, 1, batch_index=0, batch_size=3)
+    settled.add(member, 100)
+    settled.add(member._replace(batch_index=2), 100)
+    assert list(settled.items()) == [(MessageId(1, 1), 100, 0b101)]
+    settled.shown(member)
+    assert [item.acked for item in settled.items() if isinstance(item, EntryAcks)] == [0b100]
+    settled.shown(member._replace(batch_index=2))
+    assert len(settled) == 0
+    for index in range(3):
+        settled.add(member._replace(batch_index=index), 200)
+    assert [item.is_done for item in settled.items() if isinstance(item, EntryAcks)] == [True]
+    settled.add(MessageId(1, 2, batch_index=0, batch_size=2), 200)
+    settled.drop_old(1_500, 4_000)
+    assert [item.id for item in settled.items()] == [MessageId(1, 2)]
+    settled.drop_old(5_000, 4_000)
+    assert len(settled) == 0
+
+
+def test_cumulative_acks_end_batches() -> None:
+    """U35: what lies before a cumulative acknowledgement is one mark, and is not kept beside it."""
+    settled = Settled(1_000)
+    for entry in range(3):
+        settled.add(MessageId(1, entry, batch_index=0, batch_size=2, topic="t"), 100)
+    settled.add_through(MessageId(1, 1, topic="t"), 150)
+    settled.add_through(MessageId(0, 0, topic="u"), 150)
+    found = list(settled.items())
+    assert [item.id for item in found] == [MessageId(1, 1), MessageId(0, 0), MessageId(1, 2)]
+    assert is_same_topic(found[2].id, MessageId(1, 1, topic="t"))
+
+
+def test_epoch_time_never_goes_back() -> None:
+    """U9: a wall clock that is set back goes on from where it was; one that is set forward is followed."""
+    wall = ManualClock(1_000_000)
+    epoch = Epoch(wall)
+    assert epoch.now_ms() == 1_000_000
+    epoch.note(2_000_000)
+    assert epoch.now_ms() == 2_000_000
+    wall.advance(5)
+    assert epoch.now_ms() == 2_000_005
+    wall.advance(10_000_000)
+    assert epoch.now_ms() == 12_000_005
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_picture_may_be_drawn_while_changes_go_on(data: st.DataObject) -> None:
+    """U9: a picture drawn piece by piece between changes, with those after it, gives the same as all changes."""
+    memory = Memory(10**9, 10**9)
+    some = ids(most=4).map(lambda each: each._replace(topic=None, batch_size=3 if each.batch_index >= 0 else 0))
+    kinds = st.sampled_from([Kind.NACKED, Kind.NACKED, Kind.SHOWN, Kind.SETTLED])
+    made = 0
+
+    def change() -> Change:
+        nonlocal made
+        made += 1
+        return Change(data.draw(kinds), data.draw(some), made, made, made)
+
+    for _ in range(data.draw(st.integers(0, 30))):
+        memory.apply(change())
+    picture, later = [], []
+    for piece in memory.picture(made):
+        picture += [] if piece is None else [piece]
+        if data.draw(st.booleans()):
+            later.append(change())
+            memory.apply(later[-1])
+    copy = Memory(10**9, 10**9)
+    for piece in picture:
+        copy.apply(records.decode(piece))
+    for each in later:
+        copy.apply(each)
+    copy._unsettled._check()
+    assert sorted(map(str, copy._unsettled.pages())) == sorted(map(str, memory._unsettled.pages()))
+    assert acked(copy) == acked(memory)
+
+
+def acked(memory: Memory) -> set[str]:
+    """Return what has to be acknowledged again, with the members of batches."""
+    return {f"{item.id} {item.acked if isinstance(item, EntryAcks) else ''}" for item in memory.acknowledged()}
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+async def test_logs_stay_short() -> None:
+    """U9: many changes of few messages take space in proportion to what is unsettled; the rest is compacted away."""
+    files = MemoryFiles()
+    async with opened(files, compact_bytes=20_000) as (durable, store):
+        for turn in range(300):
+            changes = [durable.nacked(MessageId(1, entry), 60_000, turn) for entry in range(10)]
+            changes += [durable.shown(MessageId(2, turn), 0), durable.settled(MessageId(2, turn))]
+            assert set(await asyncio.gather(*changes)) == {None}
+        for _ in range(100):
+            await asyncio.sleep(0.002)
+        assert durable.journal.compactions > 5
+        assert durable.journal.bytes < 80_000
+        assert len(await store.names()) <= 4
+        assert len(durable) == 10
+    async with opened(files) as (durable, _):
+        assert durable.find(MessageId(1, 3)) == Found(61_000, 299)
+
+
+async def test_what_does_not_come_is_forgotten_in_the_end() -> None:
+    """U9: compaction drops messages that were not seen for ``durable_ttl`` after their deadline, and no others."""
+    files, clock = MemoryFiles(), ManualClock(1_000)
+    async with opened(files, clock, ttl_ms=100_000, compact_bytes=3_000) as (durable, _):
+        for entry in range(20):
+            await durable.nacked(MessageId(1, entry), 10_000 if entry < 10 else 500_000, 1)
+        clock.advance(111_001)
+        while durable.journal.compactions < 1 or len(durable) != 11:
+            await durable.shown(MessageId(2, 0), 0)
+    async with opened(files, clock) as (durable, _):
+        assert durable.find(MessageId(1, 0)) is None
+        assert durable.find(MessageId(1, 10)) == Found(501_000, 1)
+
+
+async def test_compaction_never_deletes_what_somebody_else_made() -> None:
+    """U22: a log of the next number that is not ours, as after a takeover, stops compaction, not writing."""
+    files = MemoryFiles()
+    async with opened(files, compact_bytes=1_000) as (durable, store):
+        async with await store.create(generations.log_name(2)) as other:
+            await other.append(b"theirs")
+        for turn in range(50):
+            assert await durable.nacked(MessageId(1, turn), 60_000, turn) is None
+        assert (durable.journal.compactions, durable.journal.failures) == (0, 1)
+        async with await store.open_log(generations.log_name(2)) as other:
+            assert await other.read(0, 0) == [b"theirs"]
+
+
+async def test_missing_and_foreign_logs_are_told() -> None:
+    """U22: a log that is missing, one without a seal before others, a later version: an error that names it."""
+    for broken, error, match in (
+        ("missing", LogCorruptedError, "nacks-0000000001: .* is missing"),
+        ("unsealed", LogCorruptedError, "nacks-0000000001: .* has no seal, and yet nacks-0000000002 has records"),
+        ("newer", LogVersionError, "record 0 has version 2"),
+        ("nonsense", LogCorruptedError, "record 0 is damaged"),
+    ):
+        async with await LocalLogStore.open(FOLDER, files=MemoryFiles()) as store:
+            if broken != "missing":
+                async with await store.create(generations.log_name(1)) as log:
+                    await log.append({"newer": b"\x21", "nonsense": b"\x11"}.get(broken, b""))
+            if broken in {"missing", "unsealed"}:
+                async with await store.create(generations.log_name(2)) as log:
+                    await log.append(b"x")
+            before = await store.names()
+            with pytest.raises(error, match=match):
+                await generations.recover(store, Memory(1, 1))
+            assert await store.names() == before
+
+
+async def test_a_base_without_its_log_is_told() -> None:
+    """U22: a sealed base whose successor is missing is damage; one that was not sealed does not count."""
+    async with await LocalLogStore.open(FOLDER, files=MemoryFiles()) as store:
+        async with await store.create(generations.base_name(1)) as base:
+            await base.seal()
+        with pytest.raises(LogCorruptedError, match="nacks-0000000002"):
+            await generations.recover(store, Memory(1, 1))
+        await store.delete(generations.base_name(1))
+        async with await store.create(generations.base_name(1)):
+            pass
+        chain = await generations.recover(store, Memory(1, 1))
+        assert (chain.number, await store.names()) == (1, ["nacks-0000000001"])
+        await chain.log.aclose()
+
+
+@pytest.mark.slow
+async def test_recovery_is_fast() -> None:
+    """U9: 300 000 unsettled messages are there again in a moment once they were compacted, and the loop stays free."""
+    files = MemoryFiles()
+    async with opened(files, compact_bytes=1 << 20) as (durable, _):
+        for ledger in range(30):
+            changes = [durable.nacked(MessageId(ledger, entry, topic="t"), 60_000, 1) for entry in range(10_000)]
+            await asyncio.gather(*changes)
+        assert durable.journal.compactions > 1
+    loop = asyncio.get_running_loop()
+    longest, last = 0.0, loop.time()
+
+    async def watch() -> None:
+        nonlocal longest, last
+        while True:
+            await asyncio.sleep(0)
+            longest, last = max(longest, loop.time() - last), loop.time()
+
+    watching = asyncio.create_task(watch())
+    began = loop.time()
+    async with opened(files) as (durable, _):
+        assert loop.time() - began < 20
+        assert len(durable) == 300_000
+    watching.cancel()
+    assert longest < 1.0
