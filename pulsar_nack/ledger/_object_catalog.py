@@ -75,8 +75,8 @@ class Catalog:
     def sweep(self) -> None:
         """Delete the versions that do not count any more."""
         with self._lock:
-            newest = self._load().number
-            self._delete_before(newest, self._numbers())
+            numbers = self._numbers()
+            self._delete_before(max(numbers, default=-1), numbers)
 
     def _change(self, name: str, action: str, decide: Callable[[Entry | None], Entry | None]) -> Entry | None:
         for count in range(_TRIES):

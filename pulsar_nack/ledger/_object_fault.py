@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from random import Random
 from threading import RLock
@@ -127,9 +128,12 @@ class FaultyObjects:
             self.history.append(request)
         if hook := self._hooks.pop(at, None):
             hook()
-        if failure is None or failure.is_done:
+        if failure is None:
             work()
-        if failure is not None:
+        else:
+            if failure.is_done:
+                with suppress(OSError):
+                    work()
             raise OSError(failure.number, os.strerror(failure.number))
         if at == self._crash_at:
             self._crash(request)

@@ -47,6 +47,9 @@ class State(NamedTuple):
         return sum(piece.size for piece in self.manifest.pieces)
 
 
+NEW: Final = State(NOTHING, -1, -1, {})
+
+
 class Folder:
     """The objects of one log.
 
@@ -147,13 +150,14 @@ class Folder:
         self.requests.delete([self.key(name) for name in names if slot_number(name) is None])
 
     def _state(self, names: dict[str, int], tail: int) -> State:
-        first = self._slot(tail)
-        base = tail if first.kind == MANIFEST else _whole(first, "base", self._place(slot_name(tail)))
-        place = self._place(slot_name(base))
-        manifest = as_manifest(decode_whole(self.requests.get(place.key), place, base, MANIFEST), place)
-        if base == tail:
-            return State(manifest, base, tail, names)
-        heads = [*self.each(self._slot, range(base + 1, tail)), first]
+        last = self._slot(tail)
+        if last.kind == MANIFEST:
+            return State(as_manifest(last, self._place(slot_name(tail))), tail, tail, names)
+        base = _whole(last, "base", self._place(slot_name(tail)))
+        first, *heads = [*self.each(self._slot, range(base, tail)), last]
+        if first.kind != MANIFEST:
+            raise FileNotFoundError(f"{slot_name(base)} is no manifest")
+        manifest = as_manifest(first, self._place(slot_name(base)))
         pieces, length = list(manifest.pieces), manifest.length
         for head in heads:
             name = slot_name(head.number)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from ..errors import LogExistsError, LogFencedError, LogNotFoundError, LogStorageError
 from ._home import storage_errors
 from ._object_catalog import Catalog, Entry
-from ._object_folder import Folder, Reader, State, is_own
+from ._object_folder import NEW, Folder, Reader, State, is_own
 from ._object_format import encode
 from ._object_manifest import MANIFEST
 from ._object_names import LOGS, folder_name, is_folder, slot_name, slot_number, token
@@ -80,7 +80,7 @@ class ObjectHome:
 
         entry = self._catalog.change(log, "create it", decide)
         assert entry is not None
-        return self._take_over(log, entry)
+        return self._take_over(log, entry, NEW)
 
     def open_log(self, log: str, *, read_only: bool) -> Opened:
         """Open a log that exists."""
@@ -111,11 +111,13 @@ class ObjectHome:
             self._folder(log, entry).remove_all()
 
     def _taken(self, log: str, reader: Entry | None) -> Entry:
-        if reader is not None:
-            with storage_errors(log, "look for it"):
-                now = self._catalog.logs().get(log)
-            if now is None or now.instance != reader.instance:
+        """Return the entry of a log that nobody can write to: it is sealed, or taken over."""
+        with storage_errors(log, "look for it"):
+            now = self._catalog.logs().get(log)
+            if now is None or (reader is not None and now.instance != reader.instance):
                 raise LogNotFoundError(log)
+            if self._folder(log, now).load().manifest.is_sealed:
+                return now
         return self.open_log(log, read_only=False).entry
 
     def _open(self, log: str) -> Opened:
@@ -127,19 +129,22 @@ class ObjectHome:
             state = folder.load()
         return Opened(log, entry._replace(writer=""), state, Reader(folder, lambda: state.manifest.pieces), None)
 
-    def _take_over(self, log: str, entry: Entry) -> Opened:
-        """Put the first manifest of this epoch, unless the log is sealed: then nobody can write to it."""
+    def _take_over(self, log: str, entry: Entry, state: State | None = None) -> Opened:
+        """Put the first manifest of this epoch, unless the log is sealed: then nobody can write to it.
+
+        :param state: what it is likely to be
+        """
         folder = self._folder(log, entry)
         with storage_errors(log, "take it over"):
-            state, data = self._fence(log, folder, entry)
+            state, data = self._fence(log, folder, entry, state)
             writer = ObjectWriter(folder, state, data, self._limits, _Owned(self._catalog, log, entry))
             writer.check()
             writer.tidy(state.names)
         return Opened(log, entry, state, writer.reader, writer)
 
-    def _fence(self, log: str, folder: Folder, entry: Entry) -> tuple[State, bytes]:
-        for _ in range(_TRIES):
-            state = folder.load()
+    def _fence(self, log: str, folder: Folder, entry: Entry, likely: State | None) -> tuple[State, bytes]:
+        for count in range(_TRIES):
+            state = likely if likely is not None and not count else folder.load()
             if state.manifest.is_sealed:
                 return state, b""
             if state.manifest.epoch > entry.epoch:

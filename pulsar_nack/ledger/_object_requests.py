@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _LOCAL: Final = ("file", "memory")
+_REFUSED: Final = re.compile(r"status code: (301|401|403|404|405|501)\b")  # lists have no errors of their own for this
 _RETRIES: Final[dict[str, Any]] = {"max_retries": 3}
 
 
@@ -65,8 +66,11 @@ class ObstoreObjects:
 
     def create(self, key: str, data: bytes) -> None:
         """Put if absent."""
-        with _system_errors(self.url):
-            self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
+        try:
+            with _system_errors(self.url):
+                self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
+        except FileNotFoundError as error:  # not the object, but the bucket
+            raise PermissionError(f"{error} ({self.url})") from error
 
     def get(self, key: str, start: int, length: int) -> bytes:
         """Get a range; a store refuses one that begins behind the end."""
@@ -142,8 +146,10 @@ def from_url(url: object, options: dict[str, Any]) -> Objects:
     try:
         return as_objects(obstore.store.from_url(url, **options))
     except InvalidArgumentError:
-        raise
-    except (Exception, TypeError) as error:
+        raise LogStorageError(
+            without_secrets(url), "open the store", "this kind of store lacks conditional puts"
+        ) from None
+    except Exception as error:
         raise LogStorageError(without_secrets(url), "open the store", plain(error)) from error
 
 
@@ -201,4 +207,5 @@ def _system_errors(url: str) -> Iterator[None]:
     ) as error:
         raise PermissionError(f"{plain(error)} ({url})") from error
     except exceptions.BaseError as error:
-        raise OSError(f"{plain(error)} ({url})") from error
+        kind = PermissionError if _REFUSED.search(str(error)) else OSError
+        raise kind(f"{plain(error)} ({url})") from error

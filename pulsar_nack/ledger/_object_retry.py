@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from .._delays import delay_seconds
-from ..backoff import Backoff, Exponential
+from ..backoff import Backoff, Exponential, as_backoff
 from ._object_requests import Objects
 
 _T = TypeVar("_T")
@@ -39,7 +39,7 @@ class Requests:
         self._objects = objects
         self._begin = f"{prefix}/" if prefix else ""
         self._attempts = attempts
-        self._backoff = backoff or Exponential(0.1, 5.0)
+        self._backoff = Exponential(0.1, 5.0) if backoff is None else as_backoff(backoff)
         self._sleep = sleep
 
     @property

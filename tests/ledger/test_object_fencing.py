@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import count
 from random import Random
 
@@ -258,6 +261,50 @@ async def test_deleting_while_others_open(others: Others) -> None:
             is_past = len(objects.history) <= begin + at
         await shared.check()
         if is_past:
+            break
+    else:
+        pytest.fail("the deletion makes too many requests")
+
+
+async def make_others(shared: Shared) -> None:
+    """Others make other logs."""
+    async with await open_objects(shared.store, threads=1) as store:
+        for number in range(3):
+            await store.create(f"other-{number}")
+
+
+async def test_others_that_do_not_disturb() -> None:
+    """Before any request of making, opening and deleting a log others make other logs: nothing of it fails."""
+    for at in range(40):
+        shared = Shared()
+        objects = FaultyObjects(shared.store)
+        async with await open_objects(objects, threads=1) as store:
+            objects.call(len(objects.history) + at, lambda: asyncio.run(make_others(shared)))  # noqa: B023
+            log = await store.create(NAME)
+            assert await shared.append(log)
+            log = await store.open_log(NAME)
+            assert await shared.append(log)
+            await log.delete()
+            assert NAME not in await store.names()
+
+
+async def test_a_deletion_that_crashes() -> None:
+    """A writer that was fenced stays so while a deletion of its log crashes anywhere, its own objects still there."""
+    for at in range(30):
+        shared = Shared()
+        objects = FaultyObjects(shared.store)
+        async with await open_objects(shared.store) as store:
+            log = await store.create(NAME)
+            await shared.append(log)
+            async with await open_objects(objects, threads=1, attempts=1) as other:
+                objects.fail(errno.EIO, "delete", times=math.inf)
+                taken = await other.open_log(NAME)
+                objects.heal()
+                objects.crash(len(objects.history) + at)
+                with suppress(SimulatedCrash):
+                    await taken.delete()
+            assert not await shared.append(log)
+        if not objects.is_crashed:
             break
     else:
         pytest.fail("the deletion makes too many requests")

@@ -1,0 +1,491 @@
+"""Logs on object storage: what they cost in requests and objects, damage, failed and lost puts, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.store import LocalStore, MemoryStore
+
+from pulsar_nack.errors import (
+    LogCorruptedError,
+    LogExistsError,
+    LogNotFoundError,
+    LogSealedError,
+    LogStorageError,
+    LogVersionError,
+)
+from pulsar_nack.ledger import Log, ObjectLogStore
+from pulsar_nack.ledger._fault import SimulatedCrash
+from pulsar_nack.ledger._object_fault import FaultyObjects
+from pulsar_nack.ledger._object_requests import ObstoreObjects
+from pulsar_nack.testing import run
+
+from .homes import content, open_objects, reopened
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    """Return a store in memory."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def objects(memory: MemoryStore) -> FaultyObjects:
+    """Return requests to it that can be made to fail."""
+    return FaultyObjects(memory)
+
+
+@pytest.fixture
+async def store(objects: FaultyObjects) -> AsyncIterator[ObjectLogStore]:
+    """Open a store that tries each request once."""
+    async with await open_objects(objects, attempts=1) as store:
+        yield store
+
+
+def keys(memory: MemoryStore) -> list[str]:
+    """Return the keys of all objects."""
+    return sorted(item["path"] for item in memory.list().collect())
+
+
+def since(objects: FaultyObjects, begin: int) -> str:
+    """Return the first letters of the requests since there were so many."""
+    return "".join(sorted(request[0] for request in objects.history[begin:]))
+
+
+async def filled(store: ObjectLogStore, records: int, name: str = "a") -> Log:
+    """Make a log of small records, each appended alone."""
+    log = await store.create(name)
+    for number in range(records):
+        await log.append(b"%d" % number)
+    return log
+
+
+async def test_requests(objects: FaultyObjects, memory: MemoryStore) -> None:
+    """What each call costs in requests: create, get, list, delete."""
+    async with await ObjectLogStore.open(objects) as store:
+        steps: dict[str, str] = {"open a store": since(objects, 0)}
+
+        async def step(name: str, call: object) -> object:
+            begin = len(objects.history)
+            result = await call  # type: ignore[misc]
+            steps[name] = since(objects, begin)
+            return result
+
+        await step("create the first log", store.create("first"))
+        log = await step("create", store.create("a"))
+        assert isinstance(log, Log)
+        await step("append", log.append(b"x"))
+        await step("append again", log.append(b"y"))
+        await step("read", log.read(0, 0))
+        await step("seal", log.seal())
+        await step("open for reading", store.open_log("a", read_only=True))
+        await step("open for writing", store.open_log("a"))
+        await step("names", store.names())
+        await step("delete by name", store.delete("a"))
+    assert steps == {
+        "open a store": "lll",
+        "create the first log": "cclll",
+        "create": "ccdll",
+        "append": "cg",
+        "append again": "cg",
+        "read": "g",
+        "seal": "ccdddggg",
+        "open for reading": "gll",
+        "open for writing": "cdglll",
+        "names": "l",
+        "delete by name": "cdddgllll",
+    }
+
+
+async def test_appends_share_requests(store: ObjectLogStore, objects: FaultyObjects) -> None:
+    """Appends that come while a put is under way share the next one."""
+    log = await store.create("a")
+    begin = len(objects.history)
+    assert await asyncio.gather(*(log.append(b"%d" % number) for number in range(300))) == list(range(300))
+    assert len(objects.history) - begin <= 4
+
+
+async def test_bounds(memory: MemoryStore) -> None:
+    """However many small appends there were, objects are few, and opening and reading take few requests."""
+    objects = FaultyObjects(memory)
+    async with await ObjectLogStore.open(objects, max_small_objects=8) as store:
+        log = await filled(store, 700)
+        assert len(keys(memory)) <= 8 + 10 + 2
+        begin = len(objects.history)
+        log = await reopened(store, log)
+        assert await content(log) == [b"%d" % number for number in range(700)]
+        assert len(objects.history) - begin < 60
+        for number in range(30):
+            await log.append(b"%d" % number)
+            log = await reopened(store, log)
+        assert len(keys(memory)) <= 8 + 10 + 2
+        await log.seal()
+        assert len(keys(memory)) <= 2 + 3
+        assert log.length == 730
+        assert log.size < 2 * sum(item["size"] for item in memory.list().collect())
+
+
+async def test_large_objects_are_read_in_parts(memory: MemoryStore) -> None:
+    """Of a large object only the parts that are needed are read."""
+    read: list[int] = []
+
+    class Counting(ObstoreObjects):
+        def get(self, key: str, start: int, length: int) -> bytes:
+            data = super().get(key, start, length)
+            read.append(len(data))
+            return data
+
+    async with await ObjectLogStore.open(Counting(memory)) as store:
+        log = await store.create("a")
+        records = [bytes([number % 251]) * 10_000 for number in range(700)]
+        await log.append_many(records)
+        await log.seal()
+        log = await store.open_log("a", read_only=True)
+        read.clear()
+        assert await log.read(350, 351) == records[350:352]
+        assert sum(read) < 300_000
+        assert await content(log) == records
+
+
+async def test_damaged_objects(memory: MemoryStore) -> None:
+    """A flipped bit or a missing end of any object is an error that names it, and nothing is changed."""
+    async with await open_objects(memory, threads=1) as store:
+        log = await filled(store, 11)
+        await log.append(b"x" * 3000)
+        await log.append(b"y")
+    before = {key: bytes(memory.get(key).bytes()) for key in keys(memory)}
+    assert len(before) >= 5
+    for key, data in before.items():
+        for broken in [data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :] for at in range(0, len(data), 7)] + [
+            data[: len(data) // 2],
+            data[:20],
+            b"",
+        ]:
+            memory.put(key, broken)
+            with pytest.raises(LogCorruptedError) as caught:
+                async with await open_objects(memory, threads=1) as store:
+                    await content(await store.open_log("a", read_only=True))
+            assert key in str(caught.value)
+        memory.put(key, data)
+    assert {key: bytes(memory.get(key).bytes()) for key in keys(memory)} == before
+
+
+async def test_missing_objects(memory: MemoryStore) -> None:
+    """A missing object is damage too."""
+    async with await open_objects(memory, threads=1) as store:
+        log = await filled(store, 11)
+        await log.append(b"x" * 3000)
+        await log.append(b"y")
+    pieces = [key for key in keys(memory) if key.startswith("logs/")][:-1]
+    assert len(pieces) >= 3
+    for key in pieces:
+        data = bytes(memory.get(key).bytes())
+        memory.delete(key)
+        with pytest.raises((LogCorruptedError, LogNotFoundError)):
+            async with await open_objects(memory, threads=1) as store:
+                await content(await store.open_log("a", read_only=True))
+        memory.put(key, data)
+
+
+async def test_newer_and_wrong_objects(memory: MemoryStore) -> None:
+    """An object of a later version, one under another's name, and one of another kind are told."""
+    async with await open_objects(memory, threads=1) as store:
+        await (await filled(store, 2)).aclose()
+        first, second, third = (key for key in keys(memory) if key.startswith("logs/"))
+        before = [bytes(memory.get(key).bytes()) for key in (first, second, third)]
+        memory.put(third, newer(before[2]))
+        with pytest.raises(LogVersionError, match="version 2"):
+            await store.open_log("a")
+        memory.put(third, before[1])
+        with pytest.raises(LogCorruptedError, match="says that its number is 1, its name says 2"):
+            await store.open_log("a")
+        memory.put(third, before[2])
+        catalog = keys(memory)[0]
+        memory.put(f"{catalog.rpartition('/')[0]}/{int(catalog.rpartition('/')[2]) + 1:020}", before[0])
+        with pytest.raises(LogCorruptedError, match="log memory://: catalog/0"):
+            await store.names()
+
+
+def newer(data: bytes) -> bytes:
+    """Return an object as a later release would write it."""
+    from zlib import crc32
+
+    head = data[:4] + b"\0\2" + data[6:20]
+    return head + crc32(head).to_bytes(4, "big") + data[24:]
+
+
+async def test_foreign_objects_are_left_alone(memory: MemoryStore) -> None:
+    """Objects of others are neither listed nor deleted."""
+    mine = ["logs/notes.txt", "logs/a/notes.txt", "catalog/notes", "other/x", "logs/x.0123456789abcdef/notes", "x"]
+    for key in mine:
+        memory.put(key, b"mine")
+    async with await open_objects(memory) as store:
+        log = await filled(store, 20)
+        await log.delete()
+        assert await store.names() == []
+    async with await open_objects(memory):
+        pass
+    assert [key for key in keys(memory) if bytes(memory.get(key).bytes()) == b"mine"] == sorted(mine)
+    assert len(keys(memory)) == len(mine) + 1
+
+
+async def test_leftovers_are_deleted(memory: MemoryStore) -> None:
+    """What a crash left of a deletion goes when the store is opened, and what it left of a merge with the log."""
+    objects = FaultyObjects(memory)
+    async with await open_objects(objects, attempts=1) as store:
+        log = await filled(store, 7)
+        objects.fail(errno.EIO, "delete", times=math.inf)
+        await log.delete()
+        assert await store.names() == []
+        assert len(keys(memory)) > 5
+        objects.heal()
+        log = await store.create("a")
+        objects.fail(errno.EIO, "delete", times=math.inf)
+        for number in range(30):
+            await log.append(b"%d" % number)
+        await log.aclose()
+        objects.heal()
+    async with await open_objects(memory) as store:
+        log = await store.open_log("a")
+        assert len(keys(memory)) < 12
+        assert log.length == 30
+
+
+@pytest.mark.parametrize(("request_name", "is_done"), [("create", False), ("create", True), ("get", False)])
+async def test_failed_append_is_not_in_the_log(memory: MemoryStore, request_name: str, is_done: bool) -> None:
+    """Whether its put arrived or not, a failed append is not in the log when the next one was answered."""
+    objects = FaultyObjects(memory)
+    async with await ObjectLogStore.open(objects, attempts=1) as store:
+        log = await store.create("a")
+        for number in range(5):
+            objects.fail(errno.EIO, request_name, times=1 + number % 2, is_done=is_done)
+            for _ in range(1 + number % 2):
+                with pytest.raises(LogStorageError, match="log a: cannot append: Input/output error"):
+                    await log.append(b"lost")
+            assert await log.append(b"kept") == number
+        assert await content(log) == [b"kept"] * 5
+    async with await open_objects(memory) as other:
+        assert await content(await other.open_log("a")) == [b"kept"] * 5
+
+
+async def test_a_put_that_arrives_late(memory: MemoryStore) -> None:
+    """A put that failed and arrives when the log has gone on changes nothing."""
+    objects = Late(memory)
+    async with await open_objects(objects, attempts=1) as store:
+        log = await store.create("a")
+        objects.is_held = True
+        with pytest.raises(LogStorageError):
+            await log.append(b"late")
+        objects.is_held = False
+        assert await log.append(b"kept") == 0
+        objects.land()
+        assert await log.append(b"more") == 1
+        assert await content(await reopened(store, log)) == [b"kept", b"more"]
+
+
+class Late(FaultyObjects):
+    """Objects whose creates fail while they are held, and arrive later."""
+
+    is_held = False
+
+    def create(self, key: str, data: bytes) -> None:
+        """Keep a create for later."""
+        if self.is_held:
+            self.late.append((key, data))
+            raise OSError(errno.ETIMEDOUT, "timed out")
+        super().create(key, data)
+
+
+async def test_lost_answers(memory: MemoryStore) -> None:
+    """A put whose answer is lost is found to be done, for each call, and done once."""
+    objects = FaultyObjects(memory)
+    async with await open_objects(objects) as store:
+        for skip in range(12):
+            objects.heal()
+            objects.fail(errno.EIO, "create", skip=skip, times=2, is_done=True)
+            log = await filled(store, 6, f"log-{skip}")
+            assert await content(log) == [b"%d" % number for number in range(6)]
+            await log.seal()
+            await log.delete()
+    assert await_names(memory) == []
+
+
+def await_names(memory: MemoryStore) -> list[str]:
+    """Return what is left in the folders of logs."""
+    return [key for key in keys(memory) if key.startswith("logs/")]
+
+
+async def test_seal_in_doubt(store: ObjectLogStore, objects: FaultyObjects) -> None:
+    """A seal whose answer is lost counts when it was done: somebody may have seen it. If not, the log goes on."""
+    log = await store.create("a")
+    objects.fail(errno.EIO, "create", is_done=True)
+    with pytest.raises(LogStorageError):
+        await log.seal()
+    with pytest.raises(LogSealedError):
+        await log.append(b"x")
+    assert log.is_sealed
+    other = await store.create("b")
+    objects.fail(errno.EIO, "create")
+    with pytest.raises(LogStorageError):
+        await other.seal()
+    assert await other.append(b"x") == 0
+    await other.seal()
+    assert (await reopened(store, other)).is_sealed
+
+
+async def test_merges_that_fail(memory: MemoryStore) -> None:
+    """While segments cannot be written appends go on, and the merge is made up for later."""
+
+    class NoSegments(FaultyObjects):
+        is_full = True
+
+        def create(self, key: str, data: bytes) -> None:
+            if self.is_full and key.endswith(".segment"):
+                raise OSError(errno.ENOSPC, "full")
+            super().create(key, data)
+
+    objects = NoSegments(memory)
+    async with await open_objects(objects, attempts=1) as store:
+        log = await filled(store, 40)
+        assert len(keys(memory)) > 40
+        objects.is_full = False
+        for number in range(40, 60):
+            assert await log.append(b"%d" % number) == number
+        assert len(keys(memory)) < 20
+        objects.is_full = True
+        await log.seal()
+        assert await content(await reopened(store, log)) == [b"%d" % number for number in range(60)]
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_failed_creation_and_deletion(
+    store: ObjectLogStore, objects: FaultyObjects, memory: MemoryStore, is_done: bool
+) -> None:
+    """A log whose creation or deletion failed is there as a whole or not at all, and can be deleted or made."""
+    for skip in range(2):
+        objects.fail(errno.EIO, "create", skip=skip, is_done=is_done)
+        with pytest.raises(LogStorageError):
+            await store.create("a")
+        if await store.names():
+            log = await store.open_log("a")
+            assert log.length == 0
+        else:
+            log = await store.create("a")
+        await log.append(b"x")
+        objects.fail(errno.EIO, "create", is_done=is_done)
+        with pytest.raises(LogStorageError, match="cannot delete it"):
+            await log.delete()
+        if await store.names():
+            assert await content(await store.open_log("a")) == [b"x"]
+            await store.delete("a")
+    async with await open_objects(memory):
+        assert await_names(memory) == []
+
+
+async def test_failed_opening(store: ObjectLogStore, objects: FaultyObjects) -> None:
+    """Any request of an opening may fail; the log can be opened then."""
+    await (await filled(store, 3)).aclose()
+    for request in ("create", "get", "list"):
+        for skip in range(2):
+            objects.fail(errno.EIO, request, skip=skip)
+            with pytest.raises(LogStorageError, match="log a: cannot"):
+                await store.open_log("a")
+            objects.heal()
+    assert (await store.open_log("a")).length == 3
+
+
+async def test_cancelled_while_being_put(memory: MemoryStore) -> None:
+    """An append that is cancelled while its put is under way is carried out all the same."""
+    may_go = threading.Event()
+    objects = FaultyObjects(memory)
+    async with await open_objects(objects) as store:
+        log = await store.create("a")
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def hold() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            assert may_go.wait(20)
+
+        objects.call(len(objects.history), hold)
+        first = asyncio.ensure_future(log.append_many([b"1", b"2"]))
+        await begun.wait()
+        second = asyncio.ensure_future(log.append(b"never begun"))
+        await asyncio.sleep(0)
+        first.cancel()
+        second.cancel()
+        await asyncio.wait([first, second])
+        may_go.set()
+        assert await log.append(b"3") == 2
+        assert await content(log) == [b"1", b"2", b"3"]
+
+
+async def test_cancelled_creation(memory: MemoryStore) -> None:
+    """A log whose creation is cancelled is made all the same, and closed."""
+    may_go = threading.Event()
+    objects = FaultyObjects(memory)
+    async with await open_objects(objects) as store:
+        objects.call(len(objects.history), lambda: may_go.wait(20))
+        creating = asyncio.ensure_future(store.create("a"))
+        await asyncio.sleep(0.01)
+        creating.cancel()
+        await asyncio.wait([creating])
+        assert creating.cancelled()
+        may_go.set()
+    async with await open_objects(memory) as store:
+        with pytest.raises(LogExistsError):
+            await store.create("a")
+
+
+async def test_crash_reaches_the_caller(memory: MemoryStore) -> None:
+    """A simulated crash is no error that anything handles."""
+    objects = FaultyObjects(memory)
+    async with await open_objects(objects) as store:
+        log = await store.create("a")
+        objects.crash(len(objects.history))
+        with pytest.raises(SimulatedCrash):
+            await log.append(b"x")
+    assert objects.is_crashed
+
+
+def test_on_a_virtual_clock() -> None:
+    """A loop with a virtual clock waits for the requests of real threads."""
+
+    async def main() -> list[bytes]:
+        async with await open_objects(MemoryStore()) as store:
+            return await content(await filled(store, 20))
+
+    assert run(main()) == [b"%d" % number for number in range(20)]
+
+
+async def test_folder_without_rights(tmp_path: Path) -> None:
+    """A folder without rights is a clear error."""
+    async with await open_objects(ObstoreObjects(LocalStore(tmp_path))) as store:
+        log = await filled(store, 2)
+        for path in [*tmp_path.rglob("*"), tmp_path]:
+            if path.is_dir():
+                path.chmod(0o555)
+        try:
+            if obstore_can_write(tmp_path):
+                pytest.skip("this user may write everywhere")
+            with pytest.raises(LogStorageError, match=r"Permission denied|denied"):
+                await log.append(b"x")
+        finally:
+            for path in [tmp_path, *tmp_path.rglob("*")]:
+                path.chmod(0o755)
+
+
+def obstore_can_write(path: Path) -> bool:
+    """Return whether this user may write into a folder that forbids it."""
+    try:
+        obstore.put(LocalStore(path), "probe", b"")
+    except (OSError, obstore.exceptions.BaseError):
+        return False
+    return True
