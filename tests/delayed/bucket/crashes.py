@@ -124,10 +124,12 @@ class Run:
                 self._note()
                 self._alive()
 
-    async def finish(self) -> None:
-        """Let everything come out; then nothing is left of the index."""
+    async def finish(self, steps: int = 0) -> None:
+        """Live on for some steps, and let everything come out; then nothing is left of the index."""
         async with self.opened():
-            for span in [100] * 22 + [60_000] * 2:
+            for _ in range(steps):
+                await self._step()
+            for span in [300] * 8 + [60_000] * 2:
                 self.model.clock.advance(span)
                 await self._drain()
             assert set(self.model.wanted) == set()

@@ -1,0 +1,220 @@
+"""Adding many at once, the set of what is held, and the queue's and the merge's ways with many."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_nack import ClosedError, InvalidArgumentError, Position
+from pulsar_nack.delayed.bucket._columns import Columns, Index
+from pulsar_nack.delayed.bucket._merge import MergeFeed
+from pulsar_nack.delayed.bucket._mutable import MutableBucket
+from pulsar_nack.delayed.bucket._pending import Pending
+from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
+from pulsar_nack.index import EntrySets
+
+from .stage import Stage
+
+MESSAGES = st.lists(st.tuples(st.integers(0, 30), st.integers(-2, 60)), max_size=40)
+INDEXES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.integers(0, 9)), max_size=60)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), MESSAGES), max_size=6), st.integers(0, 20))
+async def test_many_are_added_as_one_by_one(calls: list[tuple[int, list[tuple[int, int]]]], now: int) -> None:
+    """Whatever is added in bulk, in any order and again, is held, refused and taken out as if added singly."""
+    one, many = Stage(now, least=4), Stage(now, least=4)
+    async with one.run(), many.run():
+        for ledger, messages in calls:
+            unlike = list(dict(messages).items())
+            due = [entry for entry, at in unlike if not one.add(ledger, entry, at)]
+            numbers, times = [entry for entry, _ in unlike], [at for _, at in unlike]
+            assert sorted(many.tracker.add_entries(ledger, numbers, times)) == sorted(due)
+            assert many.count == one.count
+        await one.idle()
+        await many.idle()
+        many.check()
+        for stage in (one, many):
+            stage.clock.set(100)
+        assert sorted(await many.drain()) == sorted(await one.drain())
+
+
+@pytest.mark.parametrize(
+    "entries", [range(5), [0, 1, 2, 3, 4], (4, 3, 2, 1, 0), array("q", range(5)), memoryview(bytes(range(5)))]
+)
+async def test_kinds_of_many(entries: Any) -> None:
+    """Ranges, lists, tuples, arrays and what has a buffer are all fine, for entries and for times."""
+    async with Stage().run() as stage:
+        assert stage.tracker.add_messages(1, entries, 20)
+        assert stage.tracker.add_entries(2, entries, entries) == [0]
+        assert stage.count == 9
+        stage.clock.set(20)
+        assert len(await stage.drain()) == 9
+
+
+async def test_many_with_one_time() -> None:
+    """All of them are held, or all have to be dispatched, also what was held before."""
+    async with Stage(10, strict=False, tick=5).run() as stage:
+        assert stage.tracker.add_messages(1, range(10), 16)
+        assert not stage.tracker.add_messages(1, range(3), 15)
+        assert stage.count == 7
+        assert not stage.tracker.add_messages(2, range(3), -1)
+        assert stage.tracker.add_messages(2, [], 16)
+        assert not stage.tracker.add_messages(2, [], 15)
+        assert stage.count == 7
+
+
+async def test_many_are_sealed_at_the_size_of_a_bucket() -> None:
+    """One call may fill several buckets; none is larger than one that was filled singly."""
+    async with Stage(least=5, step=10_000).run() as stage:
+        stage.tracker.add_messages(1, range(23), 1_000)
+        await stage.idle()
+        assert [bucket.size for bucket in stage.buckets] == [10, 10]
+        assert stage.tracker.statistics().unsealed == 3
+        stage.tracker.add_messages(2, range(2), 1_000)
+        stage.tracker.add_messages(3, range(1), 1_000)
+        await stage.idle()
+        assert [bucket.size for bucket in stage.buckets] == [10, 10, 5]
+
+
+async def test_the_timer_is_set_for_the_earliest_of_many() -> None:
+    """Adding many sets the timer once, for the earliest."""
+    async with Stage(strict=False).run() as stage:
+        stage.add(9, 9, 50)
+        stage.tracker.add_entries(1, [1, 2, 3], [40, 20, 30])
+        assert stage.clock.alarms == 1
+        stage.clock.set(20)
+        assert stage.woken == [20]
+        assert stage.get(9) == [Position(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("entries", "times", "message"),
+    [
+        ([1, -1], [5, 5], "entries"),
+        ([1, 2**32], [5, 5], "entries"),
+        ([1.5], [5], "entries"),
+        ("12", [5, 5], "entries"),
+        (7, [5], "entries"),
+        (None, [5], "entries"),
+        ([1, 2], [5], "deliver_at"),
+        ([1, 2], [5, 2**63], "deliver_at"),
+        ([1, 2], [5, None], "deliver_at"),
+        ([1, 2], 5, "deliver_at"),
+    ],
+)
+async def test_many_that_are_refused(entries: Any, times: Any, message: str) -> None:
+    """One bad value refuses all, with the name of the field; nothing changes."""
+    async with Stage().run() as stage:
+        with pytest.raises(InvalidArgumentError, match=message):
+            stage.tracker.add_entries(1, entries, times)
+        with pytest.raises(InvalidArgumentError, match="ledger_id"):
+            stage.tracker.add_entries(-1, [1], [5])
+        with pytest.raises(InvalidArgumentError, match="deliver_at"):
+            stage.tracker.add_messages(1, [1], 2**63)
+        assert stage.count == 0
+
+
+async def test_many_after_closing() -> None:
+    """A closed tracker takes no more."""
+    stage = Stage()
+    async with stage.run():
+        pass
+    for entries in ([], [1]):
+        with pytest.raises(ClosedError):
+            stage.tracker.add_messages(1, entries, 5)
+        with pytest.raises(ClosedError):
+            stage.tracker.add_entries(1, entries, entries)
+
+
+@given(INDEXES, INDEXES)
+def test_what_is_pending(first: list[Index], second: list[Index]) -> None:
+    """Sets that are filled, joined and emptied in bulk are what they are when filled one by one."""
+    held, other, model = Pending(), Pending(), {index[1:] for index in first}
+    held.add_all(first)
+    other.add_all(second)
+    assert set(held) == model
+    assert len(held) == len(model)
+    assert held.living(second) == [index for index in second if index[1:] in model]
+    assert held.includes(other) == ({index[1:] for index in second} <= model)
+    new = {index[1:] for index in second} - model
+    assert held.take_over(other) == len(new)
+    assert set(held) == model | new
+    assert (len(other), other.bytes) == (0, 0)
+    assert {Position(*each) for each in model} == set(held.take_out(first))
+    assert set(held) == new - model
+    held.take_out(second)
+    assert (len(held), held.bytes, held.ledgers) == (0, 0, 0)
+
+
+def test_entries_that_are_not_all_new() -> None:
+    """Entries are added as a whole only where none is held and none comes twice."""
+    held = Pending()
+    assert held.add_new(1, array("I", [1, 2]))
+    assert not held.add_new(1, array("I", [2, 3]))
+    assert not held.add_new(2, array("I", [4, 4]))
+    assert held.ledgers == 1
+    assert list(held) == [(1, 1), (1, 2)]
+
+
+def test_many_ledgers_are_taken_over_at_once() -> None:
+    """Beyond some ledgers that both have sizes are not measured; they are no smaller than they should be."""
+    one, other, measured = Pending(), Pending(), EntrySets()
+    for ledger in range(100):
+        for entry in range(0, 50, 2):
+            one.add(ledger, entry)
+            other.add(ledger, entry + 1)
+            measured.add(ledger, entry)
+            measured.add(ledger, entry + 1)
+    assert one.take_over(other) == 2_500
+    assert set(one) == set(measured)
+    assert measured.bytes <= one.bytes <= 3 * measured.bytes
+
+
+@given(st.lists(INDEXES, max_size=5), INDEXES, st.integers(0, 45), st.integers(1, 30))
+def test_many_are_taken_from_the_queue(runs: list[list[Index]], tail: list[Index], until: int, most: int) -> None:
+    """What is taken out in bulk is in order, all that is due and no more, and owners know what is left."""
+    owners = [MutableBucket() for _ in range(len(runs) + 1)]
+    queue = DueQueue(owners[0])
+    for owner, run in zip(owners[1:], runs, strict=True):
+        queue.add(Columns(sorted(run)), owner)
+    for index in tail:
+        queue.push(index)
+    everything = sorted([*tail, *(index for run in runs for index in run)])
+    found: list[Index] = []
+    while taken := queue.take(until, most)[0]:
+        assert len(taken) <= most
+        found += [(index[0], index[1], index[2]) for index in taken]
+    assert found == [index for index in everything if index[0] <= until]
+    assert sum(owner.loaded for owner in owners) == len(everything) - len(found)
+    queue.turn(owners[0])
+    assert list(in_order(queue.runs(owners))) == everything[len(found) :]
+
+
+def test_runs_that_follow_each_other_are_one() -> None:
+    """A long run of what was added is cut, so that its memory is let go bit by bit."""
+    owner = MutableBucket()
+    queue = DueQueue(owner)
+    indexes = [(at, 1, at) for at in range(20_000)]
+    queue.push_many(Columns(indexes))
+    assert len(queue.runs([owner])) == 3
+    assert list(in_order(queue.runs([owner]))) == indexes
+    full = queue.bytes
+    while queue.first() != indexes[10_000]:
+        queue.take(10**6, 10_000)
+    assert queue.bytes < 0.7 * full
+
+
+def test_which_piece_comes_first() -> None:
+    """The next piece of a source comes before the others when it ends before all that they have or will have."""
+    feed = MergeFeed(2)
+    assert feed.is_first(0, 9, [5, 10])
+    assert not feed.is_first(0, 10, [5, 10])
+    feed.feed(1, Columns([(12, 1, 1)]))
+    assert feed.is_first(0, 11, [5, 0])
+    assert not feed.is_first(1, 1, [5, 20])
+    feed.feed(0, None)
+    assert not feed.is_first(0, 1, [5, 20])
