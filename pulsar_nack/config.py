@@ -176,8 +176,8 @@ class BucketConfig(DelayedDeliveryConfig):
     """Deliveries pause while more indexes than this are on no storage."""
     prefetch: DelayField = timedelta(seconds=2)
     """How long before its first message a segment is loaded."""
-    recovery_timeout: DelayField = timedelta(seconds=5)
-    """How long opening waits for storage. Then the tracker goes on without; a factory falls back to memory."""
+    recovery_timeout: DelayField = timedelta(seconds=10)
+    """How long a factory waits for storage, and for all snapshots to be tried, before it falls back to memory."""
 
     if TYPE_CHECKING:  # as above
 

@@ -218,13 +218,13 @@ class DelayedDeliveryTrackerFactory:
         return InMemoryDelayedDeliveryTracker(self._config, clock=self._clock, on_due=request.on_due)
 
     async def _make_in_buckets(self, request: _Request) -> DelayedDeliveryTracker:
+        cursor, until = request.cursor, asyncio.get_running_loop().time() + self._patience
         assert self._storage is not None
-        storage, cursor = await self._storage.get(), request.cursor
         assert cursor is not None
+        storage = await self._storage.get()
         if self._config.delayed_delivery_shared_index_enabled:
-            index = await self._shared.get(request.topic_name, lambda: self._open_shared(storage, request))
+            index = await self._shared.get(request.topic_name, lambda: self._open_shared(storage, request, until))
             return index.subscribe(request.cursor_name, lambda: cursor.mark_delete_position, on_due=request.on_due)
-        until = asyncio.get_running_loop().time() + self._patience
         tracker = await BucketDelayedDeliveryTracker.open(
             storage,
             cursor,
@@ -237,9 +237,8 @@ class DelayedDeliveryTrackerFactory:
         await self._ensure_recovered(tracker, until)
         return tracker
 
-    async def _open_shared(self, storage: BucketSnapshotStorage, request: _Request) -> SharedDelayedIndex:
+    async def _open_shared(self, storage: BucketSnapshotStorage, request: _Request, until: float) -> SharedDelayedIndex:
         assert request.topic_cursor is not None
-        until = asyncio.get_running_loop().time() + self._patience
         index = await SharedDelayedIndex.open(
             storage,
             request.topic_cursor,

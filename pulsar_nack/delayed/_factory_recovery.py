@@ -9,26 +9,30 @@ from typing import Final
 from ..errors import SnapshotError
 from .bucket import BucketDelayedDeliveryTracker
 
-_EARLY: Final = 0.001
-"""How early a loop may fire a timer, in seconds."""
+_PATIENCE: Final = 5.0
+"""How long a storage of which every read fails is waited for, in seconds, if no less is allowed."""
 
 
 async def ensure_recovered(tracker: BucketDelayedDeliveryTracker, until: float) -> None:
-    """Return when a tracker has recovered, or has most likely recovered something and goes on trying the rest.
+    """Return when a tracker has recovered, or has recovered something and goes on trying what failed.
 
-    :param until: loop time up to which the first attempts may take, and all attempts while each of them fails
+    :param until: loop time up to which it may take
     :raises TimeoutError: some snapshots were not tried by then
-    :raises SnapshotError: all were tried and none could be read
+    :raises SnapshotError: all were tried, again and again for some seconds, and none could be read
     """
-    if not tracker.statistics().is_recovering:
-        return
-    if asyncio.get_running_loop().time() >= until - _EARLY:
-        raise TimeoutError("the recovery of delayed messages was not done in time")
-    if tracker.statistics().buckets:
-        return
-    with suppress(TimeoutError):
+    try:
         async with asyncio.timeout_at(until):
-            await tracker.wait_until_recovered()
+            await tracker.wait_until_recovered(once=True)
+    except TimeoutError:
+        raise TimeoutError("the recovery of delayed messages was not done in time") from None
+    if _is_in_vain(tracker):
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + _PATIENCE)):
+                await tracker.wait_until_recovered()
+    if _is_in_vain(tracker):
+        raise SnapshotError("no snapshot of delayed messages could be read") from tracker.statistics().last_error
+
+
+def _is_in_vain(tracker: BucketDelayedDeliveryTracker) -> bool:
     statistics = tracker.statistics()
-    if statistics.is_recovering and not statistics.buckets:
-        raise SnapshotError("no snapshot of delayed messages could be read") from statistics.last_error
+    return statistics.is_recovering and not statistics.buckets

@@ -211,6 +211,45 @@ async def test_sizes_are_known_after_a_restart() -> None:
         assert exposed(again.registry).get(INDEX + "bucket_snapshot_size_bytes", topic=TOPIC) == 0
 
 
+async def test_a_size_that_cannot_be_had() -> None:
+    """A storage that does not tell sizes holds recovery up in nothing; the bytes of that snapshot are not told."""
+    scene, cursor = Scene(), MemoryDelayedCursor()
+    async with scene.factory:
+        await filled(await scene.tracker(cursor=cursor), 16)
+
+    class Silent(MemorySnapshotStorage):
+        async def get_bucket_snapshot_length(self, snapshot_id: int) -> int:
+            raise InjectedError("length")
+
+    storage = Silent()
+    storage.snapshots = scene.storage.snapshots
+    async with await BucketDelayedDeliveryTracker.open(storage, cursor, CONFIG, clock=scene.clock) as tracker:
+        statistics = tracker.statistics()
+        assert (statistics.messages, statistics.snapshot_bytes, statistics.last_error) == (15, 0, None)
+        await tracker.clear()
+        await tracker.wait_until_idle()
+        assert tracker.statistics().snapshot_bytes == 0
+        assert storage.snapshots == {}
+
+
+@pytest.mark.parametrize("call", ["put", "remove"])
+async def test_sizes_follow_what_is_stored(call: str) -> None:
+    """A snapshot that could not be named is deleted again, and one whose name could not be removed is not counted."""
+    scene, cursor = Scene(), MemoryDelayedCursor()
+    cursor.faults.fail[call] = 1
+    async with scene.factory:
+        tracker = await scene.tracker(cursor=cursor)
+        await filled(tracker, 16)
+        for _ in range(5):
+            assert tracker.statistics().snapshot_bytes == sized(scene.storage.snapshots.values())
+            scene.clock.advance(100)
+            while tracker.has_message_available():
+                tracker.get_scheduled_messages(100)
+                await tracker.wait_until_idle()
+            await tracker.wait_until_idle()
+        assert scene.storage.snapshots == {}
+
+
 async def test_topics_are_the_sum_of_their_subscriptions() -> None:
     """Two subscriptions of a topic are told apart, and added up for the topic."""
     scene = Scene()
@@ -393,6 +432,25 @@ async def test_scraped_over_http() -> None:
             )
             assert {each for each, _ in Exposed(some).values} == {name}
             assert Exposed(some).types == {name: "counter"}
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+async def test_scraped_as_open_metrics() -> None:
+    """A scraper that asks for OpenMetrics, as Prometheus does, gets the same names and types too."""
+    scene = Scene()
+    server, thread = prometheus.start_http_server(0, "127.0.0.1", registry=scene.registry)
+    try:
+        async with scene.factory:
+            await filled(await scene.tracker(), 16)
+            accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+            request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/metrics", headers=accept)
+            answer = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=10).read().decode())
+            lines = [line for line in answer.splitlines() if line != "# EOF"]
+            seen, plain = Exposed("\n".join(lines)), exposed(scene.registry)
+            assert (seen.types, seen.values) == (plain.types, plain.values)
     finally:
         server.shutdown()
         server.server_close()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ._log_tracker import LogBucketTracker
 
 _NAME: Final = "BucketDelayedDeliveryTracker"
+_RECOVERY_PATIENCE: Final = 5.0
 
 
 class BucketDelayedDeliveryTracker:
@@ -79,7 +80,7 @@ class BucketDelayedDeliveryTracker:
     ) -> Self:
         """Bring back what an earlier run stored, and return the tracker.
 
-        Snapshots that cannot be read now, or not within ``recovery_timeout``, are read later on; the messages of those
+        Snapshots that cannot be read now, or not within some seconds, are read later on; the messages of those
         that are gone or damaged are left to the dispatcher, which adds them anew. So is what is due already.
 
         :param storage: started already, and closed by its owner after the tracker
@@ -128,8 +129,8 @@ class BucketDelayedDeliveryTracker:
     async def _recover(self) -> None:
         self._worker.recovery.start()
         try:
-            async with asyncio.timeout(self._config.recovery_timeout.total_seconds()):
-                await self._worker.recovery.is_tried.wait()
+            async with asyncio.timeout(min(self._config.recovery_timeout.total_seconds(), _RECOVERY_PATIENCE)):
+                await self.wait_until_recovered(once=True)
         except TimeoutError:
             return  # it goes on beside the calls
 
@@ -302,9 +303,12 @@ class BucketDelayedDeliveryTracker:
         self._settle(self._now_ms())
         await self._worker.delete_all()
 
-    async def wait_until_recovered(self) -> None:
-        """Wait until no snapshot of an earlier run is left to be read."""
-        await self._worker.recovery.ended()
+    async def wait_until_recovered(self, *, once: bool = False) -> None:
+        """Wait until no snapshot of an earlier run is left to be read; ``once``: until each was tried once."""
+        if once:
+            await self._worker.recovery.is_tried.wait()
+        else:
+            await self._worker.recovery.ended()
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is being stored, loaded, merged or deleted; what waits for its next attempt aside."""
