@@ -19,6 +19,7 @@ from ..errors import ClosedError, InvalidArgumentError, NotOpenError
 from ._arguments import check_on_due
 from ._disabled import DisabledDelayedDeliveryTracker
 from ._factory_cleaning import Cleaning
+from ._factory_guard import guarded
 from ._factory_open import OpenTrackers
 from ._factory_records import DelayedFactoryStatistics, OpenTracker, TrackerFallback
 from ._factory_recovery import ensure_recovered
@@ -226,7 +227,7 @@ class DelayedDeliveryTrackerFactory:
             index = await self._shared.get(request.topic_name, lambda: self._open_shared(storage, request, until))
             return index.subscribe(request.cursor_name, lambda: cursor.mark_delete_position, on_due=request.on_due)
         tracker = await BucketDelayedDeliveryTracker.open(
-            storage,
+            guarded(storage, cursor),
             cursor,
             self._config,
             clock=self._clock,
@@ -240,7 +241,7 @@ class DelayedDeliveryTrackerFactory:
     async def _open_shared(self, storage: BucketSnapshotStorage, request: _Request, until: float) -> SharedDelayedIndex:
         assert request.topic_cursor is not None
         index = await SharedDelayedIndex.open(
-            storage,
+            guarded(storage, request.topic_cursor),
             request.topic_cursor,
             self._config,
             clock=self._clock,

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from pulsar_nack import (
+    BucketDelayedDeliveryTracker,
     DisabledDelayedDeliveryTracker,
     InMemoryDelayedDeliveryTracker,
     LogDelayedCursor,
+    LogFencedError,
     LogSnapshotStorage,
 )
-from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 
-from .factories import TOPIC, Subscription
+from .factories import NAMES, TOPIC, Subscription
 
 HOMES = ["memory", "local"]
 
@@ -216,3 +218,34 @@ async def test_what_is_cleaned_is_the_subscription_s_own() -> None:
         await factory.wait_until_clean()
     assert one.properties.held == names
     assert len(one.memory.snapshots) == len(one.names)
+
+
+@pytest.mark.parametrize("kind", ["memory", "bucket"])
+async def test_a_process_that_was_taken_over_deletes_nothing(kind: str) -> None:
+    """On object storage, whoever has lost the cursor to another process leaves the snapshots alone that it uses."""
+    store_of = pytest.importorskip("obstore.store").MemoryStore
+    shared = store_of()
+    async with await ObjectLogStore.open(shared) as first, await ObjectLogStore.open(shared) as second:
+        old_cursor = await LogDelayedCursor.open(first)
+        old = Subscription(lambda: LogSnapshotStorage(first), old_cursor)
+        async with old.run("bucket"):
+            old.publish(1, 30)
+            await old.settle()
+        names = sorted(await first.names())
+        async with await LogDelayedCursor.open(second) as cursor:
+            new = Subscription(lambda: LogSnapshotStorage(second), cursor)
+            async with new.run("bucket", clean=False):
+                assert new.count == 30 - 5  # the last ones were not sealed
+                async with old.factory_of(kind) as factory:
+                    tracker = await factory.new_tracker(old_cursor, **NAMES)
+                    if isinstance(tracker, BucketDelayedDeliveryTracker):
+                        await tracker.clear()
+                    await factory.wait_until_clean()
+                    if kind == "memory":
+                        error = factory.statistics().last_error
+                        assert isinstance(error, ExceptionGroup)
+                        assert error.split(LogFencedError)[1] is None
+                assert sorted(await first.names()) == names
+                new.unacked = set(range(1, 26))
+                assert await new.deliver(300) == list(range(1, 26))
+        await old_cursor.aclose()
