@@ -30,6 +30,7 @@ _IN_ORDER_SEGMENTS: Final = 4
 _WIRE_BYTES: Final = 11
 """Of an index: the tags and lengths (5), and a time of our days (6)."""
 _LEDGER_ID_BYTES: Final = 3
+_STEP_S: Final = BucketConfig().segment_step_ms / 1000
 _BITMAP_HEAD: Final = 24
 """Of a ledger in a segment's metadata."""
 
@@ -99,8 +100,9 @@ def bucket_size(load: BucketLoad, buckets: int, segment: int) -> BucketSize:
     """Predict what a tracker takes that merges its buckets when there are more than ``buckets``."""
     buckets = min(buckets, load.most_buckets)
     in_bucket = load.messages / buckets
-    in_segment = min(segment, ceil(in_bucket))
-    segments = buckets * ceil(in_bucket / in_segment)
+    seconds = load.workload.delay if load.is_scattered else load.workload.delay / buckets
+    each = max(ceil(in_bucket / segment), min(ceil(seconds / _STEP_S), ceil(in_bucket)))
+    segments, in_segment = buckets * each, in_bucket / each
     table = _FIXED_BYTES + load.ledgers * _LEDGER_BYTES + segments * _SEGMENT_BYTES + buckets * _BUCKET_BYTES
     in_memory = 2 * buckets if load.is_scattered else min(_IN_ORDER_SEGMENTS, 2 * buckets)
     loaded = in_memory * in_segment * _INDEX_BYTES

@@ -117,3 +117,39 @@ def test_refuses_bad_options(capsys: pytest.CaptureFixture[str], options: tuple[
     code, out, err = run(capsys, *options)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_plans_buckets(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --bucket the maximum of buckets is planned, and how large segments are, within some memory."""
+    options = ("--bucket", "--rate", "27778", "--delay", "3600", "--scattered", "--memory", "30")
+    code, out, _ = run(capsys, *options)
+    assert code == 0
+    assert "100,000,800 delayed messages wait" in out
+    assert "in any order" in out
+    assert "recommended" in out
+    said = " ".join(out.split())
+    assert "delayedDeliveryMaxIndexesPerBucketSnapshotSegment=1000" in said
+    code, out, _ = run(capsys, *options, "--json")
+    assert code == 0
+    plan = json.loads(out)
+    assert f"delayedDeliveryMaxNumBuckets={plan['recommended']['buckets']} " in said
+    assert plan["recommended"]["bytes"] <= plan["memory_bytes"] == 30 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--memory", "0"), "memory_bytes"),
+        (("--memory", "nan"), "memory_bytes"),
+        (("--batch-size", "5"), "batch_size"),
+        (("--plot", "x.png"), "plot"),
+        (("--delay", "0"), "delay"),
+    ],
+)
+def test_refuses_bad_options_for_buckets(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+) -> None:
+    """What cannot be planned for buckets is refused with an exit code of 2 and names the option."""
+    code, out, err = run(capsys, "--bucket", *options)
+    assert (code, out) == (2, "")
+    assert message in err
