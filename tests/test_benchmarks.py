@@ -55,6 +55,14 @@ def test_ledger() -> None:
     assert said.count("| 256 ") == 2
 
 
+def test_buckets() -> None:
+    """Every table of the benchmark of the bucket tracker comes out, and everything that was stored is held again."""
+    said = run("buckets", "--quick")
+    assert said.count("## ") == 5
+    assert said.count("| 2,000,000 in order") == 5
+    assert "1,950,000" in said
+
+
 def test_import_time() -> None:
     """Each import is measured."""
     assert "pulsar_nack.testing" in run("import_time", "--runs", "1")
