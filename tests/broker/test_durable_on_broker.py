@@ -1,0 +1,191 @@
+"""Durable nacks on a real broker: consumers that are killed with signal 9 and come back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pulsar_nack import Consumer
+from tests.broker.standalone import Standalone
+from tests.consumer.durable_worker import working
+from tests.consumer.official import (
+    Stopwatch,
+    nothing_comes,
+    numbered,
+    official_client,
+    payloads,
+    send,
+    subscribed,
+    take,
+)
+
+SLACK = 1.0
+"""Seconds that a loaded machine may add."""
+
+
+async def send_all(url: str, topic: str, messages: list[bytes], *, batched: bool = False) -> None:
+    """Send with a client of its own."""
+    async with official_client(url) as client:
+        await send(client, topic, messages, batched=batched)
+
+
+@pytest.mark.parametrize(
+    ("consumer_type", "redelivery"),
+    [("shared", "broker"), ("shared", "local"), ("exclusive", "auto"), ("failover", "auto")],
+)
+async def test_deadlines_outlive_a_kill(
+    service_url: str, topic: str, tmp_path: Path, consumer_type: str, redelivery: str
+) -> None:
+    """U9: killed while it holds nacks: the broker hands them back at once, they are shown at their old time, once."""
+    folder = tmp_path / "state"
+    async with working(service_url, topic, folder, "nack:9", consumer_type) as worker:
+        await send_all(service_url, topic, numbered(5))
+        watch = Stopwatch()
+        assert sorted(await worker.said(5)) == [f"{number} 1" for number in range(5)]
+        nacked_by = watch.seconds
+        worker.process.kill()
+    settings = {"consumer_type": consumer_type, "redelivery": redelivery, "durable": folder}
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        await send(client, topic, [b"new"])
+        new = await consumer.receive(timeout=5)
+        assert (new.data, new.attempt) == (b"new", 1)
+        await new.ack()
+        again = [await consumer.receive(timeout=15)]
+        assert 9.0 - 0.1 <= watch.seconds <= 9.0 + nacked_by + SLACK
+        again += await take(consumer, 4)
+        assert payloads(again) == numbered(5)
+        assert {message.attempt for message in again} == {2}
+        assert consumer.statistics().durable_restored == 5
+        for message in again:
+            await message.ack()
+        assert await nothing_comes(consumer, 1.0)
+        assert consumer.statistics().durable_entries == 0
+    async with subscribed(service_url, topic, consumer_type=consumer_type) as (_, after):
+        assert await nothing_comes(after)
+
+
+@pytest.mark.parametrize("consumer_type", ["shared", "exclusive"])
+async def test_kills_inside_the_handler_count(service_url: str, topic: str, tmp_path: Path, consumer_type: str) -> None:
+    """U8: a message that kills its process three times is seen with attempts 1, 2, 3, then 4."""
+    folder = tmp_path / "state"
+    async with subscribed(service_url, topic, consumer_type=consumer_type) as (client, _):
+        await send(client, topic, [b"poison"])  # the subscription begins before
+    for attempt in (1, 2, 3):
+        async with working(service_url, topic, folder, "die", consumer_type) as worker:
+            await worker.died()
+            assert worker.lines()[1:] == [f"poison {attempt}"]
+    async with subscribed(service_url, topic, durable=folder, consumer_type=consumer_type) as (_, consumer):
+        message = await consumer.receive(timeout=10)
+        assert (message.data, message.attempt) == (b"poison", 4)
+        await message.ack()
+
+
+async def test_attempts_go_on_over_nacks_and_kills(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U27: the only consumer is killed again and again, in the handler or with a nack held: attempts go on counting."""
+    folder = tmp_path / "state"
+    async with subscribed(service_url, topic) as (client, _):
+        await send(client, topic, [b"x"])
+    for attempt, action in enumerate(["nack:0.5", "stay", "nack:0", "stay"]):
+        async with working(service_url, topic, folder, action) as worker:
+            said = await worker.said(1)
+            worker.process.kill()
+        assert int(said[0].split()[1]) >= attempt + 1
+        attempts = int(worker.lines()[-1].split()[1])
+    async with subscribed(service_url, topic, durable=folder) as (_, consumer):
+        message = await consumer.receive(timeout=10)
+        assert message.attempt == attempts + 1
+        await message.ack()
+
+
+async def test_acks_that_were_not_sent_are_given_again(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U10: 50 acks have returned, killed before the client sent them: none is shown again, all are acked again."""
+    folder = tmp_path / "state"
+    async with subscribed(service_url, topic) as (client, _):
+        await send(client, topic, numbered(50))
+    async with working(service_url, topic, folder, "ack:50") as worker:
+        await worker.died()
+    async with subscribed(service_url, topic, durable=folder) as (_, consumer):
+        assert await nothing_comes(consumer, 3.0)
+        assert consumer.statistics().acked_again > 0
+        await asyncio.sleep(0.3)  # the client sends acknowledgements within 100 ms
+    async with subscribed(service_url, topic) as (_, after):
+        assert await nothing_comes(after, 1.0)
+
+
+async def test_acked_members_stay_acked(broker_without_index_acks: Standalone, tmp_path: Path) -> None:
+    """U3: index acks off at the broker, 9 of 10 of a batch are acked, killed: only the tenth is seen again."""
+    url, topic = broker_without_index_acks.service_url, "persistent://public/default/durable-batch"
+    async with subscribed(url, topic, durable=tmp_path / "state") as (client, consumer):
+        await send(client, topic, numbered(10), batched=True)
+        messages = await take(consumer, 10)
+        for message in messages:
+            await (message.nack(2.0) if message.data == b"3" else message.ack())
+    async with subscribed(url, topic, durable=tmp_path / "state") as (_, consumer):
+        message = await consumer.receive(timeout=10)
+        assert (message.data, message.attempt) == (b"3", 2)
+        await message.ack()
+        assert await nothing_comes(consumer, 1.0)
+    async with subscribed(url, topic) as (_, after):
+        assert await nothing_comes(after, 1.0)
+
+
+async def test_another_consumer_is_not_bound(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U34: a second consumer shows what the broker gives it at once; what came to the restarted one waits there."""
+    folder = tmp_path / "state"
+    async with working(service_url, topic, folder, "nack:8") as worker:
+        await send_all(service_url, topic, numbered(10))
+        watch = Stopwatch()
+        await worker.said(10)
+        worker.process.kill()
+    async with (
+        subscribed(service_url, topic, durable=folder, redelivery="local") as (_, ours),
+        subscribed(service_url, topic) as (_, other),
+    ):
+        receiving = asyncio.create_task(ours.receive())
+        shown_early: list[bytes] = []
+        while not await nothing_comes_to(other, shown_early):
+            pass
+        held = ours.statistics().held
+        assert held
+        assert len(shown_early) + held == 10
+        assert not receiving.done()
+        mine = [await asyncio.wait_for(receiving, 15)]
+        assert watch.seconds >= 7.9
+        mine += await take(ours, held - 1)
+        assert {message.attempt for message in mine} == {2}
+        assert sorted([message.data for message in mine] + shown_early) == numbered(10)
+
+
+async def nothing_comes_to(consumer: Consumer, shown: list[bytes]) -> bool:
+    """Take and acknowledge what comes within a second; return whether that was nothing."""
+    try:
+        message = await consumer.receive(timeout=1.0)
+    except TimeoutError:
+        return True
+    shown.append(message.data)
+    await message.ack()
+    return False
+
+
+@pytest.mark.timeout(240)
+async def test_attempts_go_on_over_a_broker_restart(own_broker: Standalone, tmp_path: Path) -> None:
+    """U27: the consumer leaves, the broker is killed and comes back, the consumer returns: attempts go on counting."""
+    url, topic, folder = own_broker.service_url, "persistent://public/default/durable-restart", tmp_path / "state"
+    async with subscribed(url, topic, durable=folder) as (client, consumer):
+        await send(client, topic, [b"x"])
+        for attempt in (1, 2):
+            message = await consumer.receive(timeout=10)
+            assert message.attempt == attempt
+            await message.nack(delay=0.5)
+        message = await consumer.receive(timeout=10)
+        await message.nack(delay=45)
+        watch = Stopwatch()
+    await asyncio.to_thread(own_broker.kill)
+    await asyncio.to_thread(own_broker.start)
+    async with subscribed(url, topic, durable=folder) as (_, consumer):
+        message = await consumer.receive(timeout=90)
+        assert (message.data, message.attempt) == (b"x", 4)
+        assert watch.seconds >= 44.8
+        await message.ack()

@@ -1,0 +1,111 @@
+"""A durable consumer in a process of its own, to be killed.
+
+``python -m tests.consumer.durable_worker SERVICE_URL TOPIC FOLDER TYPE ACTION``; it says ``subscribed``, then for each
+message its payload and attempt. TYPE is the consumer type; the actions:
+
+- ``nack:SECONDS``  nacks, and says so when the nack has returned
+- ``stay``          says so, and stays in its handler
+- ``die``           is killed with signal 9 inside the handler, by itself
+- ``ack:COUNT``     acknowledges, all at the same time, and is killed as soon as so many acknowledgements have returned
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from pulsar_nack import Consumer
+from pulsar_nack.testing._process import GuardedProcess
+from tests.consumer.official import subscribed, take
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+async def work(url: str, topic: str, folder: str, consumer_type: str, action: str) -> None:
+    """Do it until killed."""
+    name, _, number = action.partition(":")
+    async with subscribed(url, topic, durable=folder, consumer_type=consumer_type) as (_, consumer):
+        say("subscribed")
+        if name == "ack":
+            await acknowledge(consumer, int(number))
+        async for message in consumer:
+            if name == "die":
+                say(f"{message.data.decode()} {message.attempt}")
+                die()
+            if name == "nack":
+                await message.nack(float(number))
+            say(f"{message.data.decode()} {message.attempt}")
+
+
+async def acknowledge(consumer: Consumer, count: int) -> None:
+    """Acknowledge so many messages, and die before the client sends that."""
+    messages = await take(consumer, count, timeout=30)
+    await asyncio.gather(*(message.ack() for message in messages))
+    die()
+
+
+def say(line: str) -> None:
+    """Print at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def die() -> None:
+    """Be killed, as with ``kill -9``."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Worker:
+    """The process, from outside."""
+
+    def __init__(self, process: GuardedProcess, output: Path) -> None:
+        self.process = process
+        self._output = output
+
+    def lines(self) -> list[str]:
+        """Return what it said."""
+        return self._output.read_text().splitlines()
+
+    async def said(self, count: int, seconds: float = 30.0) -> list[str]:
+        """Wait until it has said so many lines after the first, and return them."""
+        async with asyncio.timeout(seconds):
+            while len(self.lines()) <= count:
+                assert self.process.exit_code is None, self.lines()
+                await asyncio.sleep(0.01)
+        return self.lines()[1:]
+
+    async def died(self, seconds: float = 30.0) -> None:
+        """Wait until it is gone, killed."""
+        async with asyncio.timeout(seconds):
+            while self.process.exit_code is None:
+                await asyncio.sleep(0.01)
+        assert self.process.exit_code == -signal.SIGKILL, self.lines()
+
+
+@contextlib.asynccontextmanager
+async def working(
+    url: str, topic: str, folder: Path, action: str, consumer_type: str = "shared"
+) -> AsyncIterator[Worker]:
+    """Run a worker that is subscribed; it is killed at the end."""
+    output = folder.with_name(f"{folder.name}.{len(list(folder.parent.iterdir()))}.out")
+    command = [sys.executable, "-m", __name__, url, topic, str(folder), consumer_type, action]
+    process = GuardedProcess(command, log=output, cwd=ROOT)
+    try:
+        worker = Worker(process, output)
+        async with asyncio.timeout(30):
+            while not worker.lines():
+                assert process.exit_code is None
+                await asyncio.sleep(0.01)
+        assert worker.lines()[0] == "subscribed", worker.lines()
+        yield worker
+    finally:
+        process.kill()
+
+
+if __name__ == "__main__":
+    asyncio.run(work(*sys.argv[1:]))
