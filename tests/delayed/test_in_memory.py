@@ -67,28 +67,6 @@ def test_is_a_tracker() -> None:
     assert isinstance(InMemoryDelayedDeliveryTracker(), DelayedDeliveryTracker)
 
 
-def test_messages_come_when_they_may() -> None:
-    """D1: messages are counted, held until their time, and come out in as many calls as it takes."""
-    stage = Stage(1)
-    times = [(1, 2, 20), (2, 1, 10), (3, 3, 30), (4, 5, 50), (5, 4, 40)]
-    assert all(stage.add(*message) for message in times)
-    assert not stage.has()
-    assert stage.count == 5
-    assert stage.get(10) == []
-    stage.clock.set(15)
-    assert not stage.add(6, 6, 10)
-    assert stage.count == 5
-    assert stage.has()
-    assert stage.get(10) == [Position(2, 1)]
-    stage.clock.set(60)
-    assert stage.count == 4
-    assert stage.get(1) == [Position(1, 2)]
-    assert stage.count == 3
-    assert stage.get(3) == [Position(3, 3), Position(5, 4), Position(4, 5)]
-    assert stage.count == 0
-    assert not stage.has()
-
-
 def test_one_timer_for_the_earliest() -> None:
     """D2: the timer moves to an earlier message and stays for a later one."""
     stage = Stage(1)
@@ -101,46 +79,6 @@ def test_one_timer_for_the_earliest() -> None:
     assert stage.timer_at() == 10
     assert stage.get(10) == [Position(1, 1)]
     assert stage.timer_at() == 20
-
-
-def test_cancelled_timer_triggers_nothing() -> None:
-    """D2: a call that a loop makes although it was cancelled does nothing."""
-    calls = []
-
-    class Careless(ManualClock):
-        def call_at(self, at_ms: int, callback: Any) -> Any:
-            calls.append(callback)
-            return lambda: None
-
-    clock = Careless()
-    woken: list[int] = []
-    tracker = InMemoryDelayedDeliveryTracker(
-        DelayedDeliveryConfig(delayed_delivery_tick_time_millis=1), clock=clock, on_due=lambda: woken.append(1)
-    )
-    tracker.add_message(2, 2, 20)
-    tracker.add_message(1, 1, 10)
-    clock.set(20)
-    calls[0]()
-    assert woken == []
-    calls[1]()
-    assert woken == [1]
-    calls[1]()
-    assert woken == [1]
-
-
-def test_takes_what_lies_beyond_a_tick() -> None:
-    """D3: not strict, a message is refused up to the cutoff, one tick ahead."""
-    stage = Stage(100)
-    assert [stage.add(1, t, t) for t in (10, 99, 100, 101, 200)] == [False, False, False, True, True]
-    assert stage.count == 2
-
-
-def test_strict_takes_what_lies_ahead() -> None:
-    """D4: strict, a message is refused up to now."""
-    stage = Stage(1_000, strict=True, now=10)
-    assert [stage.add(1, t, t) for t in (9, 10, 11)] == [False, False, True]
-    assert stage.count == 1
-    assert not stage.has()
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -9,7 +9,6 @@ import pytest
 from pulsar_nack import (
     BucketDelayedDeliveryTracker,
     ClosedError,
-    DelayedDeliveryTracker,
     InvalidArgumentError,
     LoopClock,
     Position,
@@ -20,86 +19,6 @@ from . import stage as stages
 from .stage import Stage, config_of, positions
 
 pytestmark = pytest.mark.usefixtures("home")
-
-
-async def test_messages_come_when_they_may() -> None:
-    """D1: messages are counted, held until their time, and come out in as many calls as it takes."""
-    async with Stage(strict=False).run() as stage:
-        assert isinstance(stage.tracker, DelayedDeliveryTracker)
-        times = [(1, 2, 20), (2, 1, 10), (3, 3, 30), (4, 5, 50), (5, 4, 40)]
-        assert all(stage.add(*message) for message in times)
-        assert not stage.has()
-        assert stage.count == 5
-        assert stage.get(10) == []
-        stage.clock.set(15)
-        assert not stage.add(6, 6, 10)
-        assert stage.count == 5
-        assert stage.has()
-        assert stage.get(10) == [Position(2, 1)]
-        stage.clock.set(60)
-        assert stage.count == 4
-        assert stage.get(1) == [Position(1, 2)]
-        assert stage.count == 3
-        assert stage.get(3) == [Position(3, 3), Position(5, 4), Position(4, 5)]
-        assert stage.count == 0
-        assert not stage.has()
-
-
-async def test_one_timer_for_the_earliest() -> None:
-    """D2: one timer, set anew for an earlier message only."""
-    async with Stage(strict=False).run() as stage:
-        stage.add(2, 2, 20)
-        assert stage.clock.alarms == 1
-        stage.add(1, 1, 10)
-        assert stage.clock.alarms == 1
-        stage.add(3, 3, 30)
-        assert stage.clock.alarms == 1
-        stage.clock.set(9)
-        assert stage.woken == []
-        stage.clock.set(19)
-        assert stage.woken == [10]
-        stage.clock.set(25)
-        assert stage.woken == [10]  # the dispatcher knows
-        assert stage.get(10) == positions(1, 2)
-        stage.clock.set(29)
-        assert stage.woken == [10]
-        stage.clock.set(30)
-        assert stage.woken == [10, 30]
-
-
-async def test_cutoff_is_a_tick_ahead() -> None:
-    """D3: not strict, what is at most a tick away is refused."""
-    async with Stage(tick=100, strict=False).run() as stage:
-        assert [stage.add(i, i, at) for i, at in enumerate((10, 99, 100, 101, 200))] == [
-            False,
-            False,
-            False,
-            True,
-            True,
-        ]
-        assert stage.count == 2
-
-
-async def test_cutoff_is_now_when_strict() -> None:
-    """D4: strict, only what is past is refused."""
-    async with Stage(10).run() as stage:
-        assert [stage.add(i, i, at) for i, at in enumerate((9, 10, 11))] == [False, False, True]
-        assert stage.count == 1
-        assert not stage.has()
-
-
-@pytest.mark.parametrize("strict", [True, False])
-async def test_what_comes_out_would_be_refused(strict: bool) -> None:
-    """D5: what is taken out at a time would be refused at that time, also after the tick was changed."""
-    async with Stage(tick=8, strict=strict, least=7).run() as stage:
-        times = {Position(1 + i // 5, i): 20 + 3 * i for i in range(60)}
-        assert all(stage.add(*position, at) for position, at in times.items())
-        for now, tick in ((30, 8), (40, 2), (50, 64), (300, 1)):
-            stage.clock.set(now)
-            stage.tracker.reset_tick_time(tick)
-            for position in await stage.drain():
-                assert not stage.add(*position, times.pop(position))
-        assert times == {}
 
 
 async def test_expiry_comes_before_already_tracked() -> None:
