@@ -12,12 +12,37 @@ from ._columns import Index
 
 _make = tuple.__new__
 _MEASURED: Final = 64
+_SWEEP: Final = 512
 
 
 class Pending(EntrySets):
-    """A set of positions; what is added or looked up in bulk costs a few ns each."""
+    """A set of positions, for many at once.
 
-    __slots__ = ()
+    A bitmap of which more and more is taken out grows: a run becomes two. So ledgers are measured, and compressed, in
+    turn, one for each :data:`_SWEEP` positions that went.
+    """
+
+    __slots__ = ("_sweep", "_went")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sweep: list[int] = []
+        self._went = 0
+
+    def discard(self, ledger: int, entry: int) -> bool:
+        """Take an entry out; return whether it was there."""
+        was_there = super().discard(ledger, entry)
+        self._note(was_there)
+        return was_there
+
+    def _note(self, went: int) -> None:
+        self._went += went
+        while self._went >= _SWEEP:
+            self._went -= _SWEEP
+            if not self._sweep:
+                self._sweep = list(self._ledgers)
+            if self._sweep:
+                self._measure(self._sweep.pop())
 
     def add_new(self, ledger: int, entries: array[int]) -> bool:
         """Add entries (typecode ``I``) that are all new; False, nothing changed, when one is not, or comes twice."""
@@ -65,6 +90,7 @@ class Pending(EntrySets):
         for ledger in {position[0] for position in taken}:
             if not self._ledgers[ledger]:
                 self._drop(ledger)
+        self._note(len(taken))
         return taken
 
     def living(self, indexes: Sequence[Index]) -> list[Index]:

@@ -174,6 +174,28 @@ def test_many_ledgers_are_taken_over_at_once() -> None:
     assert measured.bytes <= one.bytes <= 3 * measured.bytes
 
 
+@pytest.mark.parametrize("singly", [True, False])
+def test_bitmaps_do_not_grow_while_they_are_emptied(singly: bool) -> None:
+    """However scattered what is taken out lies, a ledger takes no more than a bit an entry, and that is counted."""
+    held = Pending()
+    for ledger in range(20):
+        held.add_new(ledger, array("I", range(50_000)))
+    scattered = [(0, number % 20, number // 20 * 7_919 % 50_000) for number in range(20 * 25_000)]
+    largest = 0
+    for at in range(0, len(scattered), 200):
+        part = scattered[at : at + 200]
+        if singly:
+            assert all(held.discard(ledger, entry) for _, ledger, entry in part)
+        else:
+            assert len(held.take_out(part)) == 200
+        largest = max(largest, held.bytes)
+    assert len(held) == 20 * 25_000
+    assert 20 * 6_250 < largest < 20 * (8_192 + 2_048 + 300)
+    for ledger, entries in held._ledgers.items():
+        found = entries.get_statistics()
+        assert sum(found[f"n_bytes_{kind}_containers"] for kind in ("array", "run", "bitset")) < 10_300, ledger
+
+
 @given(st.lists(INDEXES, max_size=5), INDEXES, st.integers(0, 45), st.integers(1, 30))
 def test_many_are_taken_from_the_queue(runs: list[list[Index]], tail: list[Index], until: int, most: int) -> None:
     """What is taken out in bulk is in order, all that is due and no more, and owners know what is left."""
