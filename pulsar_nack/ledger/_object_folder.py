@@ -81,7 +81,7 @@ class Folder:
         missing = ""
         for count in range(_TRIES):
             names = self.names()
-            tail = max((number for name in names if (number := slot_number(name)) is not None), default=-1)
+            tail = last_slot(names)
             if tail < 0:
                 return State(NOTHING, -1, -1, names)
             try:
@@ -220,6 +220,11 @@ class Reader:
             except FileNotFoundError:
                 continue
         raise LogNotFoundError(self._folder.log)
+
+
+def last_slot(names: Iterable[str]) -> int:
+    """Return the number of the last slot; -1: there is none."""
+    return max((number for name in names if (number := slot_number(name)) is not None), default=-1)
 
 
 def is_own(name: str) -> bool:

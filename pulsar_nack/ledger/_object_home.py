@@ -1,7 +1,8 @@
 """A store of logs on object storage: making, opening, taking over, deleting and sweeping; blocking.
 
 There are no locks on object storage, hence the newest opener wins. Opening for writing raises the log's epoch in the
-catalog, and then puts a manifest of this epoch into the log's next slot, which fences the old writer. Deleting takes
+catalog, and then puts a manifest of this epoch into the log's next slot, which fences the old writer. That one may go
+on until then, and delete slots too: a look at the slots says whether the manifest came to lie at the end. Deleting takes
 the name out of the catalog, if the epoch is still that of who deletes; the objects go after that. A folder that is
 not in the catalog is that of a deleted log, for ever: a log enters the catalog before it has any object.
 """
@@ -15,7 +16,7 @@ from typing import Final, NamedTuple
 from ..errors import LogExistsError, LogFencedError, LogNotFoundError, LogStorageError
 from ._home import storage_errors
 from ._object_catalog import Catalog, Entry
-from ._object_folder import NEW, Folder, Reader, State, is_own
+from ._object_folder import NEW, Folder, Reader, State, is_own, last_slot
 from ._object_format import encode
 from ._object_manifest import MANIFEST
 from ._object_names import LOGS, folder_name, is_folder, slot_name, slot_number, token
@@ -143,6 +144,10 @@ class ObjectHome:
         return Opened(log, entry, state, writer.reader, writer)
 
     def _fence(self, log: str, folder: Folder, entry: Entry, likely: State | None) -> tuple[State, bytes]:
+        """Put a manifest of this epoch behind everything else; a later slot says that this place was deleted before.
+
+        What is put into such a place does not count, and goes at the next occasion.
+        """
         for count in range(_TRIES):
             state = likely if likely is not None and not count else folder.load()
             if state.manifest.is_sealed:
@@ -153,7 +158,9 @@ class ObjectHome:
             manifest = state.manifest.taken_over(entry.epoch, entry.writer, slot)
             data = encode(MANIFEST, slot, manifest.fields())
             if self._requests.create(folder.key(slot_name(slot)), data):
-                return State(manifest, slot, slot, state.names), data
+                names = folder.names()
+                if last_slot(names) == slot:
+                    return State(manifest, slot, slot, names), data
         raise LogStorageError(log, "take it over", "its writer went on all the time")
 
     def _folder(self, log: str, entry: Entry) -> Folder:

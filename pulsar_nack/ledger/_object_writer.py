@@ -19,7 +19,7 @@ is sealed; a manifest names it, and what it replaces is deleted. A merge that fa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
@@ -30,6 +30,7 @@ from ._object_manifest import DATA, MANIFEST, SEGMENT, Manifest, Piece, plan_mer
 from ._object_names import segment_epoch, segment_name, slot_name, slot_number
 
 _CHECK_EVERY: Final = 16
+_RECENT: Final = 1 << 20
 
 
 class Limits(NamedTuple):
@@ -78,7 +79,10 @@ class ObjectWriter:
         self._is_suspect = False
         self._is_fenced = False
         self._appends = 0
-        self._garbage: list[str] = []
+        self._old_slots: list[str] = []
+        self._old_pieces: list[str] = []
+        self._recent: dict[str, Sequence[bytes]] = {}
+        self._room = _RECENT
         self._pieces = list(state.manifest.pieces)
         self.reader = Reader(folder, lambda: list(self._pieces))
         self.length = state.manifest.length
@@ -108,7 +112,9 @@ class ObjectWriter:
 
     def tidy(self, names: dict[str, int]) -> None:
         """Delete what the manifest does not name of the objects that were there when it had been made."""
-        self._garbage = self._unnamed(names)
+        unnamed = self._unnamed(names)
+        self._old_slots = [name for name in unnamed if slot_number(name) is not None]
+        self._old_pieces = [name for name in unnamed if slot_number(name) is None]
         self._sweep()
 
     def check(self) -> None:
@@ -139,6 +145,9 @@ class ObjectWriter:
         self._pieces.append(Piece(slot_name(slot), first, len(records), len(data), slot))
         self.length += len(records)
         self.size += len(data)
+        self._room -= len(data)
+        if self._room >= 0:
+            self._recent[slot_name(slot)] = records
         self._appends += 1
         if self._appends % _CHECK_EVERY == 0:
             self._look()
@@ -168,8 +177,7 @@ class ObjectWriter:
         return pieces
 
     def _merge(self, pieces: Sequence[Piece]) -> Piece:
-        read = self._folder.each(lambda piece: self._folder.read(piece, piece.first, piece.end - 1, 1 << 62), pieces)
-        records = [record for part in read for record in part]
+        records = [record for part in self._folder.each(self._read, pieces) for record in part]
         first, name = pieces[0].first, segment_name(pieces[0].first, self._manifest.epoch)
         if len(records) != pieces[-1].end - first:
             raise OSError(f"{len(records)} records from {first} where {pieces[-1].end - first} should be")
@@ -177,6 +185,10 @@ class ObjectWriter:
         if not self._folder.requests.create(self._folder.key(name), data):
             raise OSError(f"{name} was there already")
         return Piece(name, first, len(records), len(data), first)
+
+    def _read(self, piece: Piece) -> Sequence[bytes]:
+        known = self._recent.get(piece.name)
+        return known or self._folder.read(piece, piece.first, piece.end - 1, 1 << 62)
 
     def _put_manifest(self, pieces: Sequence[Piece], *, is_sealed: bool = False) -> None:
         """Put a manifest into the next slot, or behind a put of this writer that was in doubt; it is the guard then.
@@ -200,14 +212,15 @@ class ObjectWriter:
         self._replace(manifest, slot, data)
 
     def _replace(self, manifest: Manifest, slot: int, data: bytes) -> None:
-        names = [slot_name(at) for at in range(self._guard, slot)]
-        names += [piece.name for piece in self._pieces if piece.name not in names]
+        old = {slot_name(at) for at in range(self._guard + 1, slot)} | {piece.name for piece in self._pieces}
+        self._old_slots.append(slot_name(self._guard))
         self._manifest, self._tail = manifest, slot
         self._guard, self._guard_data = slot, data
         self._pieces[:] = manifest.pieces
         self.is_sealed = manifest.is_sealed
         self.size = sum(piece.size for piece in self._pieces) + len(data)
-        self._garbage += [name for name in self._unnamed(names) if name not in self._garbage]
+        self._old_pieces += self._unnamed(old)
+        self._recent, self._room = {}, _RECENT
         self._sweep()
 
     def _put(self, slot: int, data: bytes) -> None:
@@ -270,7 +283,7 @@ class ObjectWriter:
         if self._is_fenced:
             raise LogFencedError(self._folder.log)
 
-    def _unnamed(self, names: Sequence[str] | dict[str, int]) -> list[str]:
+    def _unnamed(self, names: Iterable[str]) -> list[str]:
         named = {piece.name for piece in self._pieces}
         return sorted(name for name in names if name not in named and self._is_old(name))
 
@@ -280,11 +293,18 @@ class ObjectWriter:
         return (segment_epoch(name) or 0) <= self._manifest.epoch if slot is None else slot < self._guard
 
     def _sweep(self) -> None:
-        """Delete garbage, slots in order; what cannot be deleted is tried again at the next occasion."""
+        """Delete what is not named any more; what cannot be deleted is tried again at the next occasion.
+
+        Slots that may hold a guard or a fence go in order. Others of this writer hold neither.
+        """
+        requests, key = self._folder.requests, self._folder.key
         with suppress(OSError):
-            while self._garbage and not self._is_fenced:
-                self._folder.requests.delete_in_order([self._folder.key(self._garbage[0])])
-                del self._garbage[0]
+            while self._old_slots and not self._is_fenced:
+                requests.delete([key(self._old_slots[0])])
+                del self._old_slots[0]
+            if not self._is_fenced:
+                requests.delete([key(name) for name in self._old_pieces])
+                self._old_pieces.clear()
 
 
 class _InDoubt(Exception):  # noqa: N818

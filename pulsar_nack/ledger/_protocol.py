@@ -18,6 +18,9 @@ class Record(NamedTuple):
 class Log(Protocol):
     """An append-only sequence of records with one writer.
 
+    Where there are no locks, as on object storage, that is the one who opened it last; the changes of another one raise
+    :class:`~pulsar_nack.LogFencedError`.
+
     An append that returned is there after a crash. One that failed is not in the log. One that was cancelled has not
     begun, or is carried out all the same. Concurrent appends are numbered in the order in which they were called.
     """
@@ -107,6 +110,7 @@ class LogStore(Protocol):
 
         :raises LogNotFoundError: there is none
         :raises LogLockedError: somebody else writes to it
+        :raises LogFencedError: where there are no locks: somebody else opened it at the same time, a moment later
         :raises LogCorruptedError: it is damaged
         """
         ...

@@ -3,6 +3,7 @@
 from ..ledger._fault import FaultyFiles, SimulatedCrash
 from ..ledger._files import OsFiles
 from ..ledger._memory_files import MemoryFiles
+from ..ledger._object_fault import FaultyObjects
 from ._clock import ManualClock
 from ._fake_faults import FakeCall
 from ._fake_subscription import FakeSubscription
@@ -22,6 +23,7 @@ __all__ = [
     "FakeSubscription",
     "FakeTopic",
     "FaultyFiles",
+    "FaultyObjects",
     "ManualClock",
     "MemoryDelayedCursor",
     "MemoryFiles",

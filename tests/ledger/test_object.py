@@ -96,7 +96,7 @@ async def test_requests(objects: FaultyObjects, memory: MemoryStore) -> None:
         "append": "cg",
         "append again": "cg",
         "read": "g",
-        "seal": "ccdddggg",
+        "seal": "ccdddg",
         "open for reading": "gll",
         "open for writing": "cdglll",
         "names": "l",

@@ -239,6 +239,69 @@ async def test_opening_while_others_do(others: Others) -> None:
         pytest.fail("the opening makes too many requests")
 
 
+async def test_opening_beside_a_busy_writer() -> None:
+    """Before any request of an opening the old writer appends, merges and deletes: what it was answered is there."""
+    loop = asyncio.get_running_loop()
+    for appends in (1, 3, 14):
+        for at in range(16):
+            shared = Shared()
+            objects = FaultyObjects(shared.store)
+            async with await open_objects(shared.store) as other, await open_objects(objects, threads=1) as store:
+                old = await other.create(NAME)
+                for _ in range(3):
+                    await shared.append(old)
+
+                async def work() -> None:
+                    for _ in range(appends):  # noqa: B023
+                        await shared.append(old)  # noqa: B023
+
+                def hook() -> None:
+                    asyncio.run_coroutine_threadsafe(work(), loop).result(20)
+
+                begin = len(objects.history)
+                objects.call(begin + at, hook)
+                log = await store.open_log(NAME)
+                if len(objects.history) <= begin + at:
+                    break
+                assert not await shared.append(old)
+                for _ in range(3):
+                    assert await shared.append(log)
+                await log.seal()
+            await shared.check()
+
+
+async def test_of_two_openings_one_wins() -> None:
+    """Before any request of an opening another one is made: exactly one of both has the log then."""
+    loop = asyncio.get_running_loop()
+    outcomes = set()
+    for at in range(16):
+        shared = Shared()
+        objects = FaultyObjects(shared.store)
+        async with await open_objects(shared.store) as other, await open_objects(objects, threads=1) as store:
+            await shared.append(await other.create(NAME))
+            logs: list[Log] = []
+
+            async def open_too() -> None:
+                logs.append(await other.open_log(NAME))  # noqa: B023
+
+            def hook() -> None:
+                asyncio.run_coroutine_threadsafe(open_too(), loop).result(20)
+
+            begin = len(objects.history)
+            objects.call(begin + at, hook)
+            try:
+                logs.append(await store.open_log(NAME))
+            except LogFencedError:
+                assert len(logs) == 1
+            if len(objects.history) <= begin + at:
+                break
+            done = [await shared.append(log) for log in logs]
+            assert sum(done) == 1
+            outcomes.add(len(done))
+        await shared.check()
+    assert outcomes == {1, 2}
+
+
 @pytest.mark.parametrize("others", [append_once, append_often, delete_and_make_anew, delete_and_make_anew_often])
 async def test_deleting_while_others_open(others: Others) -> None:
     """Before any request of a deletion others open the log: the whole log goes, or the deletion fails."""
