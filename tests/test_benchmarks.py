@@ -55,6 +55,14 @@ def test_ledger() -> None:
     assert said.count("| 256 ") == 2
 
 
+def test_durable() -> None:
+    """Every table of the benchmark of durable nacks comes out, and all nacks are held again."""
+    said = run("durable", "--quick")
+    assert said.count("## ") == 4
+    assert said.count("| nack ") == 3
+    assert said.count(" 5,001 ") == 2
+
+
 def test_buckets() -> None:
     """Every table of the benchmark of the bucket tracker comes out, and everything that was stored is held again."""
     said = run("buckets", "--quick")

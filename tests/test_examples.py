@@ -69,7 +69,7 @@ def get(url: str, data: bytes | None = None) -> Any:
 def test_every_example_is_run_here() -> None:
     """A new example has to come with a test: in this file, or that of the delayed trackers."""
     elsewhere = {"delayed.py", "delayed_buckets.py"}
-    here = {"rate_limited_api.py", "web_service.py", "worker.py"}
+    here = {"durable.py", "rate_limited_api.py", "web_service.py", "worker.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == here | elsewhere
 
 
@@ -86,6 +86,16 @@ def test_worker(*, is_given: bool) -> None:
     assert "call the slow partner: done at attempt 3" in told
     assert "parse the broken file: given up after 4 attempts" in told
     assert "6 failures came back" in told
+
+
+def test_durable() -> None:
+    """The job goes on with its next attempt after each kill, and is not shown before its time."""
+    told = run("durable.py")
+    steps = ["attempt 1", "killed in the middle", "attempt 2", "nacked", "killed while", "attempt 3", "done"]
+    places = [told.index(step) for step in steps]
+    assert places == sorted(places)
+    (seconds,) = re.findall(r"shown (\d+\.\d) s after the nack", told)
+    assert float(seconds) >= 2.5
 
 
 def test_rate_limited_api() -> None:

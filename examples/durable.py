@@ -1,0 +1,125 @@
+"""A worker that remembers: killed in the middle of a job, it goes on with the next attempt, at the right time.
+
+    pip install 'pulsar-nack[demo]'
+    python examples/durable.py
+
+It starts itself three times as a worker, and kills it with signal 9: while it works, and while a nacked job waits. It
+uses the broker at PULSAR_SERVICE_URL, or an embedded one for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pulsar
+import pulsar.asyncio
+
+import pulsar_nack
+from pulsar_nack.testing import EmbeddedBroker
+
+TOPIC = "example-durable-jobs"
+DELAY = 3.0  # seconds; an hour in real life
+
+
+async def work(url: str, folder: str) -> None:
+    """Work on the one job: hang at its first attempt, fail at its second, succeed at its third."""
+    async with (
+        connected(url) as client,
+        pulsar_nack.subscribe(client, TOPIC, "workers", durable=folder) as consumer,
+    ):
+        print("ready", flush=True)
+        async for message in consumer:
+            print(f"attempt {message.attempt}", flush=True)
+            if message.attempt == 1:
+                await asyncio.sleep(3600)
+            elif message.attempt == 2:
+                await message.nack(DELAY)
+                print("nacked", flush=True)
+            else:
+                await message.ack()
+                print("done", flush=True)
+                return
+
+
+async def main() -> None:
+    """Send a job, and see three workers deal with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with broker() as url:
+            async with connected(url) as client, pulsar_nack.subscribe(client, TOPIC, "workers"):
+                pass  # makes the subscription, so that it begins before the job
+            async with worker(url, folder) as process:
+                async with connected(url) as client:
+                    producer = await client.create_producer(TOPIC)
+                    await producer.send(b"job")
+                await says(process, "attempt 1")
+                print("killed in the middle of the job")
+
+            async with worker(url, folder) as process:
+                await says(process, "attempt 2")
+                await says(process, "nacked")
+                nacked_at = time.monotonic()
+                print(f"killed while the job waits for {DELAY:.0f} s")
+
+            async with worker(url, folder) as process:
+                await says(process, "attempt 3")
+                print(f"shown {time.monotonic() - nacked_at:.1f} s after the nack")
+                await says(process, "done")
+                await process.wait()
+
+
+@asynccontextmanager
+async def worker(url: str, folder: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker that is subscribed; killed with signal 9 at the end, unless it has ended."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, "--work", url, folder, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        await says(process, "ready")
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def says(process: asyncio.subprocess.Process, text: str) -> None:
+    """Wait for what the worker says next."""
+    assert process.stdout is not None
+    said = (await asyncio.wait_for(process.stdout.readline(), 20)).decode().strip()
+    assert said == text, said
+    print(f"worker {process.pid}: {said}")
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[pulsar.asyncio.Client]:
+    """A client of the official library; do not give it a Python logger, it can deadlock."""
+    client = pulsar.asyncio.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    try:
+        yield client
+    finally:
+        await client.close()
+        await asyncio.sleep(0.05)  # its threads end a moment later; a process that exits before that may abort
+
+
+@asynccontextmanager
+async def broker() -> AsyncIterator[str]:
+    """The address of the broker in the environment, or of an embedded one."""
+    if url := os.environ.get("PULSAR_SERVICE_URL"):
+        yield url
+    else:
+        async with EmbeddedBroker() as embedded:
+            yield embedded.service_url
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", nargs=2, metavar=("URL", "FOLDER"), help="be a worker")
+    options = parser.parse_args()
+    asyncio.run(work(*options.work) if options.work else main())
