@@ -2,9 +2,9 @@
 
 There are no locks on object storage, hence the newest opener wins. Opening for writing raises the log's epoch in the
 catalog, and then puts a manifest of this epoch into the log's next slot, which fences the old writer. That one may go
-on until then, and delete slots too: a look at the slots says whether the manifest came to lie at the end. Deleting takes
-the name out of the catalog, if the epoch is still that of who deletes; the objects go after that. A folder that is
-not in the catalog is that of a deleted log, for ever: a log enters the catalog before it has any object.
+on until then, and delete slots too: a look at the slots says whether the manifest came to lie at the end. Deleting
+takes the name out of the catalog, if the epoch is still that of who deletes; the objects go after that. A folder that
+is not in the catalog is that of a deleted log, for ever: a log enters the catalog before it has any object.
 """
 
 from __future__ import annotations
