@@ -15,6 +15,7 @@ from pulsar_nack import (
     Consumer,
     InvalidArgumentError,
     LogCorruptedError,
+    LogFencedError,
     LogLockedError,
     LogStorageError,
     LoopClock,
@@ -22,7 +23,7 @@ from pulsar_nack import (
     MessageId,
     NotDurableError,
 )
-from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 from pulsar_nack.testing import FakePort, FakeTopic, ManualClock, virtual_time
 from tests.consumer.durable import EXACT, ForgetfulPort, Machine
 
@@ -469,6 +470,26 @@ async def test_a_cancelled_nack_is_in_effect_and_durable() -> None:
 
 
 @virtual_time
+async def test_closing_writes_what_was_called_for() -> None:
+    """U18: nacks and acks whose writes were under way when the consumer was closed are durable, and say so."""
+    machine = Machine()
+    for number in range(20):
+        machine.topic.publish(bytes([number]))
+    async with machine.consuming() as consumer:
+        messages = await take(consumer, 20)
+        calls = [
+            asyncio.create_task(message.nack(60) if message.data[0] % 2 else message.ack()) for message in messages
+        ]
+        await asyncio.sleep(0)
+        await consumer.aclose()
+        assert await asyncio.gather(*calls) == [None] * 20
+    async with machine.consuming() as consumer:
+        again = [await consumer.receive() for _ in range(10)]
+        assert now() == 60
+        assert sorted(message.data[0] for message in again) == list(range(1, 20, 2))
+
+
+@virtual_time
 async def test_ack_while_a_nack_is_written() -> None:
     """U20: an ack from another task while a nack is being made durable is told that it lost."""
     machine = Machine()
@@ -495,6 +516,28 @@ async def test_a_second_consumer_is_refused(tmp_path: Path) -> None:
         assert consumer.statistics().durable_bytes > 0
     async with Consumer(FakePort(), durable=tmp_path):
         pass
+
+
+@virtual_time
+async def test_on_object_storage_the_newest_takes_over() -> None:
+    """U22: without locks a second consumer takes over; the first one's nacks say so; what it wrote before is kept."""
+    memory = pytest.importorskip("obstore").store.MemoryStore()
+    topic = FakeTopic()
+    topic.publish(b"a")
+    topic.publish(b"b")
+    async with await ObjectLogStore.open(memory) as one, await ObjectLogStore.open(memory) as other:
+        options: dict[str, Any] = {"config": EXACT, "wall_clock": LoopClock()}
+        async with Consumer(FakePort(topic), durable=one, **options) as first:
+            await (await first.receive()).nack(delay=60)
+            async with Consumer(FakePort(topic), durable=other, **options) as second:
+                with pytest.raises(NotDurableError, match="another writer opened it later") as caught:
+                    await (await first.receive(timeout=1)).nack(delay=30)
+                assert isinstance(caught.value.__cause__, LogFencedError)
+                await first.aclose()
+                assert (await second.receive(timeout=1)).data == b"b"
+                assert (await second.receive()).data == b"a"
+                assert now() == 60
+                assert second.statistics().durable_failures == 0
 
 
 async def test_damage_is_told(tmp_path: Path) -> None:

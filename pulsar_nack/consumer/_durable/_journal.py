@@ -7,6 +7,9 @@ soon as storage takes something again.
 
 Compaction runs beside the writer: begin the next log, draw the picture of what is remembered, seal it, delete what is
 older. Writing stops for the seal of the old log only.
+
+On object storage another consumer may take over. Then every write fails from then on, and so does the seal that a
+compaction needs before anything is deleted: what the other one has made is left alone.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import time
 from collections import deque
 from typing import Final, NamedTuple
 
-from ...errors import ClosedError, LogExistsError
+from ...errors import ClosedError, LogExistsError, LogFencedError
 from ...ledger import Log, LogStore
 from ._epoch import Epoch
 from ._generations import SLICE_S, Chain, base_name, delete_all, log_name
@@ -70,7 +73,7 @@ class Journal:
         self._must_compact = False
         self._compact_at = 0.0
         self._pause_s = _FIRST_PAUSE_S
-        self._is_ended = False
+        self._is_ended = self._is_fenced = False
         self._has_warned = False
 
     @property
@@ -142,6 +145,7 @@ class Journal:
 
     def _note_failure(self, count: int, error: Exception) -> None:
         self.failures += count
+        self._is_fenced |= isinstance(error, LogFencedError)
         self._must_compact = True
         self._compact_at = asyncio.get_running_loop().time() + self._pause_s
         if not self._has_warned:
@@ -171,7 +175,7 @@ class Journal:
     # --- compaction ------------------------------------------------------------------------------------------------
 
     def _wants_compaction(self) -> bool:
-        if self._is_compacting or asyncio.get_running_loop().time() < self._compact_at:
+        if self._is_compacting or self._is_fenced or asyncio.get_running_loop().time() < self._compact_at:
             return False
         base = self._others.get(self._base or "", 0)
         return self._must_compact or self.bytes - base > max(self._compact_bytes, base)
@@ -205,6 +209,7 @@ class Journal:
             raise
         if error is not None:
             await log.aclose()
+            await self._delete([log.name])
             raise error
         self._left.discard(log.name)
 
@@ -222,7 +227,7 @@ class Journal:
     async def _create(self, name: str) -> Log:
         """Make a log, in place of what a failed attempt of ours left, but never of what somebody else made."""
         if name in self._left:
-            await delete_all(self._store, [name])
+            await self._delete([name])
         try:
             log = await self._store.create(name)
         except LogExistsError:
@@ -252,10 +257,14 @@ class Journal:
         await base.append_many(group)
 
     async def _replace_older(self, base: Log) -> None:
-        older = [name for name in self._others if name != base.name] + list(self._left)
+        older = {name for name in self._others if name != base.name} | self._left
         self._others[base.name] = base.size
         self._base = base.name
-        left = await delete_all(self._store, older)
-        for name in set(older) - set(left):
+        await self._delete(sorted(older))
+
+    async def _delete(self, names: list[str]) -> None:
+        """Delete logs of ours; those that cannot be are tried again by the next compaction."""
+        left = await delete_all(self._store, names)
+        for name in set(names) - set(left):
             self._others.pop(name, None)
             self._left.discard(name)
