@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final
 
 from ...errors import SnapshotFormatError
 from ...index import NEVER
@@ -13,8 +14,11 @@ from ._immutable import ImmutableBucket
 from ._merge import MergeFeed
 from ._pending import Pending
 from ._segments import SnapshotBuilder
-from ._snapshots import Snapshots, add_positions
+from ._snapshots import Snapshots, add_bitmaps
 from ._wire import STEP, SegmentRow
+
+_MOST_BITMAPS: Final = 1_000
+"""A segment over more ledgers is read, in slices."""
 
 
 class MergeSources:
@@ -70,7 +74,9 @@ class MergeSources:
         try:
             row = await self._row(segments)
             positions = Pending()
-            add_positions(row, positions)
+            if len(row.bitmaps) > _MOST_BITMAPS:
+                return False
+            add_bitmaps(row.bitmaps.items(), positions)
             if not self._pending.includes(positions):
                 return False
             segment = await self._snapshots.copy(segments.bucket.snapshot_id, segments.place)

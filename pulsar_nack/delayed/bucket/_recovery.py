@@ -23,13 +23,14 @@ from ._index import BucketIndex
 from ._jobs import Jobs
 from ._keys import NamedSnapshot
 from ._pending import Pending
-from ._snapshots import Snapshots, add_positions
+from ._snapshots import Snapshots, add_bitmaps
 from ._wire import SegmentRow
 
 AHEAD: Final = 8
 """How many snapshots are read at the same time."""
-_BITMAPS: Final = 64
-"""How many bitmaps are worked on in one go: about a millisecond."""
+_BITMAPS: Final = 256
+_MEASURED: Final = 64
+"""How many bitmaps are joined, or measured, in one go: some tenths of a millisecond."""
 
 
 class Recovered(NamedTuple):
@@ -57,13 +58,10 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
         for _, ledger, entry in columns:
             positions.add(ledger, entry)
         counts.append(len(columns))
-    bitmaps = 0
     for row in rows[len(counts) :]:
-        counts.append(add_positions(row, positions))
-        bitmaps += len(row.bitmaps)
-        if bitmaps >= _BITMAPS:
-            bitmaps = 0
-            await asyncio.sleep(0)
+        counts.append(await _add(row, positions))
+    for _ in positions.compress(_MEASURED):
+        await asyncio.sleep(0)
     bucket = ImmutableBucket(
         named.key,
         named.snapshot_id,
@@ -74,6 +72,16 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
     )
     bucket.skip_to(first)
     return Recovered(bucket, positions, columns)
+
+
+async def _add(row: SegmentRow, positions: Pending) -> int:
+    """Add the positions of a segment; return how many are new there."""
+    count = 0
+    bitmaps = list(row.bitmaps.items())
+    for at in range(0, len(bitmaps), _BITMAPS):
+        count += add_bitmaps(bitmaps[at : at + _BITMAPS], positions)
+        await asyncio.sleep(0)
+    return count
 
 
 def take_in(recovered: Recovered, index: BucketIndex, mark_delete: Position) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
-from ...index import EntrySets
 from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsSnapshotListing
 from ._columns import Columns
 from ._jobs import in_steps
 from ._keys import NamedSnapshot, free_key, named_snapshots
 from ._operations import Operations
+from ._pending import Pending
 from ._segments import Snapshot
 from ._wire import SegmentRow, decode_segment, read_metadata
 
@@ -140,17 +140,17 @@ def _only(entries: Sequence[bytes]) -> bytes:
 def _made_up(rows: Sequence[SegmentRow], number: int) -> Columns:
     if number >= len(rows):
         raise SnapshotFormatError("snapshot metadata", f"{len(rows)} segments, number {number + 1} was wanted")
-    sets = EntrySets()
-    add_positions(rows[number], sets)
-    return Columns((rows[number].max_at, ledger, entry) for ledger, entry in sorted(sets))
+    positions = Pending()
+    add_bitmaps(rows[number].bitmaps.items(), positions)
+    return Columns((rows[number].max_at, ledger, entry) for ledger, entry in sorted(positions))
 
 
-def add_positions(row: SegmentRow, sets: EntrySets) -> int:
-    """Add the positions of a segment to a set; return how many it has that are new there.
+def add_bitmaps(bitmaps: Iterable[tuple[int, bytes]], positions: Pending) -> int:
+    """Add the positions of portable bitmaps, with their ledgers; return how many are new there.
 
     :raises SnapshotFormatError: a bitmap is damaged
     """
     try:
-        return sum(sets.update(ledger, bitmap) for ledger, bitmap in row.bitmaps.items())
+        return sum(positions.join(ledger, bitmap) for ledger, bitmap in bitmaps)
     except ValueError as error:
         raise SnapshotFormatError("snapshot metadata", str(error)) from error

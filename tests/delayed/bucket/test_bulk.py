@@ -150,6 +150,32 @@ def test_what_is_pending(first: list[Index], second: list[Index]) -> None:
     assert (len(held), held.bytes, held.ledgers) == (0, 0, 0)
 
 
+@given(INDEXES, INDEXES)
+def test_bitmaps_are_joined(first: list[Index], second: list[Index]) -> None:
+    """Portable bitmaps are joined without measuring; compressing later finds the sizes, a few ledgers at a time."""
+    held, other, both = Pending(), Pending(), Pending()
+    held.add_all(first)
+    other.add_all(second)
+    both.add_all([*first, *second])
+    new = sum(held.join(ledger, bitmap) for ledger, bitmap in other.dump().items())
+    assert new == len(both) - len({index[1:] for index in first})
+    assert set(held) == set(both)
+    assert len(list(held.compress(1))) == held.ledgers
+    assert len(list(both.compress(100))) == (both.ledgers > 0)
+    assert held.bytes == both.bytes
+
+
+@pytest.mark.parametrize("ledger", [1, 2])
+def test_bad_bitmaps_are_not_joined(ledger: int) -> None:
+    """Bytes that are no bitmap change nothing, also where nothing was held of the ledger."""
+    held = Pending()
+    held.add(1, 5)
+    with pytest.raises(ValueError, match="4 bytes that are not"):
+        held.join(ledger, b"\x01\x02\x03\x04")
+    assert list(held) == [(1, 5)]
+    assert held.ledgers == 1
+
+
 def test_entries_that_are_not_all_new() -> None:
     """Entries are added as a whole only where none is held and none comes twice."""
     held = Pending()

@@ -70,17 +70,22 @@ async def test_no_slice_is_long(longest: list[int], scattered: bool) -> None:
 
 
 async def test_bitmaps_of_many_ledgers_are_read_in_slices(longest: list[int]) -> None:
-    """A bucket over 5 000 ledgers is stored and recovered without holding the loop."""
-    stage = Stage(least=10_000, step=300_000, most_indexes=1_000)
+    """Buckets over 5 000 ledgers, as many in a segment, are stored, recovered and merged without holding the loop."""
+    stage = Stage(least=5_000, step=300_000, most_indexes=5_000)
     async with stage.run():
-        for ledger in range(5_001):
-            stage.tracker.add_messages(ledger, range(0, 4, 2), 10**7 + ledger)
+        for ledger in range(10_001):
+            stage.add(ledger, 7, 10**7 + ledger)
             if ledger % 100 == 0:
                 await asyncio.sleep(0)
         await stage.idle()
-        assert len(stage.buckets) == 1
-    async with stage.run():
+        assert len(stage.buckets) == 2
+        assert 0 < longest[0] < LONG
+    await asyncio.sleep(0)
+    longest[0] = 0
+    async with stage.run(most_buckets=1):
         assert stage.count == 10_000
+        await stage.idle()
+        assert [list(bucket.counts) for bucket in stage.buckets] == [[5_000, 5_000]]
         assert 0 < longest[0] < LONG
 
 
