@@ -16,7 +16,7 @@ from .crash_homes import CrashHome, Inline, LocalCrashHome, ObjectCrashHome
 from .crashes import Model, Run
 
 HOMES: dict[str, Callable[[Random], CrashHome]] = {"local": LocalCrashHome, "object": ObjectCrashHome}
-SEEDS = {"local": (1, 2, 24, 30, 38), "object": (1, 2, 16, 24, 30, 38)}
+SEEDS = {"local": (1, 24, 26, 27, 29, 30), "object": (1, 24, 26, 27, 29, 30, 38)}
 LEAST = 500
 """Crash points on each home, at the least."""
 
@@ -38,13 +38,14 @@ def live(run: Run, restarts: int = 2, steps: int = 14) -> bool:
     return run.home.is_crashed
 
 
-def changes_of(kind: str, seed: int) -> list[int]:
-    """Return which operations of a run that nothing stops change something."""
+def changes_of(kind: str, seed: int, most: int = 10_000) -> list[int]:
+    """Return which operations of a run that nothing stops change something; at most so many, all over the run."""
     run = Run(HOMES[kind](Random(seed)), Model(seed), seed)
     assert not live(run)
     changes = run.home.changes()
     asyncio.run(run.finish())
-    return changes
+    step = -(-len(changes) // most)
+    return changes[seed % step :: step]
 
 
 def recover(run: Run, random: Random) -> None:
@@ -56,9 +57,9 @@ def recover(run: Run, random: Random) -> None:
     asyncio.run(again.finish(4))
 
 
-def crash_everywhere(kind: str, seed: int, step: int = 1) -> int:
-    """Crash a run at its operations that change something, one or each ``step``; return how often it crashed."""
-    points = changes_of(kind, seed)[seed % step :: step]
+def crash_everywhere(kind: str, seed: int, most: int = 10_000) -> int:
+    """Crash a run at its operations that change something; return how often it crashed."""
+    points = changes_of(kind, seed, most)
     for at in points:
         random = Random(f"{seed} {at}")
         run = Run(HOMES[kind](random), Model(seed), seed)
@@ -68,10 +69,10 @@ def crash_everywhere(kind: str, seed: int, step: int = 1) -> int:
     return len(points)
 
 
-def crash_again_and_again(kind: str, seed: int, step: int) -> int:
+def crash_again_and_again(kind: str, seed: int, most: int) -> int:
     """Crash a run, and three times those that open what it left; return how often it crashed."""
     points = 0
-    for at in changes_of(kind, seed)[::step]:
+    for at in changes_of(kind, seed, most):
         random = Random(f"{seed} {at}")
         run = Run(HOMES[kind](random), Model(seed), seed)
         run.home.crash(at, after=random.random() < 0.5)
@@ -85,21 +86,22 @@ def crash_again_and_again(kind: str, seed: int, step: int) -> int:
     return points
 
 
-def fail_everywhere(kind: str, seed: int, step: int) -> int:
+def fail_everywhere(kind: str, seed: int, most: int) -> int:
     """Let operations fail, once or a few times, and the run crash later; return how often it crashed."""
     points = 0
     changes = changes_of(kind, seed)
-    for skip in range(seed % step, len(changes), step):
-        random = Random(f"{seed} {skip}")
+    for at in changes_of(kind, seed, most):
+        random = Random(f"{seed} {at}")
         run = Run(HOMES[kind](random), Model(seed), seed)
-        run.home.fail(skip, random.choice([1, 1, 2, 5]))
-        run.home.crash(changes[skip] + random.randrange(100), after=random.random() < 0.5)
+        run.home.fail(changes.index(at), random.choice([1, 1, 2, 5]))
+        run.home.crash(at + random.randrange(100), after=random.random() < 0.5)
         if live(run):
             points += 1
         recover(run, random)
     return points
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_at_every_change(kind: str) -> None:
     """D27: wherever a run stops, what was sealed is there once or due, nothing is early or twice, no orphan stays."""
@@ -109,21 +111,21 @@ def test_crash_at_every_change(kind: str) -> None:
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_while_recovering(kind: str) -> None:
     """D27: crashes while what the last one left is being opened and cleaned lose nothing either."""
-    assert sum(crash_again_and_again(kind, seed, 10) for seed in (1, 20, 38)) >= 80
+    assert sum(crash_again_and_again(kind, seed, 12) for seed in (1, 20, 38)) >= 60
 
 
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_after_failures(kind: str) -> None:
     """D27: the store refuses something, the run goes on, and stops later: what was reported is there all the same."""
-    assert sum(fail_everywhere(kind, seed, 10) for seed in (1, 30, 31)) >= 30
+    assert sum(fail_everywhere(kind, seed, 16) for seed in (1, 30, 31)) >= 20
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(100, 112))
 @pytest.mark.parametrize("kind", HOMES)
 def test_many_crashes(kind: str, seed: int) -> None:
-    """D27: the same over many runs."""
-    assert crash_everywhere(kind, seed, 3) > 5
-    assert crash_again_and_again(kind, seed, 10) > 2
-    assert fail_everywhere(kind, seed, 5) >= 0
+    """D27: the same over longer runs."""
+    assert crash_everywhere(kind, seed, 60) > 5
+    assert crash_again_and_again(kind, seed, 20) > 2
+    fail_everywhere(kind, seed, 30)
