@@ -87,10 +87,13 @@ class Scene:
         self.metrics = DelayedMetrics(self.registry, cluster="eu", **options)
         self.factory = DelayedDeliveryTrackerFactory(config, self.storage, clock=self.clock)
         self.metrics.watch(self.factory)
+        self.kept: list[Any] = []
 
     async def tracker(self, name: str = "billing", cursor: MemoryDelayedCursor | None = None) -> Any:
-        """Make a tracker."""
-        return await self.factory.new_tracker(cursor or MemoryDelayedCursor(), topic_name=TOPIC, cursor_name=name)
+        """Make a tracker, and keep it: the factory does not."""
+        tracker = await self.factory.new_tracker(cursor or MemoryDelayedCursor(), topic_name=TOPIC, cursor_name=name)
+        self.kept.append(tracker)
+        return tracker
 
 
 async def filled(tracker: BucketDelayedDeliveryTracker, count: int) -> None:
@@ -359,13 +362,14 @@ async def test_closed_trackers_are_not_told() -> None:
         assert exposed(scene.registry).values == {}
         gone = [weakref.ref(tracker), weakref.ref(local)]
         del tracker, local
+        scene.kept.clear()
         gc.collect()
         assert [each() for each in gone] == [None, None]
         tracker = await scene.tracker()
         assert exposed(scene.registry).values != {}
     assert exposed(scene.registry).values == {}
     factory = weakref.ref(scene.factory)
-    del scene.factory, tracker
+    del scene.factory, scene.kept, tracker
     gc.collect()
     assert factory() is None
     assert exposed(scene.registry).values == {}
@@ -492,6 +496,31 @@ async def test_scraped_while_the_loop_works() -> None:
         thread.join(20)
         sys.setswitchinterval(interval)
     assert errors == []
+
+
+@pytest.mark.parametrize(("failures", "is_told"), [(3, True), (1_000, False)])
+async def test_a_table_that_changes_meanwhile_is_read_again(
+    failures: int, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracker that changes while its figures are read is read again, some times; the others are told in any case."""
+    scene = Scene()
+    left = failures
+    statistics = BucketDelayedDeliveryTracker.statistics
+
+    def changing(tracker: BucketDelayedDeliveryTracker) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise RuntimeError("deque mutated during iteration")
+        return statistics(tracker)
+
+    async with scene.factory:
+        await filled(await scene.tracker(), 7)
+        with monkeypatch.context() as patch:
+            patch.setattr(BucketDelayedDeliveryTracker, "statistics", changing)
+            seen = exposed(scene.registry)
+    assert seen.get("pulsar_subscription_delayed", topic=TOPIC, subscription="billing") == 7
+    assert bool(seen.labels(INDEX + "bucket_total")) == is_told
 
 
 def test_registering() -> None:

@@ -29,7 +29,7 @@ async def delete_bucket_snapshots(
         more, failed = await _delete(snapshots, orphans)
         deleted, errors = deleted + more, errors + failed
     if errors:
-        raise ExceptionGroup(f"{len(errors)} snapshots could not be deleted", errors)
+        raise ExceptionGroup("some snapshots could not be deleted", errors)
     return deleted
 
 

@@ -37,9 +37,24 @@ async def test_what_cannot_be_deleted_is_tried_again() -> None:
     stage.storage.faults.fail["delete"] = 1
     stage.cursor.faults.fail["remove"] = 1
     async with stage.home:
-        with pytest.raises(ExceptionGroup, match="2 snapshots could not be deleted") as caught:
+        with pytest.raises(ExceptionGroup, match="some snapshots could not be deleted") as caught:
             await delete_bucket_snapshots(stage.storage, stage.cursor)
+        assert len(caught.value.exceptions) == 2
         assert all(isinstance(error, InjectedError) for error in caught.value.exceptions)
         assert len(stage.names) == 2
         assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 2
+        assert stage.stored == []
+
+
+async def test_what_has_a_name_is_deleted_without_a_listing() -> None:
+    """A storage that cannot tell what it has keeps none of the named snapshots; the failure is told."""
+    stage = await stored()
+    async with stage.home:
+        stage.storage.faults.fail["list"] = 1
+        with pytest.raises(ExceptionGroup, match="some snapshots could not be deleted") as caught:
+            await delete_bucket_snapshots(stage.storage, stage.cursor)
+        assert len(caught.value.exceptions) == 1
+        assert stage.names == {}
+        assert len(stage.stored) == 1
+        assert await delete_bucket_snapshots(stage.storage, stage.cursor) == 1
         assert stage.stored == []
