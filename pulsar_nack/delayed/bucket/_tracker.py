@@ -19,7 +19,7 @@ from ...config import BucketConfig
 from ...errors import ClosedError
 from ...ids import Position
 from ...index import MAX_ENTRY, NEVER
-from .._arguments import INT64_MAX, check_int, check_message, check_on_due, check_tick
+from .._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick
 from .._ticks import LATEST, Ticks
 from .._wake_up import WakeUp
 from ..storage import BucketSnapshotStorage, DelayedCursor
@@ -158,9 +158,16 @@ class BucketDelayedDeliveryTracker:
         :raises InvalidArgumentError: names what was refused, an entry of 2**32 or more too; nothing has changed
         :raises ClosedError: after :meth:`aclose`
         """
-        check_message(ledger_id, entry_id, deliver_at)
-        check_int("entry_id", entry_id, 0, MAX_ENTRY)
-        self._ensure_open()
+        if not (
+            type(ledger_id) is type(entry_id) is type(deliver_at) is int
+            and 0 <= ledger_id <= INT64_MAX
+            and 0 <= entry_id <= MAX_ENTRY
+            and INT64_MIN <= deliver_at <= INT64_MAX
+        ):
+            check_message(ledger_id, entry_id, deliver_at)
+            check_int("entry_id", entry_id, 0, MAX_ENTRY)
+        if self._is_closed:
+            raise ClosedError(_NAME)
         now_ms = self._now_ms()
         if deliver_at < 0 or deliver_at <= now_ms + self._ticks.lead:
             if self._index.pending.discard(ledger_id, entry_id):
