@@ -241,6 +241,26 @@ async def test_the_brokers_count_counts_where_it_is_higher() -> None:
         assert (await consumer.receive()).redelivery_count >= delivery.redelivery_count == 5
 
 
+@pytest.mark.parametrize("redelivery", ["broker", "local"])
+@virtual_time
+async def test_what_was_held_back_is_no_attempt(redelivery: Any) -> None:
+    """U27: the broker counts each time that it hands a held message back; as nobody saw it, these do not count."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming(killed=True) as consumer:
+        await (await consumer.receive()).nack(delay=60)
+    keeper = machine.port()
+    delivery = await keeper.receive()
+    for _ in range(5):
+        await keeper.redeliver([delivery.id])
+        delivery = await keeper.receive()
+    assert delivery.redelivery_count == 5
+    async with machine.consuming(redelivery=redelivery) as consumer:
+        await keeper.close()
+        message = await consumer.receive()
+        assert (message.attempt, now()) == (2, 60)
+
+
 @virtual_time
 async def test_what_was_not_received_is_no_attempt() -> None:
     """U8: what was ready, or whose receive was cancelled, was not shown: it comes as its first attempt."""
@@ -467,6 +487,28 @@ async def test_a_cancelled_nack_is_in_effect_and_durable() -> None:
     async with machine.consuming() as consumer:
         again = await consumer.receive()
         assert (again.attempt, now()) == (2, 30)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+@virtual_time
+async def test_a_nack_that_is_in_effect_ends_its_attempt(how: str) -> None:
+    """U20: cancelled or failed while it was written, a nack ends its attempt: shown again, the old ack is refused."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    async with machine.consuming() as consumer:
+        message = await consumer.receive()
+        if how == "failed":
+            machine.files.fail(errno.EIO, "sync")
+        nacking = asyncio.create_task(message.nack(delay=5))
+        await asyncio.sleep(0)
+        if how == "cancelled":
+            nacking.cancel()
+        with pytest.raises((asyncio.CancelledError, NotDurableError)):
+            await nacking
+        again = await consumer.receive()
+        with pytest.raises(AlreadySettledError, match="shown again"):
+            await message.ack()
+        await again.ack()
 
 
 @virtual_time
