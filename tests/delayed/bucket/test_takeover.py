@@ -1,0 +1,58 @@
+"""On object storage a second machine takes the tracker over while the first one still runs."""
+
+from __future__ import annotations
+
+import pytest
+from obstore.store import MemoryStore
+
+from pulsar_nack import LogBucketTracker, LogFencedError, Position
+from pulsar_nack.ledger import ObjectLogStore
+from pulsar_nack.testing import ManualClock
+
+from .stage import config_of, positions
+
+
+async def drain(tracker: LogBucketTracker) -> list[Position]:
+    """Take out all that is due, waiting for storage in between."""
+    found: list[Position] = []
+    empty = 0
+    while empty < 2:
+        taken = tracker.get_scheduled_messages(1_000)
+        found += taken
+        empty = 0 if taken else empty + 1
+        await tracker.wait_until_idle()
+    return found
+
+
+async def test_the_first_one_takes_nothing_from_the_second() -> None:
+    """What the first one does from then on, handing out, sealing, merging, clearing, leaves all to the second one."""
+    objects, clock, late = MemoryStore(), ManualClock(0), ManualClock(0)
+    config = config_of(prefetch=0, most_buckets=3)
+    async with await ObjectLogStore.open(objects) as store, await ObjectLogStore.open(objects) as other_store:
+        async with await LogBucketTracker.open_store(store, config, clock=clock) as first:
+            for i in range(1, 12):
+                assert first.add_message(i, i, 10 * i)
+            await first.wait_until_idle()
+            async with await LogBucketTracker.open_store(other_store, config, clock=late) as second:
+                assert second.number_of_delayed_messages == 10
+                for i in range(12, 40):
+                    assert first.add_message(i, i, 10 * i)
+                await first.wait_until_idle()
+                clock.set(100)
+                assert await drain(first) == positions(*range(1, 11))
+                with pytest.raises(LogFencedError):
+                    await first.cursor.mark_delete(Position(10, 10))
+                await first.clear()
+                await first.wait_until_idle()
+                assert isinstance(first.statistics().last_error, LogFencedError)
+                assert first.cursor.mark_delete_position == Position(0, -1)
+                await second.cursor.mark_delete(Position(1, 1))
+                second.trim()
+                late.set(100)
+                assert await drain(second) == positions(*range(2, 11))
+                assert second.statistics().operations["load", "failed"] == 0
+        async with await LogBucketTracker.open_store(store, config, clock=late) as third:
+            await third.wait_until_idle()
+            assert third.cursor.mark_delete_position == Position(1, 1)
+            assert third.number_of_delayed_messages == 0
+        assert [name for name in await store.names() if name.startswith("snapshot-")] == []
