@@ -50,9 +50,8 @@ class Home:
         """Make the folder where it is missing, and sweep away what crashes left; what is locked or refused stays."""
         with storage_errors(str(self._folder), "open the folder"):
             self._make_folder(self._folder)
-            with suppress(OSError):  # whoever made it may have ended before this; a parent without rights is older
-                self._files.sync_folder(self._folder.parent)
             names = self._files.names(self._folder)
+            self._sync_parents(is_new=not any(log_of(name, LOG) for name in names))
         left = {log for name in names if (log := log_of(name, LOG + NEW, LOG + GONE))}
         left |= {log for name in names if (log := log_of(name, LOCK)) and log + LOG not in names}
         for log in sorted(left):
@@ -200,6 +199,19 @@ class Home:
             with suppress(FileExistsError):
                 self._files.make_folder(folder)
             self._files.sync_folder(folder.parent)
+
+    def _sync_parents(self, *, is_new: bool) -> None:
+        """Make the names of the folder and of those above durable: whoever made them may have failed or ended before.
+
+        Before the first log is made all of them are. A parent without rights is older.
+        """
+        if not is_new:
+            with suppress(OSError):
+                self._files.sync_folder(self._folder.parent)
+            return
+        for parent in self._folder.parents:
+            with suppress(PermissionError):
+                self._files.sync_folder(parent)
 
     def _must_be_new(self, log: str) -> None:
         with storage_errors(log, "look for it"):

@@ -16,12 +16,14 @@ from typing import Final, NamedTuple
 from ..errors import LogExistsError, LogFencedError, LogNotFoundError, LogStorageError
 from ._home import storage_errors
 from ._object_catalog import Catalog, Entry
+from ._object_chain import Chain, Guard
 from ._object_folder import NEW, Folder, Reader, State, is_own, last_slot
 from ._object_format import encode
 from ._object_manifest import MANIFEST
+from ._object_merge import Limits
 from ._object_names import LOGS, folder_name, is_folder, slot_name, slot_number, token
 from ._object_retry import Requests
-from ._object_writer import Limits, ObjectWriter
+from ._object_writer import ObjectWriter
 
 _TRIES: Final = 200
 
@@ -138,8 +140,9 @@ class ObjectHome:
         folder = self._folder(log, entry)
         with storage_errors(log, "take it over"):
             state, data = self._fence(log, folder, entry, state)
-            writer = ObjectWriter(folder, state, data, self._limits, _Owned(self._catalog, log, entry))
-            writer.check()
+            chain = Chain(folder, Guard(state.manifest, state.base, data), _Owned(self._catalog, log, entry))
+            chain.check()
+            writer = ObjectWriter(folder, chain, self._limits)
             writer.tidy(state.names)
         return Opened(log, entry, state, writer.reader, writer)
 

@@ -3,7 +3,7 @@
 Everything rests on one kind of request, a put that fails when the object is there: every store has it, a local folder
 too, while swapping an object by its tag is missing there, and gives no more: making number n + 1 of a chain is a
 compare-and-swap of its end. There are two chains: the catalog of the store (:mod:`._object_catalog`), for what logs
-there are and whose they are, and the slots of each log (:mod:`._object_writer`), for its records.
+there are and whose they are, and the slots of each log (:mod:`._object_chain`), for its records.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..backoff import Backoff
 from ..errors import InvalidArgumentError
 from ._object import ObjectBackend, ObjectLog
 from ._object_home import ObjectHome, Opened
+from ._object_merge import Limits
 from ._object_requests import Objects, as_objects, from_url
 from ._object_retry import Requests
-from ._object_writer import Limits
 from ._shell import check_number
 from ._shell_store import StoreShell
 

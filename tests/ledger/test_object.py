@@ -91,8 +91,8 @@ async def test_requests(objects: FaultyObjects, memory: MemoryStore) -> None:
         await step("delete by name", store.delete("a"))
     assert steps == {
         "open a store": "lll",
-        "create the first log": "cclll",
-        "create": "ccdll",
+        "create the first log": "ccllll",
+        "create": "ccdlll",
         "append": "cg",
         "append again": "cg",
         "read": "g",
