@@ -45,14 +45,14 @@ class SlowStorage(MemorySnapshotStorage):
 
 
 def config_of(kind: str, **more: Any) -> BucketConfig:
-    """Return a config with a kind of tracker: small buckets, exact to the ms, little patience."""
+    """Return a config with a kind of tracker: small buckets, exact to the ms, much patience."""
     settings: dict[str, Any] = {
         "delayed_delivery_tracker_factory_class_name": kind,
         "delayed_delivery_tick_time_millis": 1,
         "is_delayed_delivery_deliver_at_time_strict": True,
         "delayed_delivery_min_index_count_per_bucket": 5,
         "delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds": 0.01,
-        "recovery_timeout": 0.05,
+        "recovery_timeout": 20,
     }
     return BucketConfig(**{**settings, **more})
 

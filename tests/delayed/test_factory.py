@@ -144,7 +144,7 @@ async def test_what_is_missing_is_named() -> None:
 async def goes_on_in_memory(subscription: Subscription, kind: type[Exception]) -> None:
     """Run with buckets that fall back: all messages are there, delivered in time, and no snapshot is touched."""
     before = dict(subscription.memory.snapshots)
-    async with subscription.run("bucket"):
+    async with subscription.run("bucket", recovery_timeout=0.05):
         assert isinstance(subscription.tracker, InMemoryDelayedDeliveryTracker)
         assert subscription.count == 30
         assert subscription.factory.statistics().fallbacks == 1
@@ -292,7 +292,7 @@ async def test_a_call_that_hangs_does_not_hold_dispatch_up() -> None:
     storage = Hanging()
     storage.snapshots = subscription.memory.snapshots
     subscription.make_storage = lambda: storage
-    async with subscription.run("bucket"):
+    async with subscription.run("bucket", recovery_timeout=0.05):
         assert isinstance(subscription.tracker, InMemoryDelayedDeliveryTracker)
         assert await subscription.deliver(300) == list(range(1, 31))
         release.set()
@@ -302,7 +302,7 @@ async def test_a_cancelled_opening_leaves_nothing() -> None:
     """A call that is cancelled while it opens has made no tracker; the next one can."""
     subscription = await with_snapshots()
     gate = subscription.memory.faults.hold("metadata")
-    async with subscription.factory_of("bucket", recovery_timeout=20) as factory:
+    async with subscription.factory_of("bucket") as factory:
         opening = asyncio.create_task(factory.new_tracker(subscription.cursor, **NAMES))
         while not subscription.memory.faults.calls["metadata"]:
             await asyncio.sleep(0)
@@ -416,10 +416,9 @@ async def test_sharing_changes_between_runs(is_first_shared: bool) -> None:
             await factory.wait_until_clean()
             assert (tracker.number_of_delayed_messages, storage.snapshots) == (0, {})
             assert all(tracker.add_message(i, i, 2**50) for i in range(1, 17))
-            while len(storage.snapshots) < 3:
+            used, unused = (topic_cursor, cursor) if is_shared else (cursor, topic_cursor)
+            while len(used.held) < 3:
                 await asyncio.sleep(0)
-            await asyncio.sleep(0.01)
-        used, unused = (topic_cursor, cursor) if is_shared else (cursor, topic_cursor)
         assert len(used.held) == 3
         assert unused.held == {}
 
@@ -453,7 +452,7 @@ async def test_closed_while_a_tracker_is_made() -> None:
     """A tracker that is being made when the factory is closed is not given out."""
     subscription = await with_snapshots()
     gate = subscription.memory.faults.hold("metadata")
-    factory = subscription.factory_of("bucket", recovery_timeout=20)
+    factory = subscription.factory_of("bucket")
     await factory.start()
     opening = asyncio.create_task(factory.new_tracker(subscription.cursor, **NAMES))
     while not subscription.memory.faults.calls["metadata"]:
@@ -486,7 +485,7 @@ async def test_closing_while_the_storage_starts() -> None:
     """A start that hangs is given up, and whoever waits for it is told."""
     storage = SlowStorage()
     storage.faults.hold("start")
-    factory = DelayedDeliveryTrackerFactory(config_of("bucket", recovery_timeout=20), storage)
+    factory = DelayedDeliveryTrackerFactory(config_of("bucket"), storage)
     starting = asyncio.create_task(factory.start())
     while not storage.faults.calls["start"]:
         await asyncio.sleep(0)
