@@ -428,3 +428,21 @@ async def test_crash_reaches_the_caller(tmp_path: Path) -> None:
     await store.aclose()
     async with await LocalLogStore.open(tmp_path) as again:
         assert await content(await again.open_log("a")) == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("skip", range(4))
+async def test_an_opening_that_failed_while_it_made_folders(skip: int, seed: int) -> None:
+    """What is kept after an opening is there after a crash, also when an earlier one made folders and failed."""
+    files, folder = FaultyFiles(MemoryFiles(Random(seed))), Path("/a/b/c/logs")
+    files.fail(errno.EIO, "sync_folder", skip=skip)
+    try:
+        await (await LocalLogStore.open(folder, files=files)).aclose()
+    except LogStorageError:
+        assert len(files.history) < 15
+    files.heal()
+    async with await LocalLogStore.open(folder, files=files) as store:
+        await (await store.create("a")).append(b"x")
+    assert isinstance(files.inner, MemoryFiles)
+    async with await LocalLogStore.open(folder, files=files.inner.after_crash()) as store:
+        assert await content(await store.open_log("a")) == [b"x"]
