@@ -7,6 +7,7 @@ leaves behind is swept away by the next who opens the store or locks that name, 
 
 from __future__ import annotations
 
+import errno
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -203,15 +204,18 @@ class Home:
     def _sync_parents(self, *, is_new: bool) -> None:
         """Make the names of the folder and of those above durable: whoever made them may have failed or ended before.
 
-        Before the first log is made all of them are. A parent without rights is older.
+        Before the first log is made all of them are. One without rights, or that cannot be synced at all, is older.
         """
         if not is_new:
             with suppress(OSError):
                 self._files.sync_folder(self._folder.parent)
             return
         for parent in self._folder.parents:
-            with suppress(PermissionError):
+            try:
                 self._files.sync_folder(parent)
+            except OSError as error:
+                if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+                    raise
 
     def _must_be_new(self, log: str) -> None:
         with storage_errors(log, "look for it"):
