@@ -139,7 +139,7 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._is_closed = False
         self._yielded_at_ms = 0
-        self._received = self._shown = self._copies = self._replayed = self._nacked = self._restored = 0
+        self._received = self._shown = self._copies = self._replayed = self._nacked = 0
 
     # --- opening and closing ---------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Consumer:
             self._durable_home, memory_ms=self._ack_memory_ms, ttl_ms=self._durable_ttl_ms, clock=self._wall_clock
         )
         stack.push_async_callback(durable.aclose)
-        await durable.restore_acks(self._states, self._clock.now_ms())
+        await durable.restore(self._states, self._holds, self._clock.now_ms())
         return durable
 
     def _on_end(self, server: asyncio.Task[None]) -> None:
@@ -314,7 +314,8 @@ class Consumer:
 
     def _take(self, delivery: Delivery) -> None:
         self._received += 1
-        if self._durable is not None and self._is_held_back(delivery, self._durable):
+        if self._durable is not None and self._durable.holds_back(delivery, self._clock.now_ms()):
+            self._room.note()
             return
         verdict = self._states.deliver(delivery.id, delivery.redelivery_count, self._clock.now_ms())
         if verdict is Verdict.COPY:
@@ -327,23 +328,6 @@ class Consumer:
             record = self._states.get(delivery.id)
             if record is not None:
                 self._show(delivery, record)
-
-    def _is_held_back(self, delivery: Delivery, durable: DurableNacks) -> bool:
-        """Return whether a message came before its time, after a restart: it is held; due ones go on counting."""
-        if self._states.get(delivery.id) is not None or self._states.is_hidden(delivery.id, self._clock.now_ms()):
-            return False
-        found = durable.find(delivery.id)
-        if found is None:
-            return False
-        remaining_ms = durable.remaining_ms(found)
-        if remaining_ms <= 0:
-            self._states.remember(delivery.id, found.redeliveries)
-            return False
-        record = self._states.restore(delivery.id, found.redeliveries, delivery.redelivery_count)
-        self._holds.hold(record, remaining_ms, delivery)
-        self._restored += 1
-        self._room.note()
-        return True
 
     def _show(self, delivery: Delivery, record: Record) -> None:
         if self._holds.ways.may_keep:
@@ -453,7 +437,8 @@ class Consumer:
             return None
         return self._durable.nacked(record.id, record.due_at_ms - self._clock.now_ms(), record.redelivery_count)
 
-    async def _until_durable(self, message_id: MessageId, written: asyncio.Future[Outcome]) -> None:
+    @staticmethod
+    async def _until_durable(message_id: MessageId, written: asyncio.Future[Outcome]) -> None:
         error = await written
         if error is not None:
             what = f"{message_id!r} comes back in time while this consumer lives, but that could not be made durable"
@@ -525,7 +510,7 @@ class Consumer:
             waiting_nacks=self._room.waiting,
             durable_entries=0 if durable is None else len(durable),
             durable_bytes=0 if durable is None else durable.journal.bytes,
-            durable_restored=self._restored,
+            durable_restored=0 if durable is None else durable.restored,
             durable_compactions=0 if durable is None else durable.journal.compactions,
             durable_failures=0 if durable is None else durable.journal.failures,
             nack=self._holds.tracker.statistics(),

@@ -552,7 +552,9 @@ async def test_a_second_consumer_is_refused(tmp_path: Path) -> None:
     """U22: a second consumer on the same folder gets a clear error, and the first goes on."""
     async with Consumer(FakePort(), durable=tmp_path) as consumer:
         other = FakePort()
-        with pytest.raises(LogLockedError, match="another consumer uses this durable state; each consumer needs"):
+        with pytest.raises(
+            LogLockedError, match=r"/nacks-owner: another consumer uses this durable state; each consumer needs"
+        ):
             await Consumer(other, durable=str(tmp_path)).open()
         assert other.is_closed
         assert consumer.statistics().durable_bytes > 0

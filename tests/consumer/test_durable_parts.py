@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsar_nack import LogCorruptedError, LogVersionError, MessageId
+from pulsar_nack import LogCorruptedError, LogStorageError, LogVersionError, MessageId
 from pulsar_nack.consumer._batches import is_same_topic
 from pulsar_nack.consumer._durable import DurableNacks
 from pulsar_nack.consumer._durable import _generations as generations
@@ -348,6 +348,34 @@ async def test_compaction_never_deletes_what_somebody_else_made() -> None:
         assert (durable.journal.compactions, durable.journal.failures) == (0, 1)
         async with await store.open_log(generations.log_name(2)) as other:
             assert await other.read(0, 0) == [b"theirs"]
+
+
+class KeepsAll(LocalLogStore):
+    """A store that refuses to delete."""
+
+    async def delete(self, name: str) -> None:
+        """Refuse."""
+        raise LogStorageError(name, "delete it", "no rights")
+
+
+async def test_logs_that_cannot_be_deleted_do_no_harm() -> None:
+    """U22: without the right to delete, compaction goes on as often as it should, and old logs do not count."""
+    files = MemoryFiles()
+    options: dict[str, Any] = {"memory_ms": 0, "ttl_ms": 10**9, "clock": ManualClock(1_000)}
+    for life in range(3):
+        async with await KeepsAll.open(FOLDER, files=files) as store:
+            durable = await DurableNacks.open(store, compact_bytes=10_000, **options)
+            assert durable.find(MessageId(1, 1)) == (Found(61_000, 599) if life else None)
+            running = asyncio.create_task(durable.run())
+            for turn in range(600):
+                assert await durable.nacked(MessageId(1, 1), 60_000, turn) is None
+            await asyncio.sleep(0.05)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert 2 <= durable.journal.compactions <= 7
+            await durable.aclose()
+    async with opened(files) as (durable, store):
+        assert len(await store.names()) <= 3
 
 
 async def test_missing_and_foreign_logs_are_told() -> None:

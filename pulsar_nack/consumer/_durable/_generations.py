@@ -38,7 +38,7 @@ OWNER: Final = "nacks-owner"
 SLICE_S: Final = 0.004
 _NAME: Final = re.compile(r"nacks-(\d{10})(-base)?")
 _LOOK_AT_CLOCK: Final = 32
-_IN_USE: Final = "another consumer uses this durable state; each consumer needs a path, or a store, of its own"
+IN_USE: Final = "another consumer uses this durable state; each consumer needs a path, or a store, of its own"
 
 
 def log_name(number: int) -> str:
@@ -73,7 +73,7 @@ async def take_place(store: LogStore) -> Log:
             return await store.create(OWNER)
         return await store.open_log(OWNER)
     except LogLockedError as error:
-        raise LogLockedError(error.log, _IN_USE) from error
+        raise LogLockedError(error.log, IN_USE) from error
 
 
 async def recover(store: LogStore, memory: Memory) -> Chain:

@@ -62,6 +62,7 @@ class Journal:
         self._number = chain.number
         self._others = chain.others
         self._base = chain.base
+        self._behind = sum(size for name, size in chain.others.items() if name != chain.base)
         self._compact_bytes = compact_bytes
         self._left: set[str] = set()
         self._queue: deque[_Waiting] = deque()
@@ -168,6 +169,7 @@ class Journal:
             return
         old, self._log = self._log, log
         self._others[old.name] = old.size
+        self._behind += old.size
         self._number += 1
         done.set_result(None)
         await old.aclose()
@@ -178,7 +180,7 @@ class Journal:
         if self._is_compacting or self._is_fenced or asyncio.get_running_loop().time() < self._compact_at:
             return False
         base = self._others.get(self._base or "", 0)
-        return self._must_compact or self.bytes - base > max(self._compact_bytes, base)
+        return self._must_compact or self._log.size + self._behind > max(self._compact_bytes, base)
 
     async def _compact(self) -> None:
         self._must_compact = False
@@ -260,6 +262,7 @@ class Journal:
         older = {name for name in self._others if name != base.name} | self._left
         self._others[base.name] = base.size
         self._base = base.name
+        self._behind = 0
         await self._delete(sorted(older))
 
     async def _delete(self, names: list[str]) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Final, Self
 
 from ...clock import Clock
-from ...errors import InvalidArgumentError
+from ...errors import InvalidArgumentError, LogLockedError
 from ...ids import MessageId
 from ...ledger import LocalLogStore, Log, LogStore
+from .._port import Delivery
+from .._redelivery import Holds
 from .._states import States
 from ._epoch import Epoch
-from ._generations import recover, take_place
+from ._generations import IN_USE, recover, take_place
 from ._journal import COMPACT_BYTES, Journal, Outcome
 from ._memory import Memory
 from ._records import NO_ID, Change, EntryAcks, Kind, encode_change
@@ -33,11 +36,17 @@ def check_home(durable: object) -> None:
 
 
 class DurableNacks:
-    """Made by :meth:`open`; :meth:`run` has to run for what the others return to come."""
+    """Made by :meth:`open`; :meth:`run` has to run for what the others return to come.
 
-    def __init__(self, store: LogStore, owner: Log, journal: Journal, memory: Memory, epoch: Epoch) -> None:
+    A consumer calls :meth:`restore` before :meth:`holds_back`.
+    """
+
+    _states: States
+    _holds: Holds
+
+    def __init__(self, owner: Log, journal: Journal, memory: Memory, epoch: Epoch) -> None:
+        self.restored = 0
         self._own_store: LogStore | None = None
-        self._store = store
         self._owner = owner
         self._memory = memory
         self._epoch = epoch
@@ -68,6 +77,9 @@ class DurableNacks:
         store = await LocalLogStore.open(durable, threads=2)
         try:
             self = await cls._open(store, memory_ms, ttl_ms, clock, compact_bytes)
+        except LogLockedError as error:
+            await store.aclose()
+            raise LogLockedError(str(Path(durable) / error.log), IN_USE) from error
         except BaseException:
             await store.aclose()
             raise
@@ -92,7 +104,7 @@ class DurableNacks:
             await owner.aclose()
             raise
         journal = Journal(store, chain, memory, epoch, compact_bytes=compact_bytes)
-        return cls(store, owner, journal, memory, epoch)
+        return cls(owner, journal, memory, epoch)
 
     async def aclose(self) -> None:
         """Close the logs, and the store if it is our own; :meth:`run` has ended."""
@@ -110,15 +122,33 @@ class DurableNacks:
         """Return what is known of an unsettled message."""
         return self._memory.find(message_id)
 
-    def remaining_ms(self, found: Found) -> int:
-        """Return how long a message has to wait, 0 or less when it is due."""
-        return found.time_ms - self._epoch.now_ms()
-
-    async def restore_acks(self, states: States, now_ms: int) -> None:
-        """Tell the consumer what was acknowledged before it was opened; lets others run meanwhile.
+    def holds_back(self, delivery: Delivery, now_ms: int) -> bool:
+        """Return whether a message came before its time, after a restart: it is held. Due ones go on counting.
 
         :param now_ms: the time of the consumer's own clock
         """
+        states = self._states
+        if states.get(delivery.id) is not None or states.is_hidden(delivery.id, now_ms):
+            return False
+        found = self.find(delivery.id)
+        if found is None:
+            return False
+        remaining_ms = found.time_ms - self._epoch.now_ms()
+        if remaining_ms <= 0:
+            states.remember(delivery.id, found.redeliveries)
+            return False
+        record = states.restore(delivery.id, found.redeliveries, delivery.redelivery_count)
+        self._holds.hold(record, remaining_ms, delivery)
+        self.restored += 1
+        return True
+
+    async def restore(self, states: States, holds: Holds, now_ms: int) -> None:
+        """Tell the consumer what was acknowledged before it was opened; lets others run meanwhile.
+
+        :param states: its messages, to be looked at from now on; likewise ``holds``
+        :param now_ms: the time of its own clock
+        """
+        self._states, self._holds = states, holds
         for step, item in enumerate(self._memory.acknowledged()):
             if step % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
