@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from _loop import Blocked
-from _memory import allocated, peak_resident, reset_peak, resident, return_free_memory
+from _memory import peak_resident, reset_peak, resident, return_free_memory
 
 from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker
 from pulsar_nack.delayed.bucket import BucketStatistics
@@ -71,7 +71,7 @@ def fill(count: int, shape: str, folder: str, settings: Figures) -> Figures:
 async def _fill(count: int, shape: str, folder: str, settings: Figures) -> Figures:
     return_free_memory()
     before, highest = resident(), reset_peak()
-    given, began_at = allocated() or 0, time.perf_counter()
+    began_at = time.perf_counter()
     tracker, _ = await _open(folder, settings)
     adding_s = 0.0
     async with tracker:
@@ -89,7 +89,6 @@ async def _fill(count: int, shape: str, folder: str, settings: Figures) -> Figur
         return {
             "count": count,
             "resident": resident() - before,
-            "allocated": (allocated() or 0) - given,
             "peak": peak_resident() - highest,
             "estimate": said.bytes,
             "adding_s": adding_s,

@@ -29,12 +29,12 @@ NOTES = """\
 Deadlines lie over an hour, ledgers have 50,000 entries, buckets are sealed with 50,000 indexes; the maximum of buckets
 and the size of segments are what `pulsar-nack plan --bucket` recommends for 30 MB. *In order*: the deadlines are in the
 order of positions, as with one delay for all; *scattered*: they are in any order. MB are 10**6 bytes. *Resident* is the
-growth of the process's own pages when all is stored, threads of storage and free memory between what is in use among
-it; *allocated* what of it `malloc` has given out; the *peak* that of the whole run. Each row is a process of its own,
-which has done the same with 120,000 messages before, and then called `gc.freeze()` as a service should that cannot
-afford pauses of Python's collector. *Blocked* is the longest callback of the event loop by the thread's own work, and
-the largest delay of a timer that was due every 5 ms, in which other programs' work counts too. Adding is
-`add_entries`, 2,000 at a time; re-adding is `add_message`. Messages are taken out {batch} at a time, all being due."""
+growth of the process's own pages when all is stored, with what the storage's threads and the allocator keep; the *peak*
+that of the whole run. Each row is a process of its own, which has done the same with 120,000 messages before, and then
+called `gc.freeze()`, as a service should that cannot afford pauses of Python's collector. *Blocked* is the longest
+callback of the event loop by the thread's own work, and the largest delay of a timer that was due every 5 ms, in which
+the work of other programs counts too. Adding is `add_entries`, 2,000 at a time; re-adding is `add_message`. Messages
+are taken out {batch} at a time, all of them being due: a backlog of the whole hour."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ def memory_table(report: Report, targets: Targets, measured: list[Measured]) -> 
         targets.check(f"estimate of {each.case.name} off by MB", off, max(2, resident / 10))
         rows.append(
             [
-                *(each.case.name, best.buckets, best.segment, resident, reach, filled["allocated"] / MB, estimate),
+                *(each.case.name, best.buckets, best.segment, resident, reach, estimate),
                 *(estimate - resident, filled["peak"] / MB, best.bytes / MB, 24 * each.case.count / MB),
                 *(filled["in_files"] / filled["stored"], best.disk_bytes / each.case.count),
             ]
         )
-    columns = ["MB", "most buckets", "indexes a segment", "resident", "reach", "allocated", "own estimate", "its error"]
+    columns = ["MB", "most buckets", "indexes a segment", "resident", "reach", "own estimate", "its error"]
     columns += ["peak", "plan: at most", "triple heap", "bytes a message on disk", "plan"]
     report.table("Held in memory, and on storage", columns, rows)
 

@@ -22,7 +22,7 @@ from ._workload import Kind, Workload
 _INDEX_BYTES: Final = 24
 _LEDGER_BYTES: Final = 260
 _SEGMENT_BYTES: Final = 24
-_BUCKET_BYTES: Final = 600
+_BUCKET_BYTES: Final = 1_400
 _FIXED_BYTES: Final = 700_000
 _BLOCK: Final = 65_536
 _BLOCK_BYTES: Final = 8_192

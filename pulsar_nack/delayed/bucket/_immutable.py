@@ -8,7 +8,8 @@ from typing import Final
 
 from ...index import NEVER
 
-_BUCKET_BYTES: Final = 600
+_BUCKET_BYTES: Final = 1_400
+"""With what the storage and the cursor know of it."""
 
 
 class ImmutableBucket:
@@ -72,7 +73,7 @@ class ImmutableBucket:
 
     @property
     def bytes(self) -> int:
-        """Return about how much memory it takes, without what is loaded."""
+        """Return about how much memory it takes, its names too, but not what is loaded."""
         return _BUCKET_BYTES + 24 * len(self.mins)
 
     @property

@@ -16,6 +16,7 @@ from array import array
 from bisect import insort
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from heapq import nsmallest
 from typing import Final
 
 from ...config import BucketConfig
@@ -172,11 +173,23 @@ class BucketIndex:
 
     # -- buckets -----------------------------------------------------------------------------------------------------
 
-    def to_load(self, until: int) -> list[ImmutableBucket]:
-        """Return the buckets of which a segment is to be loaded that begins at ``until`` or before."""
+    @property
+    def next_at(self) -> int:
+        """Return the earliest time of all that is held, but for what storage is not waited for; NEVER without any."""
+        return min(self.queue.earliest, self.hold_at)
+
+    def to_load(self, until: int, most: int) -> list[ImmutableBucket]:
+        """Return the buckets of which a segment is to be loaded that begins at ``until`` or before, earliest first.
+
+        :param most: how many may be loading at the same time; those that are slow do not count. O(buckets)
+        """
         if self.load_at > until:
             return []
-        return [bucket for bucket in self.buckets if bucket.wants_more and bucket.next_at <= until]
+        room = most - sum(bucket.is_loading and not bucket.is_slow for bucket in self.buckets)
+        if room <= 0:
+            return []
+        wanted = (bucket for bucket in self.buckets if bucket.wants_more and bucket.next_at <= until)
+        return nsmallest(room, wanted, key=lambda bucket: bucket.next_at)
 
     def loaded(self, bucket: ImmutableBucket, columns: Columns) -> None:
         """Put the next segment of a bucket into memory."""

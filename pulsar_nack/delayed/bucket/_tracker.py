@@ -360,10 +360,11 @@ class BucketDelayedDeliveryTracker:
         ready_at = self._index.ready_at
         self._worker.start()
         self._call_at = self._next_call(ready_at, now_ms)
-        load_at = self._index.load_at
-        at_ms = self._call_at
+        at_ms, load_at = self._call_at, self._index.load_at
         if load_at != NEVER:
-            at_ms = min(at_ms, load_at - self._ticks.lead - self._worker.prefetch_ms)
+            load_at -= self._ticks.lead + self._worker.prefetch_ms
+            if load_at > now_ms:  # what is not loaded by now waits for messages to be taken out, or for other loads
+                at_ms = min(at_ms, load_at)
         if at_ms == NEVER:
             self._wake_up.cancel()
         else:

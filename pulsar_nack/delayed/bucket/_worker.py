@@ -33,6 +33,8 @@ from ._wire import STEP
 PATIENCE_MS: Final = 1_000
 """How long others wait for a segment that is being loaded, failures included, for the sake of order."""
 
+MOST_LOADING: Final = 8
+"""How many segments are loaded at the same time."""
 _FULL: Final = 5_000
 """What a full segment has where there is no bound."""
 
@@ -72,8 +74,12 @@ class Worker:
 
     @property
     def horizon(self) -> int:
-        """Return up to which time segments are loaded now."""
-        return self._cutoff() + self._prefetch_ms
+        """Return up to which time segments are loaded now: those whose time is near.
+
+        While messages are due that nobody has taken out yet, they are those that come after these: what lies further
+        behind stays on storage, so that a backlog of many buckets is not loaded all at once.
+        """
+        return min(self._cutoff(), self._index.next_at) + self._prefetch_ms
 
     @property
     def prefetch_ms(self) -> int:
@@ -86,7 +92,7 @@ class Worker:
         if self.has_to_seal:
             self._is_sealing = True
             self.jobs.start(self._seal_all())
-        for bucket in index.to_load(self.horizon):
+        for bucket in index.to_load(self.horizon, MOST_LOADING):
             bucket.is_loading = True
             index.changed()
             self.jobs.start(self._load(bucket))

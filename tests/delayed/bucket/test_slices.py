@@ -13,6 +13,7 @@ import pytest
 
 from pulsar_nack import Position, SnapshotFormatError
 from pulsar_nack.delayed.bucket import _recovery
+from pulsar_nack.delayed.bucket._worker import MOST_LOADING
 
 from .stage import Stage, positions
 
@@ -368,3 +369,56 @@ async def test_a_damaged_segment_comes_at_its_latest_time(monkeypatch: pytest.Mo
         assert stage.count == 5
         stage.clock.set(50)
         assert await stage.drain() == positions(1, 2, 3, 4, 5)
+
+
+# -- backlogs --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_backlog_is_not_loaded_at_once() -> None:
+    """Of many buckets that are due only those that come next are in memory, and all come out in order of time."""
+    async with Stage(least=10, step=10**6, most_indexes=5, prefetch=0.1).run() as stage:
+        for ledger in range(1, 41):
+            stage.tracker.add_entries(ledger, range(10), [ledger * 1_000 + entry for entry in range(10)])
+        stage.add(41, 0, 10**6)
+        await stage.idle()
+        assert len(stage.buckets) == 40
+        stage.clock.set(100_000)
+        await stage.idle()
+        assert sum(bucket.loaded for bucket in stage.buckets) == 5
+        assert stage.storage.faults.calls["segment"] == 1
+        stage.clock.advance(0)
+        assert len(stage.woken) == 1
+        stage.clock.advance(10_000)
+        await stage.idle()
+        assert (len(stage.woken), stage.clock.alarms) == (1, 0)
+        assert stage.storage.faults.calls["segment"] == 1
+        found: list[Position] = []
+        while len(found) < 400:
+            assert stage.has()
+            assert sum(bucket.loaded for bucket in stage.buckets) <= 10
+            found += stage.get(3)
+            await stage.idle()
+        assert found == [Position(ledger, entry) for ledger in range(1, 41) for entry in range(10)]
+
+
+async def test_some_segments_are_loaded_at_a_time() -> None:
+    """Of many buckets that are needed at once a few are loaded at the same time; slow ones do not keep their places."""
+    async with Stage(least=10, step=10**6, most_indexes=5, prefetch=1).run() as stage:
+        for ledger in range(1, 41):
+            stage.tracker.add_entries(ledger, range(10), [10_000 + entry for entry in range(10)])
+        stage.add(41, 0, 10**6)
+        await stage.idle()
+        gate = stage.storage.faults.hold("segment")
+        stage.clock.set(10_005)
+        await stage.idle_except("segment")
+        assert stage.storage.faults.calls["segment"] == MOST_LOADING
+        stage.clock.advance(999)
+        await stage.idle_except("segment")
+        assert stage.storage.faults.calls["segment"] == MOST_LOADING
+        stage.clock.advance(2)
+        await stage.idle_except("segment")
+        assert stage.storage.faults.calls["segment"] == 2 * MOST_LOADING
+        gate.set()
+        await stage.idle()
+        assert len(set(await stage.drain())) == 400
+        assert stage.stored == []
