@@ -57,7 +57,7 @@ def test_ledger() -> None:
 
 def test_durable() -> None:
     """Every table of the benchmark of durable nacks comes out, and all nacks are held again."""
-    said = run("durable", "--quick")
+    said = run("durable_nacks", "--quick")
     assert said.count("## ") == 4
     assert said.count("| nack ") == 3
     assert said.count(" 5,001 ") == 2

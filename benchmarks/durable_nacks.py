@@ -132,7 +132,7 @@ def main() -> None:
         columns = ["unsettled", "held again", "bytes of memory each", "bytes on disk each", "s to open"]
         report.table("Many durable nacks", columns, rows)
     if options.save:
-        report.save("durable")
+        report.save("durable_nacks")
 
 
 if __name__ == "__main__":
