@@ -98,6 +98,9 @@ class Message:
     async def ack(self) -> None:
         """Acknowledge it; a nack that waits for its time is cancelled. A failed call leaves it as it was.
 
+        On a durable consumer this returns once it is durable: from then on the message is not shown again, also if the
+        process ends before the broker has heard of it.
+
         :raises AlreadySettledError: another task's ``nack`` came first just now, or it was nacked and is shown again
         :raises BrokerError: the acknowledgement failed
         :raises ClosedError: the consumer is closed
@@ -122,7 +125,7 @@ class Message:
     async def nack(self, delay: Delay | None = None) -> None:
         """Have it shown again after ``delay`` (seconds or a timedelta), None: after what the backoff says.
 
-        Again before that time: the earlier of both times counts.
+        Again before that time: the earlier of both times counts. On a durable consumer this returns once it is durable.
 
         :raises AlreadySettledError: it was acknowledged, or an acknowledgement is under way
         :raises InvalidArgumentError: the delay
