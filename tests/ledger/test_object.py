@@ -364,6 +364,33 @@ async def test_merges_that_fail(memory: MemoryStore) -> None:
         assert await content(await reopened(store, log)) == [b"%d" % number for number in range(60)]
 
 
+async def test_segments_of_merges_that_failed(memory: MemoryStore) -> None:
+    """When a segment was written and its manifest was not, the segment goes with the next manifest."""
+
+    class NoManifest(FaultyObjects):
+        def create(self, key: str, data: bytes) -> None:
+            super().create(key, data)
+            if key.endswith(".segment") and key not in made:
+                made.append(key)
+                if len(made) == 1:
+                    self.fail(errno.EIO, "create")
+
+    made: list[str] = []
+    objects = NoManifest(memory)
+    async with await open_objects(objects, attempts=1) as store:
+        log = await store.create("a")
+        failed = 0
+        for number in range(9):
+            try:
+                await log.append(b"%d" % number)
+            except LogStorageError:
+                failed += 1
+        assert failed == 1
+        assert log.length == 8
+        assert len(made) >= 2
+        assert made[0] not in keys(memory)
+
+
 @pytest.mark.parametrize("is_done", [False, True])
 async def test_failed_creation_and_deletion(
     store: ObjectLogStore, objects: FaultyObjects, memory: MemoryStore, is_done: bool

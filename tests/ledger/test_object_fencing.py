@@ -373,6 +373,51 @@ async def test_a_deletion_that_crashes() -> None:
         pytest.fail("the deletion makes too many requests")
 
 
+async def test_a_sweep_that_crashes() -> None:
+    """A writer that was fenced stays so when others crash while they delete manifests that are not needed any more."""
+    for at in range(20):
+        shared = Shared()
+        objects = FaultyObjects(shared.store)
+        async with await open_objects(shared.store) as store:
+            log = await store.create(NAME)
+            await shared.append(log)
+            with suppress(SimulatedCrash):
+                async with await open_objects(objects, threads=1, attempts=1) as other:
+                    objects.fail(errno.EIO, "delete", times=math.inf)
+                    for _ in range(2):
+                        taken = await other.open_log(NAME)
+                        assert await shared.append(taken)
+                    objects.heal()
+                    begin = len(objects.history)
+                    objects.crash(begin + at)
+                    for _ in range(6):
+                        await shared.append(taken)
+            assert not await shared.append(log)
+            assert "delete" in objects.history[begin:] or at < 12
+        await shared.check()
+
+
+async def test_a_writer_makes_way() -> None:
+    """A writer that appends before each request of an opening hears of it soon, and the opening gets through."""
+    shared = Shared()
+    objects = FaultyObjects(shared.store)
+    loop = asyncio.get_running_loop()
+    async with await open_objects(shared.store) as other, await open_objects(objects, threads=1) as store:
+        old = await other.create(NAME)
+
+        def hook() -> None:
+            asyncio.run_coroutine_threadsafe(shared.append(old), loop).result(20)
+
+        begin = len(objects.history)
+        for at in range(400):
+            objects.call(begin + at, hook)
+        log = await store.open_log(NAME)
+        assert len(objects.history) - begin < 100
+        assert len(shared.refused) > 0
+        objects.call(len(objects.history), int)
+        assert await log.append(b"x") == len(shared.kept)
+
+
 async def try_it(others: Others, shared: Shared) -> None:
     """Let others try to open a log that may be gone."""
     try:
