@@ -16,7 +16,7 @@ from .bucket import (
     SharedSubscription,
     delete_bucket_snapshots,
 )
-from .storage import BucketSnapshotStorage, DelayedCursor, SupportsSnapshotListing
+from .storage import BucketSnapshotStorage, DelayedCursor, SupportsForgetting, SupportsSnapshotListing
 
 __all__ = [
     "BucketDelayedDeliveryTracker",
@@ -35,6 +35,7 @@ __all__ = [
     "OperationLatency",
     "SharedDelayedIndex",
     "SharedSubscription",
+    "SupportsForgetting",
     "SupportsSnapshotListing",
     "TrackerFallback",
     "delete_bucket_snapshots",

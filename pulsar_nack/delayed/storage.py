@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from ..ids import Position
 
-__all__ = ["BucketSnapshotStorage", "DelayedCursor", "SupportsSnapshotListing"]
+__all__ = ["BucketSnapshotStorage", "DelayedCursor", "SupportsForgetting", "SupportsSnapshotListing"]
 
 
 @runtime_checkable
@@ -83,4 +83,16 @@ class DelayedCursor(Protocol):
 
     async def remove_property(self, key: str) -> None:
         """Remove a property, if it is there; durable when it returns."""
+        ...
+
+
+@runtime_checkable
+class SupportsForgetting(Protocol):
+    """A cursor that another process may take over while this one still runs; then this one must delete nothing.
+
+    With a storage that lists its snapshots, the property goes before the snapshot does.
+    """
+
+    async def forget(self, snapshot_id: int) -> None:
+        """Remove the properties that name a snapshot, durably; fail if the cursor is another's by now."""
         ...

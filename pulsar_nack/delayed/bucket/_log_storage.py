@@ -7,9 +7,6 @@ again after its snapshot was deleted, nor by another process.
 What is begun is ended: creating goes on when its caller was cancelled, and then the snapshot is deleted again; what
 could not be deleted after a failure is tried again before the next one is made. What a crash leaves, a log without a
 seal or a snapshot that nothing names, is listed with the others, so that the tracker deletes it.
-
-On object storage a second process may take the cursor over while this one still runs. Then this one must not delete
-what the other one uses: with the ``cursor`` a snapshot is deleted when its name is off the cursor, durably.
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ from ...errors import ClosedError, LedgerError, LogExistsError, LogNotFoundError
 from ...ledger import LogStore
 from .._arguments import INT64_MAX, check_int
 from ._chores import Chores
-from ._log_cursor import LogDelayedCursor
 from ._log_handles import Handles
 from ._log_snapshot import Footer, LogSnapshot, groups, readable, split
 
@@ -46,7 +42,6 @@ class LogSnapshotStorage:
     release wrote :class:`~pulsar_nack.errors.LogVersionError`; what the store refuses its own errors.
 
     :param store: where the logs are; other logs in it are left alone
-    :param cursor: the one whose snapshots these are, if they are deleted under its protection
     :param max_open: how many snapshots are kept open for reading
     :param max_append: about how many bytes are written at a time; larger entries are split; at most 15 MiB
     :param clock: for ids; the wall clock by default
@@ -56,7 +51,6 @@ class LogSnapshotStorage:
         self,
         store: LogStore,
         *,
-        cursor: LogDelayedCursor | None = None,
         max_open: int = 64,
         max_append: int = _APPEND,
         clock: Clock | None = None,
@@ -64,7 +58,6 @@ class LogSnapshotStorage:
         check_int("max_open", max_open, 1, INT64_MAX)
         check_int("max_append", max_append, 1, _MOST_PER_APPEND)
         self._store = store
-        self._cursor = cursor
         self._max_append = max_append
         self._clock = WallClock() if clock is None else clock
         self._chores = Chores()
@@ -146,8 +139,6 @@ class LogSnapshotStorage:
         """
         self._ensure_open()
         name = await self._name(snapshot_id)
-        if self._cursor is not None:
-            await self._cursor.forget(snapshot_id)
         self._handles.drop(snapshot_id)
         with readable(snapshot_id):
             await self._store.delete(name)

@@ -61,9 +61,9 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         """Open it, and let it close what it opens and what is on the stack already."""
         cursor = await stack.enter_async_context(await LogDelayedCursor.open(store))
         if isinstance(store, LocalLogStore):
-            storage = LogSnapshotStorage(store, cursor=cursor, max_append=_LOCAL_APPEND)
+            storage = LogSnapshotStorage(store, max_append=_LOCAL_APPEND)
         else:
-            storage = LogSnapshotStorage(store, cursor=cursor)
+            storage = LogSnapshotStorage(store)
         await stack.enter_async_context(storage)
         self = await cls.open(storage, cursor, config, clock=clock, on_due=on_due)
         self._cursor, self._opened = cursor, stack.pop_all()

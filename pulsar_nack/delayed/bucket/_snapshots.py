@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
-from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsSnapshotListing
+from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsForgetting, SupportsSnapshotListing
 from ._columns import Columns
 from ._jobs import in_steps
 from ._keys import NamedSnapshot, free_key, named_snapshots
@@ -77,8 +77,14 @@ class Snapshots:
         return named
 
     async def delete(self, named: NamedSnapshot) -> None:
-        """Delete a snapshot and then the property that names it; what is gone already is no error."""
+        """Delete a snapshot and then the property that names it; what is gone already is no error.
+
+        The other way round where the cursor may have been taken over: then the removal of the property is refused, and
+        the snapshot stays. What a crash leaves in between is found in the list.
+        """
         async with self.operations.counted("delete"):
+            if isinstance(self._cursor, SupportsForgetting) and isinstance(self._storage, SupportsSnapshotListing):
+                await self._cursor.forget(named.snapshot_id)
             with suppress(SnapshotNotFoundError):
                 await self._storage.delete_bucket_snapshot(named.snapshot_id)
             self.bytes -= self._sizes.pop(named.snapshot_id, 0)

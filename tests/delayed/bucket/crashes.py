@@ -94,7 +94,7 @@ class Run:
         async with (
             await self.home.open() as store,
             await LogDelayedCursor.open(store, compact_at=300) as self.cursor,
-            LogSnapshotStorage(store, cursor=self.cursor, max_open=2, max_append=150) as self.storage,
+            LogSnapshotStorage(store, max_open=2, max_append=150) as self.storage,
             await BucketDelayedDeliveryTracker.open(
                 self.storage, self.cursor, self.config, clock=self.model.clock
             ) as self.tracker,

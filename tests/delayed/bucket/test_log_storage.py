@@ -16,12 +16,10 @@ from pulsar_nack import (
     BucketSnapshotStorage,
     ClosedError,
     InvalidArgumentError,
-    LogDelayedCursor,
     LogForeignFilesError,
     LogSnapshotStorage,
     LogStorageError,
     LogVersionError,
-    Position,
     SnapshotFormatError,
     SnapshotNotFoundError,
     SupportsSnapshotListing,
@@ -358,14 +356,3 @@ def test_splits_and_groups() -> None:
     footer = Footer("k", "t", "c", 4, parts)
     assert decode_footer(footer.encode(), "log") == footer
     assert footer.records == len(records)
-
-
-async def test_deletes_under_the_protection_of_the_cursor(store: LocalLogStore) -> None:
-    """The name of a snapshot is off the cursor before the snapshot goes."""
-    async with await LogDelayedCursor.open(store) as cursor, LogSnapshotStorage(store, cursor=cursor) as storage:
-        snapshot_id = await make(storage)
-        key = "#pulsar.internal.delayed.bucket_1_1"
-        await cursor.put_property(key, str(snapshot_id))
-        await cursor.mark_delete(Position(1, 1))
-        await storage.delete_bucket_snapshot(snapshot_id)
-        assert cursor.properties() == {}

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from obstore.store import MemoryStore
 
-from pulsar_nack import LogBucketTracker, LogFencedError, Position
+from pulsar_nack import (
+    LogBucketTracker,
+    LogDelayedCursor,
+    LogFencedError,
+    LogSnapshotStorage,
+    Position,
+    SupportsForgetting,
+    delete_bucket_snapshots,
+)
 from pulsar_nack.ledger import ObjectLogStore
 from pulsar_nack.testing import ManualClock
 
@@ -56,3 +64,21 @@ async def test_the_first_one_takes_nothing_from_the_second() -> None:
             assert third.cursor.mark_delete_position == Position(1, 1)
             assert third.number_of_delayed_messages == 0
         assert [name for name in await store.names() if name.startswith("snapshot-")] == []
+
+
+async def test_the_name_goes_first() -> None:
+    """A snapshot whose name could not be taken off the cursor is not deleted, and is tried again."""
+    async with await ObjectLogStore.open(MemoryStore()) as store, await LogDelayedCursor.open(store) as cursor:
+        assert isinstance(cursor, SupportsForgetting)
+        async with LogSnapshotStorage(store) as storage:
+            snapshot_id = await storage.create_bucket_snapshot(b"m", [b"s"], "key", "", "")
+            key = "#pulsar.internal.delayed.bucket_1_1"
+            await cursor.put_property(key, str(snapshot_id))
+            async with await LogDelayedCursor.open(store) as taken:
+                with pytest.raises(ExceptionGroup) as caught:
+                    await delete_bucket_snapshots(storage, cursor)
+                assert isinstance(caught.value.exceptions[0], LogFencedError)
+                assert await storage.get_bucket_snapshot_metadata(snapshot_id) == b"m"
+                assert taken.properties() == {key: str(snapshot_id)}
+                assert await delete_bucket_snapshots(storage, taken) == 1
+                assert taken.properties() == {}
