@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,33 @@ async def test_deadlines_outlive_a_kill(
         assert consumer.statistics().durable_entries == 0
     async with subscribed(service_url, topic, consumer_type=consumer_type) as (_, after):
         assert await nothing_comes(after)
+
+
+@pytest.mark.parametrize("redelivery", ["broker", "local"])
+async def test_partitions_and_batches(
+    service_url: str, partitioned_topic: Callable[[int], str], tmp_path: Path, redelivery: str
+) -> None:
+    """U9: messages of three partitions, in batches and alone, keep deadlines of their own over a restart."""
+    topic = partitioned_topic(3)
+    delays = {payload: 3.0 + int(payload) % 3 for payload in numbered(18)}
+    settings = {"durable": tmp_path / "state", "redelivery": redelivery}
+    watch = Stopwatch()
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        await send(client, topic, numbered(9))
+        await send(client, topic, numbered(9, first=9), batched=True)
+        messages = await take(consumer, 18)
+        assert len({message.id.partition for message in messages}) > 1
+        await asyncio.gather(*(message.nack(delays[message.data]) for message in messages))
+    async with subscribed(service_url, topic, **settings) as (_, consumer):
+        again = []
+        for _ in range(18):
+            again.append(message := await consumer.receive(timeout=10))
+            assert watch.seconds >= delays[message.data] - 0.1
+            assert message.attempt == 2
+            await message.ack()
+        assert payloads(again) == sorted(numbered(18))
+        assert await nothing_comes(consumer, 1.0)
+        assert consumer.statistics().durable_entries == 0
 
 
 @pytest.mark.parametrize("consumer_type", ["shared", "exclusive"])
