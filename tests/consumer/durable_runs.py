@@ -13,9 +13,10 @@ from pulsar_nack.consumer._durable import DurableNacks, Outcome
 from pulsar_nack.consumer._durable._records import EntryAcks
 from pulsar_nack.consumer._durable._unsettled import Found
 from pulsar_nack.errors import LedgerError
-from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
 from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
 from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.ledger._object_fault import FaultyObjects
 from pulsar_nack.testing import ManualClock
 
 FOLDER = Path("/state")
@@ -60,7 +61,7 @@ class Model:
 class Run:
     """One life of durable state over files that may fail or crash."""
 
-    def __init__(self, random: Random, files: FaultyFiles, clock: ManualClock, model: Model) -> None:
+    def __init__(self, random: Random, files: FaultyFiles | FaultyObjects, clock: ManualClock, model: Model) -> None:
         self.random = random
         self.files = files
         self.clock = clock
@@ -69,7 +70,7 @@ class Run:
 
     async def play(self, steps: int) -> None:
         """Open, check, do random things, close or crash."""
-        async with await LocalLogStore.open(FOLDER, max_segment_bytes=1024, threads=1, files=self.files) as store:
+        async with await self._open_store() as store:
             try:
                 durable = await self._open(store)
             except LedgerError:
@@ -89,7 +90,16 @@ class Run:
                     assert isinstance(error, asyncio.CancelledError)
                     await durable.aclose()
 
-    async def _open(self, store: LocalLogStore) -> DurableNacks:
+    async def _open_store(self) -> LogStore:
+        if isinstance(self.files, FaultyFiles):
+            return await LocalLogStore.open(FOLDER, max_segment_bytes=1024, threads=1, files=self.files)
+        try:
+            return await ObjectLogStore.open(self.files, max_object_bytes=1024, threads=1, attempts=1)
+        except LedgerError:
+            self.files.heal()
+            return await ObjectLogStore.open(self.files, max_object_bytes=1024, threads=1, attempts=1)
+
+    async def _open(self, store: LogStore) -> DurableNacks:
         return await DurableNacks.open(store, memory_ms=MEMORY_MS, ttl_ms=TTL_MS, clock=self.clock, compact_bytes=1_500)
 
     async def _step(self, durable: DurableNacks) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from pulsar_nack.ledger._fault import FaultyFiles
 from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.ledger._object_fault import FaultyObjects
 from pulsar_nack.testing import ManualClock
 from tests.consumer.durable_runs import FOLDER, Model, Run, count_operations
 
@@ -81,6 +82,23 @@ def test_operations_that_fail(seed: int) -> None:
         clock.advance(1_000)
     asyncio.run(Run(random, files, clock, model).play(STEPS))
     assert_clean(files)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_on_object_storage(seed: int) -> None:
+    """U9: the same on object storage: lives that end by a crash at any request; requests that fail or are in doubt."""
+    store = pytest.importorskip("obstore").store.MemoryStore()
+    random, clock, model = Random(seed), ManualClock(1_000), Model()
+    for _ in range(8):
+        objects = FaultyObjects(store, random=random)
+        if random.random() < 0.7:
+            objects.crash(random.randrange(5, 250), after=random.random() < 0.5)
+        else:
+            doubtful = random.random() < 0.5
+            objects.fail(errno.EIO, skip=random.randrange(100), times=random.choice((1, 3)), is_done=doubtful)
+        play_until_crash(Run(random, objects, clock, model))
+        clock.advance(1_000)
+    asyncio.run(Run(random, FaultyObjects(store), clock, model).play(STEPS))
 
 
 def assert_clean(files: FaultyFiles) -> None:
