@@ -19,7 +19,6 @@ from ..errors import ClosedError, InvalidArgumentError, NotOpenError
 from ._arguments import check_on_due
 from ._disabled import DisabledDelayedDeliveryTracker
 from ._factory_cleaning import Cleaning
-from ._factory_guard import guarded
 from ._factory_open import OpenTrackers
 from ._factory_records import DelayedFactoryStatistics, OpenTracker, TrackerFallback
 from ._factory_recovery import ensure_recovered
@@ -227,7 +226,7 @@ class DelayedDeliveryTrackerFactory:
             index = await self._shared.get(request.topic_name, lambda: self._open_shared(storage, request, until))
             return index.subscribe(request.cursor_name, lambda: cursor.mark_delete_position, on_due=request.on_due)
         tracker = await BucketDelayedDeliveryTracker.open(
-            guarded(storage, cursor),
+            storage,
             cursor,
             self._config,
             clock=self._clock,
@@ -241,7 +240,7 @@ class DelayedDeliveryTrackerFactory:
     async def _open_shared(self, storage: BucketSnapshotStorage, request: _Request, until: float) -> SharedDelayedIndex:
         assert request.topic_cursor is not None
         index = await SharedDelayedIndex.open(
-            guarded(storage, request.topic_cursor),
+            storage,
             request.topic_cursor,
             self._config,
             clock=self._clock,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..clock import Clock
-from ._factory_guard import guarded
 from ._factory_storage import OwnedStorage
 from .bucket._jobs import Jobs
 from .bucket._residues import delete_bucket_snapshots
@@ -49,7 +48,7 @@ class Cleaning:
     async def _clean_once(self, cursor: DelayedCursor, key: tuple[str, str]) -> bool:
         topic_name, cursor_name = key
         try:
-            storage = guarded(await self._storage.get(), cursor)
+            storage = await self._storage.get()
             self.cleaned += await delete_bucket_snapshots(
                 storage, cursor, topic_name=topic_name, cursor_name=cursor_name
             )

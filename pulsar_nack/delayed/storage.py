@@ -1,8 +1,9 @@
 """Where the bucket tracker keeps its snapshots, and the cursor that knows which of them count.
 
 The tracker creates a snapshot and then names it in a property of the cursor; it deletes the snapshot first and then the
-property. The property is the commit point: a snapshot without one does not count, and a property whose snapshot is gone
-is dropped when it is met.
+property, or the other way round where the cursor may be another process's by then (:class:`SupportsForgetting`). The
+property is the commit point: a snapshot without one does not count, and a property whose snapshot is gone is dropped
+when it is met.
 """
 
 from __future__ import annotations

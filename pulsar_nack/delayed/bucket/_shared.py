@@ -18,7 +18,7 @@ from ...errors import ClosedError, InvalidArgumentError
 from ...ids import Position
 from ...index import EntrySets
 from .._arguments import INT64_MAX, check_int, check_message, check_on_due
-from ..storage import BucketSnapshotStorage, DelayedCursor
+from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsForgetting
 from ._tracker import BucketDelayedDeliveryTracker
 
 _NAME: Final = "SharedSubscription"
@@ -244,3 +244,8 @@ class _LowestCursor:
     async def remove_property(self, key: str) -> None:
         """Remove one of the cursor's."""
         await self._cursor.remove_property(key)
+
+    async def forget(self, snapshot_id: int) -> None:
+        """Let the cursor forget a snapshot, if it can be taken over."""
+        if isinstance(self._cursor, SupportsForgetting):
+            await self._cursor.forget(snapshot_id)

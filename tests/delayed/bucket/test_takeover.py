@@ -11,6 +11,7 @@ from pulsar_nack import (
     LogFencedError,
     LogSnapshotStorage,
     Position,
+    SharedDelayedIndex,
     SupportsForgetting,
     delete_bucket_snapshots,
 )
@@ -82,3 +83,24 @@ async def test_the_name_goes_first() -> None:
                 assert taken.properties() == {key: str(snapshot_id)}
                 assert await delete_bucket_snapshots(storage, taken) == 1
                 assert taken.properties() == {}
+
+
+async def test_a_shared_index_is_protected_too() -> None:
+    """What several subscriptions share is deleted under the protection of the one cursor that names it."""
+    objects, clock = MemoryStore(), ManualClock(0)
+    async with (
+        await ObjectLogStore.open(objects) as store,
+        await LogDelayedCursor.open(store) as cursor,
+        LogSnapshotStorage(store) as storage,
+        await SharedDelayedIndex.open(storage, cursor, config_of(prefetch=0), clock=clock) as shared,
+    ):
+        one = shared.subscribe("one", lambda: Position(0, -1))
+        for i in range(1, 7):
+            assert one.add_message(i, i, 10 * i)
+        await shared.tracker.wait_until_idle()
+        async with await LogDelayedCursor.open(store) as taken:
+            await shared.tracker.clear()
+            await shared.tracker.wait_until_idle()
+            (snapshot_id,) = map(int, taken.properties().values())
+            assert await storage.get_bucket_snapshot_metadata(snapshot_id)
+            assert isinstance(shared.tracker.statistics().last_error, LogFencedError)
