@@ -21,6 +21,9 @@ from ._columns import Columns, Index
 TAIL: Final = 2_048
 _LONGEST: Final = 8_192
 """Longest run of what was added: its memory is free when the last of it is out."""
+_SHORTEST: Final = 256
+"""Shortest run that is made of what is added in bulk: each takes some hundred bytes."""
+_CHAINS: Final = 8
 _IN_A_ROW: Final = 4
 _TAIL_INDEX_BYTES: Final = 170
 
@@ -57,7 +60,7 @@ def in_order(runs: Iterable[Run]) -> Iterator[Index]:
     chains: list[list[Run]] = []
     for run in sorted(runs, key=Run.head):
         first = run.columns[run.at]
-        after = next((each for each in chains if each[-1].columns[-1] <= first), None)
+        after = next((each for each in chains[:_CHAINS] if each[-1].columns[-1] <= first), None)
         if after is None:
             chains.append([run])
         else:
@@ -92,6 +95,10 @@ class DueQueue:
 
     def push_many(self, columns: Columns) -> None:
         """Add many, in order, of the tail's owner. O(n)."""
+        if len(columns) < _SHORTEST:
+            for index in columns:
+                self.push(index)
+            return
         self._tail_owner.loaded += len(columns)
         for at in range(0, len(columns), _LONGEST):
             self._add_run(columns.part(at, at + _LONGEST), self._tail_owner)

@@ -256,6 +256,31 @@ def test_runs_that_follow_each_other_are_one() -> None:
     assert queue.bytes < 0.7 * full
 
 
+def test_few_at_a_time_are_kept_together() -> None:
+    """Many small additions take no more than as many single ones, and come out in order."""
+    owner = MutableBucket()
+    queue = DueQueue(owner)
+    indexes = [(number * 7_919 % 10_007, 1, number) for number in range(10_000)]
+    for at in range(0, len(indexes), 10):
+        queue.push_many(Columns(sorted(indexes[at : at + 10])))
+    assert owner.loaded == 10_000
+    assert len(queue.runs([owner])) == 4
+    assert queue.bytes < 24 * 10_000 + 4 * 400 + 2_048 * 170
+    queue.turn(MutableBucket())
+    assert list(in_order(queue.runs([owner]))) == sorted(indexes)
+
+
+def test_many_runs_that_lie_over_each_other() -> None:
+    """Merging hundreds of runs takes time in proportion to what is in them."""
+    owner = MutableBucket()
+    queue = DueQueue(owner)
+    runs = [[(at * 1_000 + number, 1, at) for at in range(300)] for number in range(400)]
+    for run in reversed(runs):
+        queue.push_many(Columns(run))
+    merged = in_order(queue.runs([owner]))
+    assert [next(merged)[0] for _ in range(1_000)] == [*range(400), *range(1_000, 1_400), *range(2_000, 2_200)]
+
+
 def test_which_piece_comes_first() -> None:
     """The next piece of a source comes before the others when it ends before all that they have or will have."""
     feed = MergeFeed(2)
