@@ -378,7 +378,7 @@ def fold_all(stream: str, count: int) -> tuple[Counter[str], float]:
     def measure() -> tuple[Counter[str], float]:
         watch = _FoldWatch()
         with watch, no_collector():
-            store = filled(nacks).buckets._store
+            store = filled(nacks)._store
             for start in list(store.open):
                 store.fold(start)
         total = sum(watch.sealed.values())

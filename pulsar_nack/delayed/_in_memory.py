@@ -117,7 +117,7 @@ class InMemoryDelayedDeliveryTracker:
         bucket = self._bucket_for(deliver_at)
         if bucket is None:
             return False
-        self._buckets.add(_make(MessageId, (ledger_id, entry_id, -1, -1)), bucket)
+        self._buckets.put(_make(MessageId, (ledger_id, entry_id, -1, -1)), bucket)
         if self._buckets.earliest != self._settled_for:
             self._settle(self._now_ms())
         return True
@@ -139,7 +139,7 @@ class InMemoryDelayedDeliveryTracker:
         bucket = self._bucket_for(deliver_at)
         if bucket is None:
             return False
-        self._buckets.add_entries(ledger_id, bitmap, bucket)
+        self._buckets.put_entries(ledger_id, bitmap, bucket)
         if self._buckets.earliest != self._settled_for:
             self._settle(self._now_ms())
         return True

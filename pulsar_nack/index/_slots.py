@@ -24,6 +24,8 @@ from pyroaring import BitMap
 from ..ids import MessageId, Position, _TopicId
 
 SLOT_SIZE: Final = 1 << 16
+UNUSED: Final = -2
+"""The ``top`` of a new slot, until its owner has looked whether something still lies in its range."""
 _LOW: Final = SLOT_SIZE - 1
 _make = tuple.__new__
 
@@ -40,13 +42,17 @@ def slot_key(ledger: int, entry: int, partition: int, batch_index: int) -> SlotK
 
 
 class Slot:
-    """What the numbers of one slot stand for; ``index`` is its place, ``base`` its first number."""
+    """What the numbers of one slot stand for; ``index`` is its place, ``base`` its first number.
 
-    __slots__ = ("base", "bits", "first_entry", "index", "index_high", "key", "ledger", "partition", "topic")
+    No number above ``top`` was used since the slot was given out; its owner keeps it.
+    """
+
+    __slots__ = ("base", "bits", "first_entry", "index", "index_high", "key", "ledger", "partition", "top", "topic")
 
     def __init__(self, index: int, key: SlotKey, topic: str | None) -> None:
         self.index = index
         self.base = index << 16
+        self.top = UNUSED
         self.key = key
         self.ledger, block, self.partition, self.bits, self.index_high = key
         self.first_entry = block << (16 - self.bits)

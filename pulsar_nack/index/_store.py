@@ -2,7 +2,8 @@
 
 A bucket is named by its start in ms. Its numbers are in up to four places:
 
-- *open*: an ``array`` that ids are appended to; at most ``FOLD`` of them (and what one run of the fast path adds)
+- *open*: an ``array`` that ids are appended to; at most ``FOLD`` of them (and what one run of the fast path adds).
+  ``appends`` holds the bound method of those that the fast path may append to without a look
 - *chunks*: sealed parts, each a ``bytes`` object of the smallest encoding
 - *windows*: sealed parts that cost nothing per id, as long as no other bucket has pending numbers in their range
 - *rest*: what is left of a bucket that is being drained with a limit, as runs of one slot each
@@ -23,13 +24,13 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from sortedcontainers import SortedList
 
 from ._copies import Copies
-from ._positions import Positions, Run, slot_bounds
+from ._positions import Positions, Run, slot_end
 from ._sealed import OBJECT_BYTES, seal, unseal
 from ._windows import Window, Windows
 
@@ -37,6 +38,7 @@ FOLD: Final = 512
 """An open array is folded when it is this long."""
 _WORTH_CLOSING: Final = 64
 _SPLIT_AT: Final = 32
+_MOST_FAILED: Final = 2
 _PIECE: Final = 4096
 _OPEN_BYTES: Final = 240
 _WINDOW_BYTES: Final = 20
@@ -51,6 +53,7 @@ class BucketStore:
         "_newest",
         "_positions",
         "_typecode",
+        "appends",
         "chunk_bytes",
         "chunks",
         "copies",
@@ -67,6 +70,7 @@ class BucketStore:
         self._typecode = positions.typecode
         self.copies = Copies(self._bitmap)
         self.open: dict[int, array[int]] = {}
+        self.appends: dict[int, Callable[[int], None]] = {}
         self.chunks: dict[int, list[bytes]] = {}
         self.rests: dict[int, deque[Run]] = {}
         self.windows = Windows(self._bitmap, self._typecode)
@@ -79,6 +83,7 @@ class BucketStore:
     def widen(self) -> None:
         """Follow the positions to numbers of 64 bits; chunks are widened when they are read."""
         self._bitmap, self._typecode = self._positions.bitmap, self._positions.typecode
+        self.appends.clear()
         for start, numbers in self.open.items():
             self.open[start] = array(self._typecode, numbers)
         for start, rest in self.rests.items():
@@ -151,8 +156,12 @@ class BucketStore:
     def close(self, start: int) -> None:
         """Fold a bucket's open array and drop it."""
         self.fold(start)
-        del self.open[start]
+        self._drop_open(start)
         self._forget(start)
+
+    def _drop_open(self, start: int) -> None:
+        self.open.pop(start, None)
+        self.appends.pop(start, None)
 
     def _forget(self, start: int) -> None:
         if start not in self.open and start not in self.chunks and start not in self.rests:
@@ -166,8 +175,10 @@ class BucketStore:
             return
         if self.copies.touches(content):
             self._add_chunk(start, content)
-        elif not self._add_window(start, content.min(), content.max(), len(content)):
-            self._add_parts(start, content)
+        else:
+            low, high = content.min(), content.max()
+            if low >> 16 != high >> 16 or not self._add_window(start, low, high, len(content)):
+                self._add_parts(start, content)
 
     def _add_window(self, start: int, low: int, high: int, count: int) -> bool:
         if self._positions.pending.range_cardinality(low, high + 1) != count:
@@ -176,7 +187,7 @@ class BucketStore:
         if windows.covered.range_cardinality(low, high + 1):
             return False
         last = windows.last_of(start)
-        if last is not None and last.high < low and self._is_free(last.high + 1, low):
+        if last is not None and last.high < low and last.high >> 16 == low >> 16 and self._is_free(last.high + 1, low):
             windows.extend(start, high)
         else:
             windows.add(Window(start, low, high))
@@ -188,13 +199,19 @@ class BucketStore:
         )
 
     def _add_parts(self, start: int, content: Any) -> None:
-        flat = content.to_array()
-        slots = slot_bounds(flat)
-        if len(slots) > 1 and len(flat) >= _SPLIT_AT * len(slots):
-            for at, end, low in slots:
-                high = flat[end - 1]
+        """Add numbers as a window for each slot as far as that is true; after two failures it is not tried on."""
+        slots = (content.max() >> 16) - (content.min() >> 16) + 1
+        if slots > 1 and len(content) >= _SPLIT_AT * slots:
+            flat = content.to_array()
+            at = failed = 0
+            while at < len(flat) and failed < _MOST_FAILED:
+                end = slot_end(flat, at)
+                low, high = flat[at], flat[end - 1]
                 if end - at >= _SPLIT_AT and self._add_window(start, low, high, end - at):
                     content.remove_range(low, high + 1)
+                else:
+                    failed += 1
+                at = end
         if content:
             self._add_chunk(start, content)
 
@@ -266,7 +283,8 @@ class BucketStore:
     def _take_explicit(self, start: int) -> Any:
         rest = self.rests.pop(start, None)
         content = self.explicit(start)
-        self.folded += len(self.open.pop(start, ()))
+        self.folded += len(self.open.get(start, ()))
+        self._drop_open(start)
         for chunk in self.chunks.pop(start, ()):
             self.chunk_bytes -= len(chunk) + OBJECT_BYTES
         if rest is not None:
@@ -350,5 +368,5 @@ class BucketStore:
         self.folded += len(numbers) - len(kept)
         numbers[:] = kept.to_array()
         if not numbers:
-            del self.open[start]
+            self._drop_open(start)
             self._forget(start)

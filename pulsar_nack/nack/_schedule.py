@@ -8,7 +8,7 @@ and never late. Buckets of several widths live side by side: only their starts m
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from .._delays import MAX_DELAY_MS
@@ -29,20 +29,20 @@ class DueRun(NamedTuple):
     entries: array[int]
 
 
-class NackSchedule:
-    """Pending ids and when they are due.
+class NackSchedule(TimeBuckets):
+    """Pending ids and when they are due: time buckets whose starts come from a time and a delay.
 
     Adding, cancelling, looking up and all counts are O(1); popping is O(popped). An id is pending once: added again,
     the earliest deadline wins. ``earliest`` is when something is due next, later than every time while nothing is
     pending.
     """
 
-    # ``buckets`` and ``full_width_*`` are read by the tracker, whose ordinary call cannot afford a call more.
+    __slots__ = ("_config", "_delay_ms", "_mask", "full_width_from", "full_width_mask")
+    # ``full_width_*`` are read by the tracker, whose ordinary call cannot afford a call more.
 
     def __init__(self, config: NackConfig | None = None) -> None:
+        super().__init__()
         self._config = NackConfig() if config is None else config
-        self.buckets = self._buckets = TimeBuckets()
-        self._add = self._buckets.add
         bits = self._config.negative_ack_precision_bit_cnt
         ratio = self._config.precision_ratio
         self.full_width_mask = -1 << bits
@@ -50,30 +50,9 @@ class NackSchedule:
         self._delay_ms: object = _UNSET
         self._mask = -1
 
-    def __len__(self) -> int:
-        return len(self._buckets)
-
-    def __contains__(self, message_id: object) -> bool:
-        return isinstance(message_id, MessageId) and message_id in self._buckets
-
-    @property
-    def earliest(self) -> int:
-        """Return when something is due next; :data:`pulsar_nack.index.NEVER` while nothing is pending. O(1)."""
-        return self._buckets.earliest
-
-    @property
-    def bucket_count(self) -> int:
-        """Return about how many buckets there are. O(1)."""
-        return self._buckets.bucket_count
-
-    @property
-    def bytes(self) -> int:
-        """Return about how many bytes are held. O(1)."""
-        return self._buckets.bytes
-
     def next_at(self) -> int | None:
         """Return when something is due next, None when nothing is pending. O(1)."""
-        earliest = self._buckets.earliest
+        earliest = self.earliest
         return None if earliest == NEVER else earliest
 
     def bucket_start(self, now_ms: int, delay_ms: int) -> int:
@@ -103,8 +82,30 @@ class NackSchedule:
         :raises InvalidArgumentError: not a message's id, or a negative delay; nothing has changed
         """
         if delay_ms != self._delay_ms:
-            self._use_delay(delay_ms)
-        return self._add(id, (now_ms + delay_ms) & self._mask)
+            if type(delay_ms) is int and self.full_width_from <= delay_ms <= MAX_DELAY_MS:
+                self._delay_ms, self._mask = delay_ms, self.full_width_mask
+            else:
+                self._use_delay(delay_ms)
+        start = (now_ms + delay_ms) & self._mask
+        if type(id) is self._kind:  # from here on what ``put`` does, without a call
+            ledger, entry, partition, batch_index = id
+            number = entry + self._offset
+            if (
+                self._low <= number < self._end
+                and ledger == self._ledger
+                and partition == self._partition
+                and batch_index < 0
+            ):
+                append = self._append if start == self._start else self._appends.get(start)
+                if append is not None:
+                    if number > self._top:
+                        self._top = number
+                        append(number)
+                        self._note(number)
+                        return True
+                    if number > self._guard:
+                        return self._put_behind(number, start, append)
+        return self._put_elsewhere(id, start)
 
     def add_entries(self, ledger: int, entries: Any, now_ms: int, delay_ms: int) -> int:
         """Make entries of one ledger pending: a range, a sequence, an array or a numpy array. Return how many were not.
@@ -114,43 +115,31 @@ class NackSchedule:
         if type(ledger) is not int or not 0 <= ledger < 1 << 63:
             raise InvalidArgumentError("ledger", ledger, "an integer from 0 to 2**63 - 1")
         start = self.bucket_start(now_ms, delay_ms)
-        return self._buckets.add_entries(ledger, as_entries(entries), start)
+        return self.put_entries(ledger, as_entries(entries), start)
 
     def add_many(self, ids: Iterable[MessageId], now_ms: int, delay_ms: int) -> int:
         """Make ids pending that have been checked; return how many were not."""
         start = self.bucket_start(now_ms, delay_ms)
-        add = self._add
+        put = self.put
         added = 0
         for message_id in ids:
-            added += add(message_id, start)
+            added += put(message_id, start)
         return added
-
-    def discard(self, id: MessageId) -> bool:
-        """Take an id out; return whether it was pending."""
-        return self._buckets.discard(id)
-
-    def clear(self) -> int:
-        """Drop everything; return how many were pending."""
-        return self._buckets.clear()
 
     def pop_due(self, now_ms: int, limit: int | None = None) -> DueIds:
         """Take out what is due, earliest bucket first and by position inside it; ids are made when they are read."""
-        return self._buckets.pop(now_ms, limit)
+        return self.pop(now_ms, limit)
 
     def pop_due_runs(self, now_ms: int) -> list[DueRun]:
         """Take out all that is due at once, as arrays of entries; ordered by ledger, not by deadline."""
         runs: list[DueRun] = []
-        for slot, numbers in self._buckets.pop_parts(now_ms):
+        for slot, numbers in self.pop_parts(now_ms):
             for run in _due_runs(slot, numbers):
                 if runs and runs[-1][:3] == run[:3] and runs[-1].entries.typecode == run.entries.typecode:
                     runs[-1].entries.extend(run.entries)
                 else:
                     runs.append(run)
         return runs
-
-    def pop_all(self) -> Sequence[MessageId]:
-        """Take out everything, due or not, ordered by position."""
-        return self._buckets.pop_all()
 
 
 def _due_runs(slot: Slot, numbers: Any) -> list[DueRun]:

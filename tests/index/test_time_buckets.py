@@ -39,6 +39,7 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def check(buckets: TimeBuckets) -> None:
     """Assert the invariants that the heads of the index's files state."""
+    buckets._settle()
     store, positions = buckets._store, buckets._positions
     assert len(positions.pending) == len(buckets)
     assert set(store.starts) == {*store.open, *store.chunks, *store.rests}
@@ -96,7 +97,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(message_id=IDS, ahead=STARTS)
     def add(self, message_id: MessageId, ahead: int) -> None:
         start = self.now + ahead
-        assert self.buckets.add(message_id, start) == (message_id not in self.starts)
+        assert self.buckets.put(message_id, start) == (message_id not in self.starts)
         self.starts[message_id] = min(start, self.starts.get(message_id, NEVER))
 
     @rule(first=ENTRIES, count=st.integers(1, 30), ahead=STARTS)
@@ -109,7 +110,7 @@ class IndexMachine(RuleBasedStateMachine):
         start = self.now + ahead
         ids = [MessageId(1, entry) for entry in range(first, first + count)]
         fresh = sum(message_id not in self.starts for message_id in ids)
-        assert self.buckets.add_entries(1, as_entries(range(first, first + count)), start) == fresh
+        assert self.buckets.put_entries(1, as_entries(range(first, first + count)), start) == fresh
         for message_id in ids:
             self.starts[message_id] = min(start, self.starts.get(message_id, NEVER))
 
@@ -180,7 +181,7 @@ def test_a_long_random_run_agrees_with_a_dict() -> None:
         action = chance.random()
         if action < 0.6:
             start = now + chance.randrange(50)
-            assert buckets.add(message_id, start) == (message_id not in starts)
+            assert buckets.put(message_id, start) == (message_id not in starts)
             starts[message_id] = min(start, starts.get(message_id, NEVER))
         elif action < 0.85:
             assert buckets.discard(message_id) == (starts.pop(message_id, None) is not None)
@@ -197,7 +198,7 @@ def test_ids_in_order_cost_next_to_nothing() -> None:
     """100 000 ids in order in 40 buckets are kept as windows: no bytes per id."""
     buckets = TimeBuckets()
     for entry in range(100_000):
-        buckets.add(MessageId(5, entry), entry // 2500 * 256)
+        buckets.put(MessageId(5, entry), entry // 2500 * 256)
     assert len(buckets._store.windows) >= 38
     assert buckets.bytes < 60_000
 
@@ -206,11 +207,11 @@ def test_an_id_from_another_bucket_dissolves_the_window_over_it() -> None:
     """A late id inside a sealed range keeps its own deadline and leaves its neighbours theirs."""
     buckets = TimeBuckets()
     for entry in range(0, 2_000, 2):
-        buckets.add(MessageId(5, entry), 100)
-    buckets.add(MessageId(5, 5_000), 200)
-    buckets.add(MessageId(5, 6_000), 300)
+        buckets.put(MessageId(5, entry), 100)
+    buckets.put(MessageId(5, 5_000), 200)
+    buckets.put(MessageId(5, 6_000), 300)
     assert len(buckets._store.windows) > 0
-    buckets.add(MessageId(5, 1_001), 250)
+    buckets.put(MessageId(5, 1_001), 250)
     check(buckets)
     assert list(buckets.pop(100)) == [MessageId(5, entry) for entry in range(0, 2_000, 2)]
     assert list(buckets.pop(250)) == [MessageId(5, 5_000), MessageId(5, 1_001)]
@@ -221,7 +222,7 @@ def test_a_bucket_drains_in_order_of_position_under_a_limit() -> None:
     buckets = TimeBuckets()
     ids = [MessageId(ledger, entry) for ledger in (3, 1, 2) for entry in range(5)]
     for message_id in ids:
-        buckets.add(message_id, 10)
+        buckets.put(message_id, 10)
     got: list[MessageId] = []
     while len(buckets):
         got += buckets.pop(10, 4)
@@ -232,7 +233,7 @@ def test_cancelling_the_last_of_the_earliest_bucket_moves_the_earliest_on() -> N
     """Buckets whose ids were all cancelled are never waited for."""
     buckets = TimeBuckets()
     for entry in range(30):
-        buckets.add(MessageId(1, entry), entry // 10)
+        buckets.put(MessageId(1, entry), entry // 10)
     for entry in range(29):
         buckets.discard(MessageId(1, entry))
         assert buckets.earliest == (entry + 1) // 10
@@ -243,9 +244,9 @@ def test_cancelling_the_last_of_the_earliest_bucket_moves_the_earliest_on() -> N
 def test_cancelling_and_adding_again_without_end_keeps_memory_bounded() -> None:
     """An id that is nacked and acked in a loop beside one that waits leaves no growing trail."""
     buckets = TimeBuckets()
-    buckets.add(MessageId(1, 1), NEVER - 1)
+    buckets.put(MessageId(1, 1), NEVER - 1)
     for round_ in range(30_000):
-        buckets.add(MessageId(1, 2), round_ + 60_000)
+        buckets.put(MessageId(1, 2), round_ + 60_000)
         buckets.discard(MessageId(1, 2))
     check(buckets)
     assert buckets.bytes < 2_000_000
@@ -255,9 +256,9 @@ def test_cancelling_and_adding_again_without_end_keeps_memory_bounded() -> None:
 def test_slots_are_given_back() -> None:
     """Ledgers that come and go leave nothing behind while one id stays pending."""
     buckets = TimeBuckets()
-    buckets.add(MessageId(1, 1), NEVER - 1)
+    buckets.put(MessageId(1, 1), NEVER - 1)
     for ledger in range(2, 5_000):
-        buckets.add(MessageId(ledger, 7), ledger)
+        buckets.put(MessageId(ledger, 7), ledger)
         assert list(buckets.pop(ledger)) == [MessageId(ledger, 7)]
     assert len(buckets._positions.slots) < 200
 
@@ -270,11 +271,11 @@ def test_more_slots_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> No
     ids = [MessageId(ledger, 1, -1, ledger % 3 - 1) for ledger in range(1, 40)]
     chunked = MessageId(50, 3, first_chunk=MessageId(50, 1))
     for message_id in [*ids[:6], chunked, *ids[6:]]:
-        assert buckets.add(message_id, 100 - message_id.ledger)
+        assert buckets.put(message_id, 100 - message_id.ledger)
     assert buckets._positions.is_wide
-    assert not buckets.add(ids[20], 5)
+    assert not buckets.put(ids[20], 5)
     assert buckets.discard(ids[3])
-    assert buckets.add_entries(60, as_entries(range(100)), 200) == 100
+    assert buckets.put_entries(60, as_entries(range(100)), 200) == 100
     check(buckets)
     assert list(buckets.pop(5)) == [ids[20]]
     assert next(iter(buckets.pop(50))).first_chunk == MessageId(50, 1)
@@ -287,9 +288,9 @@ def test_more_slots_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_is_not_the_id_of_a_message_is_refused(bad: Any) -> None:
     """An id without a ledger or an entry, or no id at all, is named in the error and nothing changes."""
     buckets = TimeBuckets()
-    buckets.add(MessageId(1, 1), 10)
+    buckets.put(MessageId(1, 1), 10)
     with pytest.raises(InvalidArgumentError, match="id"):
-        buckets.add(bad, 10)
+        buckets.put(bad, 10)
     assert len(buckets) == 1
     check(buckets)
 
@@ -297,10 +298,10 @@ def test_what_is_not_the_id_of_a_message_is_refused(bad: Any) -> None:
 def test_a_topic_that_is_told_later_is_given_back() -> None:
     """An id that names its topic brings it back, though its ledger was met without one before."""
     buckets = TimeBuckets()
-    buckets.add(MessageId(1, 1), 10)
+    buckets.put(MessageId(1, 1), 10)
     for entry in range(2, 6):
-        buckets.add(MessageId(1, entry, topic="persistent://a/b/c"), 10)
-    buckets.add(MessageId(1, 9), 10)
+        buckets.put(MessageId(1, entry, topic="persistent://a/b/c"), 10)
+    buckets.put(MessageId(1, 9), 10)
     topics = {message_id.entry: message_id.topic for message_id in buckets.pop(10)}
     assert [topics[entry] for entry in range(2, 6)] == ["persistent://a/b/c"] * 4
 
@@ -311,12 +312,12 @@ def test_everything_is_taken_at_once() -> None:
     chunked = MessageId(1, 7, first_chunk=MessageId(1, 5))
     ids = [MessageId(2, 3), chunked, MessageId(1, 9, topic="t"), MessageId(1, 8, -1, 4)]
     for start, message_id in enumerate(ids):
-        buckets.add(message_id, start)
+        buckets.put(message_id, start)
     everything = buckets.pop_all()
     assert sorted(everything) == sorted(ids)
     assert next(message_id for message_id in everything if message_id.is_chunked).first_chunk == MessageId(1, 5)
     assert (len(buckets), buckets.earliest) == (0, NEVER)
-    assert buckets.add(ids[0], 5)
+    assert buckets.put(ids[0], 5)
     assert list(buckets.pop_all()) == [ids[0]]
     assert list(buckets.pop_all()) == []
 
@@ -325,7 +326,7 @@ def test_many_empty_buckets_are_left_behind_in_steps() -> None:
     """Cancelling thousands of buckets never makes one call look at all of them; what is left is found all the same."""
     buckets = TimeBuckets()
     for entry in range(6_000):
-        buckets.add(MessageId(1, entry), entry)
+        buckets.put(MessageId(1, entry), entry)
     for entry in range(5_998, 0, -1):
         buckets.discard(MessageId(1, entry))
     buckets.discard(MessageId(1, 0))
