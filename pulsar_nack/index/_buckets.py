@@ -20,11 +20,12 @@ from itertools import islice
 from typing import Any, Final
 
 from ..ids import MessageId, _check_stored, _TopicId
+from ._blocks import BLOCK_MS
 from ._due import DueIds
 from ._front import Front
 from ._positions import Positions, Run, slot_bounds
 from ._slots import SLOT_SIZE, UNUSED, Slot, slot_key
-from ._store import FOLD, BucketStore
+from ._store import BucketStore
 
 _SPAN: Final = 8192
 _SEAL_FROM: Final = 64
@@ -50,6 +51,7 @@ class TimeBuckets:
     __slots__ = (
         "_append",
         "_appends",
+        "_blocks",
         "_count",
         "_covered",
         "_end",
@@ -109,6 +111,7 @@ class TimeBuckets:
         self._slots_by_key = positions.slots.by_key
         self._open = store.open
         self._appends = store.appends
+        self._blocks = store.blocks.by_base
         self._covered = store.windows.covered
         self._stale = store.copies.stale
         self._leave_fast_path()
@@ -212,20 +215,18 @@ class TimeBuckets:
     def _put_elsewhere(self, message_id: MessageId, start: int) -> bool:
         """Take the second fast path: another slot or bucket than the last time, both known already."""
         kind = type(message_id)
-        if kind is MessageId or kind is _TopicId:
-            ledger, entry, partition, batch_index = message_id
-            slot = self._slots_by_key.get((ledger, entry >> 16, partition, 0, 0)) if batch_index < 0 else None
-            numbers = self._open.get(start)
-            if (
-                slot is not None
-                and (slot.topic is not None or kind is MessageId)
-                and numbers is not None
-                and len(numbers) < FOLD
-                and start > self._front.earliest
-            ):
-                number = slot.base - slot.first_entry + entry
-                if slot is not self._positions.slot or not self._low <= number < self._end:
-                    self._use_slot(slot, number)
+        if kind is not MessageId and kind is not _TopicId:
+            return self._add(message_id, start)
+        ledger, entry, partition, batch_index = message_id
+        slot = self._slots_by_key.get((ledger, entry >> 16, partition, 0, 0)) if batch_index < 0 else None
+        if slot is None or start <= self._front.earliest or (slot.topic is None and kind is _TopicId):
+            return self._add(message_id, start)
+        number = slot.base - slot.first_entry + entry
+        if slot is not self._positions.slot or not self._low <= number < self._end:
+            self._use_slot(slot, number)
+        numbers = self._open.get(start)
+        if numbers is not None:
+            if len(numbers) < self._store.fold_at:
                 append = self._use_bucket(start, numbers)
                 if number > self._top:
                     self._top = number
@@ -234,6 +235,14 @@ class TimeBuckets:
                     return True
                 if number > self._guard:
                     return self._put_behind(number, start, append)
+        elif number > self._top:
+            block = self._blocks.get(start & -BLOCK_MS)
+            if block is not None and len(block) < block.room and self._store.is_for_block(start, self._front.earliest):
+                self._top = number
+                block.add(number, start)
+                self._store.blocks.count += 1
+                self._note(number)
+                return True
         return self._add(message_id, start)
 
     def _add(self, message_id: MessageId, start: int) -> bool:
@@ -265,6 +274,10 @@ class TimeBuckets:
         self._store.copies.added(number, start)
 
     def _put(self, number: int, start: int) -> None:
+        if self._store.is_for_block(start, self._front.earliest):
+            self._store.put_in_block(number, start)
+            self._raise_guard()
+            return
         numbers = self._store.growing(start)
         numbers.append(number)
         self._raise_guard()
@@ -456,8 +469,7 @@ class TimeBuckets:
         """Take out everything, ordered by position; O(slots) until the ids are read."""
         self._settle()
         due = DueIds()
-        for run in self._positions.runs(self._positions.pending):
-            due.append(run)
+        self._hand_out(self._positions.runs(self._positions.pending), due)
         due.replace(self._positions.originals)
         self.clear()
         return due
@@ -487,14 +499,22 @@ class TimeBuckets:
             if limit is None or len(living) <= limit - len(due):
                 runs = self._positions.runs(living)
                 originals = self._fire(living)
-                for run in runs:
-                    due.append(run)
+                self._hand_out(runs, due)
                 due.replace(originals)
-                if len(living) > _FEW_EACH * len(runs):  # else looking would cost more than the ids; see _slot_of
-                    self._release([slot for slot, _ in runs])
                 return
             rest = store.keep_rest(start, living)
         self._pop_rest(start, rest, limit, due)
+
+    def _hand_out(self, runs: list[Run], due: DueIds) -> None:
+        """Put what was taken out of the bitmap into ``due``, and give back the slots that became empty."""
+        by_index = self._positions.slots.by_index
+        for slot, numbers in runs:
+            if slot is None:
+                due.append([by_index[number >> 16] for number in numbers], numbers)
+            else:
+                due.append(slot, numbers)
+                if len(numbers) > _FEW_EACH:  # else looking would cost more than the ids; see _slot_of
+                    self._release((slot,))
 
     def _pop_rest(self, start: int, rest: deque[Run], limit: int | None, due: DueIds) -> None:
         positions, copies = self._positions, self._store.copies
@@ -506,9 +526,9 @@ class TimeBuckets:
                 numbers = numbers[:room]
             living = copies.living(positions.bitmap(numbers), positions.pending, start)
             if living:
-                due.append((slot, living.to_array()))
-                due.replace(self._fire(living))
-            self._release([slot])
+                originals = self._fire(living)
+                self._hand_out([(slot, living.to_array())], due)
+                due.replace(originals)
         if not rest:
             self._store.drop_rest(start)
 

@@ -8,26 +8,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
 from ..ids import MessageId, Position
-from ._positions import Run
+from ._slots import Slot
+
+_make = tuple.__new__
 
 
 class DueIds(Sequence[MessageId]):
-    """Ids in the order in which they came due; 4 bytes an id until they are looked at. Equal to a list of the same ids.
+    """Ids in the order in which they came due; 4 bytes an id until they are looked at, 12 where few share a slot.
 
-    ``originals`` holds the ids that cannot be made from a number alone: those of chunked messages.
+    Equal to a list of the same ids. ``originals`` holds the ids that cannot be made from a number alone: those of
+    chunked messages.
     """
 
     __slots__ = ("_ends", "_originals", "_runs")
 
     def __init__(self) -> None:
-        self._runs: list[Run] = []
+        self._runs: list[tuple[Slot | list[Slot], array[int]]] = []
         self._ends: list[int] = []
         self._originals: dict[int, MessageId] = {}
 
-    def append(self, run: Run) -> None:
-        """Add ascending numbers of one slot."""
-        self._runs.append(run)
-        self._ends.append(len(self) + len(run[1]))
+    def append(self, slots: Slot | list[Slot], numbers: array[int]) -> None:
+        """Add numbers of one slot, or of a slot each."""
+        self._runs.append((slots, numbers))
+        self._ends.append(len(self) + len(numbers))
 
     def replace(self, originals: Mapping[int, MessageId]) -> None:
         """Give back the chunked ids, by number."""
@@ -37,16 +40,22 @@ class DueIds(Sequence[MessageId]):
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[MessageId]:
-        if self._originals:
-            for slot, numbers in self._runs:
-                yield from map(self._originals.get, numbers, slot.message_ids(numbers))
-            return
-        for slot, numbers in self._runs:
-            yield from slot.message_ids(numbers)
+        for slots, numbers in self._runs:
+            ids = _mixed_ids(slots, numbers) if isinstance(slots, list) else slots.message_ids(numbers)
+            if self._originals:
+                yield from map(self._originals.get, numbers, ids)
+            else:
+                yield from ids
 
     def positions(self) -> list[Position]:
         """Return the positions instead of the ids."""
-        return [position for slot, numbers in self._runs for position in slot.positions(numbers)]
+        found: list[Position] = []
+        for slots, numbers in self._runs:
+            if isinstance(slots, list):
+                found += (_make(Position, message_id[:2]) for message_id in _mixed_ids(slots, numbers))
+            else:
+                found += slots.positions(numbers)
+        return found
 
     @overload
     def __getitem__(self, index: int) -> MessageId: ...
@@ -61,10 +70,14 @@ class DueIds(Sequence[MessageId]):
         if not 0 <= place < len(self):
             raise IndexError(index)
         run = bisect_right(self._ends, place)
-        slot, numbers = self._runs[run]
-        number = numbers[place - self._ends[run]]  # counted from the end of the run
+        slots, numbers = self._runs[run]
+        at = place - self._ends[run]  # counted from the end of the run
+        number = numbers[at]
         original = self._originals.get(number)
-        return original if original is not None else next(slot.message_ids(array(numbers.typecode, [number])))
+        if original is not None:
+            return original
+        slot = slots[at] if isinstance(slots, list) else slots
+        return next(slot.message_ids((number,)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str | bytes):
@@ -76,3 +89,12 @@ class DueIds(Sequence[MessageId]):
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self[:5]))
         return f"DueIds([{shown}{', ...' if len(self) > 5 else ''}], {len(self)} ids)"
+
+
+def _mixed_ids(slots: list[Slot], numbers: array[int]) -> Iterator[MessageId]:
+    """Make an id of each number and its slot."""
+    for slot, number in zip(slots, numbers, strict=True):
+        if slot.bits or slot.topic is not None:
+            yield from slot.message_ids((number,))
+        else:
+            yield _make(MessageId, (slot.ledger, number - slot.base + slot.first_entry, slot.partition, -1))

@@ -17,13 +17,14 @@ from pyroaring import BitMap, BitMap64
 from ..ids import MessageId
 from ._slots import SLOT_SIZE, Slot, SlotKey, SlotTable, slot_key
 
-Run = tuple[Slot, "array[int]"]
-"""Ascending numbers of one slot."""
+Run = tuple[Slot | None, "array[int]"]
+"""Ascending numbers of one slot; or, with None, of many slots that are in order of their positions too."""
 
 _SLOT_BYTES: Final = 420
 _BITSET_BYTES: Final = 8_192
 _WIDE_LIMIT: Final = 1 << 40
 _FEW: Final = 4_096
+_FEW_EACH: Final = 8
 
 
 class Positions:
@@ -89,12 +90,14 @@ class Positions:
     # -- from numbers back to messages -------------------------------------------------------------------------------
 
     def runs(self, numbers: Any) -> list[Run]:
-        """Cut a bitmap of numbers into slots, ordered by ledger and entry."""
+        """Cut a bitmap of numbers into slots, ordered by ledger and entry; few numbers of many slots stay in one run."""
         flat = numbers.to_array()
+        if flat and len(flat) < _FEW_EACH * ((flat[-1] >> 16) - (flat[0] >> 16)) and self.slots.are_in_order:
+            return [(None, flat)]
         runs = [(self.slots[low >> 16], flat[at:end]) for at, end, low in slot_bounds(flat)]
-        if len(runs) > 1:
+        if len(runs) > 1 and not self.slots.are_in_order:
             runs.sort(key=_place)
-        return runs
+        return list[Run](runs)
 
     def parts(self, numbers: Any) -> list[tuple[Slot, Any]]:
         """Cut a bitmap of numbers into a bitmap for each slot, ordered by ledger and entry."""
@@ -179,5 +182,4 @@ def slot_end(flat: array[int], at: int) -> int:
 
 
 def _place(run: tuple[Slot, Any]) -> tuple[int, int, int, int]:
-    slot = run[0]
-    return slot.ledger, slot.first_entry, slot.partition, slot.index_high
+    return run[0].place

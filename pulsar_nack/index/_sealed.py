@@ -37,8 +37,8 @@ def seal(numbers: Any) -> bytes:
     numbers.run_optimize()
     packed: bytes = numbers.serialize()
     if len(packed) >= count * (8 if wide else 4):
-        plain: array[int] = numbers.to_array()
-        return (b"Q" if wide else b"I") + plain.tobytes()
+        flat: array[int] = numbers.to_array()
+        return flat.typecode.encode() + flat.tobytes()
     span = numbers.max() - numbers.min()
     if count <= _MOST_GAPS and len(packed) > 1.25 * (count + _HEAD) and span < 128 * count:
         gaps = _gaps(numbers)
@@ -58,9 +58,9 @@ def unseal(data: bytes, bitmap: type[Any] = BitMap) -> Any:
     if kind == _GAPS:
         first = int.from_bytes(data[1:_HEAD], "little")
         return bitmap(array(typecode, accumulate(data[_HEAD:], initial=first)))
-    plain: array[int] = array(chr(kind))
-    plain.frombytes(data[1:])
-    return bitmap(plain if plain.typecode == typecode else array(typecode, plain))
+    flat: array[int] = array(chr(kind))
+    flat.frombytes(data[1:])
+    return bitmap(flat if flat.typecode == typecode else array(typecode, flat))
 
 
 def _gaps(numbers: Any) -> bytes | None:

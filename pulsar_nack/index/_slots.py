@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from pyroaring import BitMap
@@ -58,6 +58,11 @@ class Slot:
         self.first_entry = block << (16 - self.bits)
         self.topic = topic
 
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Return what slots are ordered by, so that their messages are in order of ledger and entry."""
+        return self.ledger, self.first_entry, self.partition, self.index_high
+
     def number(self, entry: int, batch_index: int) -> int:
         """Return the number of a message of this slot."""
         place = entry - self.first_entry
@@ -82,7 +87,7 @@ class Slot:
             return numbers.shift(offset).to_array() if offset else numbers.to_array()
         return array("Q" if self.first_entry >> 32 else "I", [number + offset for number in numbers])
 
-    def message_ids(self, numbers: array[int]) -> Iterator[MessageId]:
+    def message_ids(self, numbers: Iterable[int]) -> Iterator[MessageId]:
         """Make the ids of some of this slot's numbers."""
         ledger, partition, topic = self.ledger, self.partition, self.topic
         if self.bits:
@@ -113,17 +118,22 @@ def _with_topic(identity: tuple[int, int, int, int], topic: str) -> MessageId:
 
 
 class SlotTable:
-    """Gives out slots by key and finds them by index; all methods O(1) but :meth:`release_unused`."""
+    """Gives out slots by key and finds them by index, in O(1).
 
-    __slots__ = ("_by_index", "_fresh", "_released", "_topics", "by_key", "limit")
+    ``are_in_order`` says that the order of slots is that of their places; it may be False for long when they are again.
+    """
+
+    __slots__ = ("_fresh", "_newest", "_released", "_topics", "are_in_order", "by_index", "by_key", "limit")
 
     def __init__(self, limit: int = SLOT_SIZE) -> None:
         self.limit = limit
         self.by_key: dict[SlotKey, Slot] = {}
-        self._by_index: dict[int, Slot] = {}
+        self.by_index: dict[int, Slot] = {}
         self._released: deque[int] = deque()
         self._topics: dict[tuple[str, int], str] = {}
         self._fresh = 0
+        self._newest: Slot | None = None
+        self.are_in_order = True
 
     def __len__(self) -> int:
         return len(self.by_key)
@@ -132,7 +142,7 @@ class SlotTable:
         return iter(list(self.by_key.values()))
 
     def __getitem__(self, index: int) -> Slot:
-        return self._by_index[index]
+        return self.by_index[index]
 
     def find(self, key: SlotKey) -> Slot | None:
         """Return the slot of a key, None when it has none."""
@@ -159,12 +169,18 @@ class SlotTable:
         else:
             index = self._released.popleft()
         slot = Slot(index, key, None)
-        self.by_key[key] = self._by_index[index] = slot
+        newest = self._newest
+        if newest is not None and (slot.index < newest.index or slot.place < newest.place):
+            self.are_in_order = False
+        self._newest = slot
+        self.by_key[key] = self.by_index[index] = slot
         return slot
 
     def release(self, slot: Slot) -> None:
         """Give a slot back; none of its numbers may be in use."""
-        del self.by_key[slot.key], self._by_index[slot.index]
+        del self.by_key[slot.key], self.by_index[slot.index]
         self._released.append(slot.index)
         if not self.by_key:
             self._topics.clear()
+            self._newest = None
+            self.are_in_order = True

@@ -1,11 +1,12 @@
 """What lies in each bucket of time: numbers, from a list that still grows to nothing at all.
 
-A bucket is named by its start in ms. Its numbers are in up to four places:
+A bucket is named by its start in ms. Its numbers are in up to five places:
 
 - *open*: an ``array`` that ids are appended to; at most ``FOLD`` of them (and what one run of the fast path adds).
   ``appends`` holds the bound method of those that the fast path may append to without a look
 - *chunks*: sealed parts, each a ``bytes`` object of the smallest encoding
 - *windows*: sealed parts that cost nothing per id, as long as no other bucket has pending numbers in their range
+- *blocks*: numbers of many thin buckets side by side (see ``_blocks``)
 - *rest*: what is left of a bucket that is being drained with a limit, as runs of one slot each
 
 States: an open array is *folded* (made a window or a chunk, and emptied) when it is long, and *closed* (folded and
@@ -29,6 +30,7 @@ from typing import Any, Final
 
 from sortedcontainers import SortedList
 
+from ._blocks import BLOCK_MS, Blocks
 from ._copies import Copies
 from ._positions import Positions, Run, slot_end
 from ._sealed import OBJECT_BYTES, seal, unseal
@@ -36,7 +38,11 @@ from ._windows import Window, Windows
 
 FOLD: Final = 512
 """An open array is folded when it is this long."""
+_FOLD_EARLY: Final = 176
+"""While many arrays are open they are folded sooner: small objects leave no holes in memory."""
+_MANY_OPEN: Final = 64
 _WORTH_CLOSING: Final = 64
+_MOST_OPEN: Final = 1024
 _SPLIT_AT: Final = 32
 _MOST_FAILED: Final = 2
 _PIECE: Final = 4096
@@ -54,9 +60,11 @@ class BucketStore:
         "_positions",
         "_typecode",
         "appends",
+        "blocks",
         "chunk_bytes",
         "chunks",
         "copies",
+        "fold_at",
         "folded",
         "open",
         "rests",
@@ -73,10 +81,12 @@ class BucketStore:
         self.appends: dict[int, Callable[[int], None]] = {}
         self.chunks: dict[int, list[bytes]] = {}
         self.rests: dict[int, deque[Run]] = {}
+        self.blocks = Blocks(self._typecode)
         self.windows = Windows(self._bitmap, self._typecode)
         self.starts: SortedList[int] = SortedList()
         self.chunk_bytes = 0
         self.folded = 0
+        self.fold_at = FOLD
         self._growing: deque[tuple[int, int, bool]] = deque()
         self._newest = -(1 << 100)
 
@@ -84,6 +94,7 @@ class BucketStore:
         """Follow the positions to numbers of 64 bits; chunks are widened when they are read."""
         self._bitmap, self._typecode = self._positions.bitmap, self._positions.typecode
         self.appends.clear()
+        self.blocks.widen()
         for start, numbers in self.open.items():
             self.open[start] = array(self._typecode, numbers)
         for start, rest in self.rests.items():
@@ -94,7 +105,14 @@ class BucketStore:
         self.copies.widen()
 
     def first_start(self) -> int | None:
-        """Return the start of the earliest bucket, None when there is none. O(1)."""
+        """Return the start of the earliest bucket, None when there is none; the blocks before it are split. O(1)."""
+        first = self._first_start()
+        while (base := self.blocks.first_base()) is not None and (first is None or base <= first):
+            self.split(base)
+            first = self._first_start()
+        return first
+
+    def _first_start(self) -> int | None:
         first = self.windows.first_start()
         if not self.starts:
             return first
@@ -102,15 +120,16 @@ class BucketStore:
         return start if first is None else min(start, first)
 
     def bucket_count(self) -> int:
-        """Return the number of buckets; one that has both windows and other parts may count as two. O(1)."""
-        return len(self.starts) + len(self.windows)
+        """Return about how many buckets there are: one with windows and other parts counts twice, a block once. O(1)."""
+        return len(self.starts) + len(self.windows) + len(self.blocks)
 
     def memory(self) -> int:
         """Return about how many bytes the buckets take, but for the ids in open arrays. O(1).
 
         ``folded`` counts the numbers that have left open arrays, so that the owner knows how many are in them.
         """
-        return self.chunk_bytes + _OPEN_BYTES * len(self.starts) + _WINDOW_BYTES * len(self.windows)
+        buckets = _OPEN_BYTES * len(self.starts) + _WINDOW_BYTES * len(self.windows)
+        return self.chunk_bytes + buckets + self.blocks.bytes()
 
     # -- growing -----------------------------------------------------------------------------------------------------
 
@@ -119,7 +138,7 @@ class BucketStore:
         numbers = self.open.get(start)
         if numbers is None:
             return self._make(start)
-        if len(numbers) >= FOLD:
+        if len(numbers) >= self.fold_at:
             self.fold(start)
         return numbers
 
@@ -128,6 +147,8 @@ class BucketStore:
         if start not in self.chunks and start not in self.rests:
             self.starts.add(start)
         numbers = self.open[start] = array(self._typecode)
+        if len(self.open) > _MANY_OPEN:
+            self.fold_at = min(_FOLD_EARLY, FOLD)
         is_newest = start > self._newest
         if is_newest:
             self._newest = start
@@ -153,6 +174,13 @@ class BucketStore:
         del numbers[:]
         self.seal(start, content)
 
+    def _chunks_of(self, start: int) -> list[bytes]:
+        if start not in self.chunks:
+            if start not in self.open and start not in self.rests:
+                self.starts.add(start)
+            self.chunks[start] = []
+        return self.chunks[start]
+
     def close(self, start: int) -> None:
         """Fold a bucket's open array and drop it."""
         self.fold(start)
@@ -162,10 +190,64 @@ class BucketStore:
     def _drop_open(self, start: int) -> None:
         self.open.pop(start, None)
         self.appends.pop(start, None)
+        if len(self.open) <= _MANY_OPEN:
+            self.fold_at = FOLD
 
     def _forget(self, start: int) -> None:
         if start not in self.open and start not in self.chunks and start not in self.rests:
             self.starts.discard(start)
+
+    # -- thin buckets ------------------------------------------------------------------------------------------------
+
+    def is_for_block(self, start: int, earliest: int) -> bool:
+        """Return whether a number for ``start`` goes to a block: it is far off, and too many buckets are open."""
+        return (
+            len(self.open) >= _MOST_OPEN
+            and start - earliest > BLOCK_MS
+            and start not in self.open
+            and start not in self.chunks
+            and start not in self.rests
+        )
+
+    def put_in_block(self, number: int, start: int) -> None:
+        """Add a number to the block of its bucket."""
+        block = self.blocks.of(start)
+        block.add(number, start)
+        self.blocks.count += 1
+        if block.is_large():
+            self.split(block.base)
+
+    def split(self, base: int) -> list[int]:
+        """Make buckets of a block and return their starts; those that are no longer thin are folded. At most 8 ms."""
+        starts = []
+        for start, numbers in self.blocks.take(base).by_start():
+            starts.append(start)
+            known = self.open.get(start)
+            if known is None:
+                if start not in self.chunks and start not in self.rests:
+                    self.starts.add(start)
+                self.open[start] = numbers
+                self._growing.append((start, -1, False))
+            else:
+                known.extend(numbers)
+            if len(self.open[start]) >= FOLD >> 1:
+                self.fold(start)
+        return starts
+
+    def _gather(self, starts: list[int]) -> None:
+        """Put thin buckets that were looked at back into a block."""
+        first = self._first_start()
+        if not starts or first is None or first > starts[0] - BLOCK_MS:
+            return
+        for start in starts:
+            numbers = self.open.get(start)
+            if numbers is not None and start not in self.chunks and start not in self.rests:
+                block = self.blocks.of(start)
+                for number in numbers:
+                    block.add(number, start)
+                self.blocks.count += len(numbers)
+                self._drop_open(start)
+                self._forget(start)
 
     # -- sealing -----------------------------------------------------------------------------------------------------
 
@@ -216,13 +298,9 @@ class BucketStore:
             self._add_chunk(start, content)
 
     def _add_chunk(self, start: int, content: Any) -> None:
-        if start not in self.chunks:
-            if start not in self.open and start not in self.rests:
-                self.starts.add(start)
-            self.chunks[start] = []
-        chunk = seal(content)
-        self.chunks[start].append(chunk)
-        self.chunk_bytes += len(chunk) + OBJECT_BYTES
+        chunks = self._chunks_of(start)
+        chunks.append(seal(content))
+        self.chunk_bytes += len(chunks[-1]) + OBJECT_BYTES
 
     def dissolve(self, number: int) -> None:
         """Write down the content of the window over ``number``, since another bucket wants a number in its range."""
@@ -266,6 +344,8 @@ class BucketStore:
 
     def take_until(self, start: int) -> Any:
         """Take out all buckets up to ``start``, rests too, and return the numbers that count in them."""
+        while (base := self.blocks.first_base()) is not None and base <= start:
+            self.split(base)
         content = self._in_windows(self.windows.take_until(start))
         for due in list(self.starts.irange(None, start)):
             rest = self.rests.pop(due, ())
@@ -304,8 +384,8 @@ class BucketStore:
         if start not in self.open and start not in self.chunks:
             self.starts.add(start)
         pieces = (
-            (slot, numbers[at : at + _PIECE])
-            for slot, numbers in self._positions.runs(living)
+            (slots, numbers[at : at + _PIECE])
+            for slots, numbers in self._positions.runs(living)
             for at in range(0, len(numbers), _PIECE)
         )
         rest = self.rests[start] = deque(pieces)
@@ -325,14 +405,33 @@ class BucketStore:
     def sweep(self) -> Iterator[None]:
         """Drop the copies that do not count, a part of a bucket at each step. Other calls may come between steps."""
         self.copies.begin_sweep()
-        for start in list(self.starts):
+        start, split = self._next_start(None)
+        thin: list[int] = []
+        while start is not None:
+            if split and thin and split[0] - thin[0] >= BLOCK_MS:
+                self._gather(thin)
+                thin = []
+            thin += split
             for _, numbers in list(self.rests.get(start, ())):
                 self.copies.keep_marks(self._bitmap(numbers))
                 yield
             yield from self._sweep_chunks(start)
             self._sweep_open(start)
             yield
+            start, split = self._next_start(start)
+        self._gather(thin)
         self.copies.end_sweep()
+
+    def _next_start(self, after: int | None) -> tuple[int | None, list[int]]:
+        """Return the next bucket but for windows; a block before it is split, its buckets are returned too."""
+        row = 0 if after is None else self.starts.bisect_right(after)
+        start: int | None = self.starts[row] if row < len(self.starts) else None
+        base = self.blocks.first_base() if after is None else self.blocks.next_base(after)
+        if base is None or (start is not None and start < base):
+            return start, []
+        split = self.split(base)
+        start, more = self._next_start(after)
+        return start, split + more
 
     def _swept(self, numbers: Any, start: int) -> Any:
         return self.copies.swept(numbers, self._positions.pending, start, self.windows.covered)
