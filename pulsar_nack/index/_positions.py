@@ -90,7 +90,7 @@ class Positions:
     # -- from numbers back to messages -------------------------------------------------------------------------------
 
     def runs(self, numbers: Any) -> list[Run]:
-        """Cut a bitmap of numbers into slots, ordered by ledger and entry; few numbers of many slots stay in one run."""
+        """Cut a bitmap of numbers into slots, ordered by ledger and entry; few numbers of many slots stay one run."""
         flat = numbers.to_array()
         if flat and len(flat) < _FEW_EACH * ((flat[-1] >> 16) - (flat[0] >> 16)) and self.slots.are_in_order:
             return [(None, flat)]

@@ -74,4 +74,5 @@ def _gaps(numbers: Any) -> bytes | None:
     )
     if any(gaps[place::width].count(0) < len(flat) - 1 for place in range(1, width)):
         return None
-    return bytes([_GAPS]) + numbers.min().to_bytes(8, "little") + gaps[::width]
+    first: int = numbers.min()
+    return bytes([_GAPS]) + first.to_bytes(8, "little") + gaps[::width]

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import random
+from array import array
+from itertools import accumulate
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from pyroaring import BitMap, BitMap64
 
 from pulsar_nack import InvalidArgumentError, MessageId
 from pulsar_nack.index import NEVER, TimeBuckets, as_entries
-from pulsar_nack.index import _buckets as buckets_module
+from pulsar_nack.index import _blocks as blocks_module
+from pulsar_nack.index import _growing as growing_module
+from pulsar_nack.index import _intake as intake_module
+from pulsar_nack.index import _positions as positions_module
+from pulsar_nack.index import _sealed as sealed_module
 from pulsar_nack.index import _store as store_module
+from pulsar_nack.index._sealed import unseal
 
-LIMITS = {
-    (buckets_module, "FOLD"): 512,
-    (store_module, "FOLD"): 512,
-    (buckets_module, "_SPAN"): 8192,
-    (buckets_module, "_SWEEP_AT"): 1024,
-    (buckets_module, "_SEAL_FROM"): 64,
-    (buckets_module, "_STEPS"): 4,
-    (store_module, "_WORTH_CLOSING"): 64,
-    (store_module, "_SPLIT_AT"): 32,
-    (store_module, "_PIECE"): 4096,
+SMALL: dict[tuple[Any, str], int] = {
+    (growing_module, "FOLD"): 2,
+    (growing_module, "_FOLD_EARLY"): 2,
+    (growing_module, "_MANY_OPEN"): 1,
+    (growing_module, "_MOST_OPEN"): 2,
+    (growing_module, "_WORTH_CLOSING"): 1,
+    (growing_module, "_SPLIT_AT"): 2,
+    (growing_module, "_GIVE_UP"): 2,
+    (blocks_module, "_LARGE"): 4,
+    (blocks_module, "_THIN"): 2,
+    (store_module, "_PIECE"): 2,
+    (intake_module, "_SPAN"): 10,
+    (intake_module, "_SWEEP_AT"): 3,
+    (intake_module, "_SEAL_FROM"): 4,
+    (intake_module, "_STEPS"): 1,
+    (intake_module, "_MOST_APPENDS"): 2,
+    (intake_module, "_FEW"): 1,
+    (positions_module, "_FEW_EACH"): 1_000,
 }
-SMALL = [2, 2, 10, 3, 4, 1, 1, 2, 2]
+"""Limits that force the rare paths: few ids already fold, sweep, make blocks and split them."""
 
 
 @pytest.fixture(params=["usual limits", "small limits"])
 def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with the limits as they are, and with such as force the rare paths."""
     if request.param == "small limits":
-        for (module, name), value in zip(LIMITS, SMALL, strict=True):
+        for (module, name), value in SMALL.items():
             monkeypatch.setattr(module, name, value)
 
 
@@ -51,6 +67,12 @@ def check(buckets: TimeBuckets) -> None:
     for start in starts:
         for number in store.content(start):
             found.setdefault(number, []).append(start)
+    for block in store.blocks.by_base.values():
+        assert block.base > buckets.earliest
+        for start, numbers in block.by_start():
+            for number in store.copies.living(positions.bitmap(numbers), positions.pending, start):
+                found.setdefault(number, []).append(start)
+    assert store.blocks.count == sum(map(len, store.blocks.by_base.values()))
     assert set(found) == set(positions.pending)
     doubled = {number for number, where in found.items() if len(where) > 1}
     assert doubled <= set(store.copies.doubled)
@@ -58,7 +80,15 @@ def check(buckets: TimeBuckets) -> None:
         assert max(store.copies.stale) <= buckets._guard
     if store.windows.covered:
         assert max(store.windows.covered) <= buckets._guard
-    assert all(number >> 16 in {slot.index for slot in positions.slots} for number in positions.pending)
+    for used in (positions.pending, store.windows.covered, store.copies.stale):
+        for number in used:
+            slot = positions.slots.by_index.get(number >> 16)
+            if slot is positions.slot and buckets._top <= slot.base + 0xFFFF:
+                assert number <= buckets._top
+            elif slot is not None:
+                assert number <= slot.top
+            else:
+                assert used is store.windows.covered
 
 
 ENTRIES = st.integers(0, 40)
@@ -72,7 +102,7 @@ IDS = st.one_of(
     ).map(lambda fields: MessageId(*fields)),
     st.builds(lambda entry: MessageId(9, entry + 2, first_chunk=MessageId(9, entry)), ENTRIES),
 )
-STARTS = st.integers(0, 12)
+STARTS = st.one_of(st.integers(0, 12), st.integers(0, 8).map(lambda blocks: blocks * 9_000))
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -83,7 +113,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.buckets = TimeBuckets()
         self.starts: dict[MessageId, int] = {}
         self.now = 0
-        self.kept = {key: getattr(*key) for key in LIMITS}
+        self.kept = {key: getattr(*key) for key in SMALL}
 
     def teardown(self) -> None:
         for (module, name), value in self.kept.items():
@@ -91,8 +121,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @initialize(small=st.booleans())
     def choose_limits(self, small: bool) -> None:
-        for (module, name), usual, little in zip(LIMITS, LIMITS.values(), SMALL, strict=True):
-            setattr(module, name, little if small else usual)
+        for (module, name), little in SMALL.items():
+            setattr(module, name, little if small else self.kept[module, name])
 
     @rule(message_id=IDS, ahead=STARTS)
     def add(self, message_id: MessageId, ahead: int) -> None:
@@ -161,7 +191,14 @@ class IndexMachine(RuleBasedStateMachine):
         assert len(self.buckets) == len(self.starts)
         assert self.buckets.bytes > 0
         assert self.buckets.earliest == min(self.starts.values(), default=NEVER)
+
+    @rule()
+    def keeps_what_it_promises(self) -> None:
         check(self.buckets)
+
+    @rule(message_id=IDS)
+    def knows_what_is_pending(self, message_id: MessageId) -> None:
+        assert (message_id in self.buckets) == (message_id in self.starts)
 
 
 IndexMachine.TestCase.settings = settings(
@@ -335,3 +372,88 @@ def test_many_empty_buckets_are_left_behind_in_steps() -> None:
     while len(buckets):
         taken += buckets.pop(buckets.earliest)
     assert taken == [MessageId(1, 5_999)]
+
+
+def test_thin_buckets_lie_in_blocks_and_fire_in_time() -> None:
+    """Thousands of buckets with a few ids each take few bytes an id, and every id fires with its bucket."""
+    chance, buckets = random.Random(6), TimeBuckets()
+    starts = {
+        MessageId(1 + number // 50_000, number % 50_000): chance.randrange(3_600_000) & -256 for number in range(60_000)
+    }
+    for message_id, start in starts.items():
+        assert buckets.put(message_id, start)
+    assert buckets._store.blocks.count > 30_000
+    assert buckets.bytes < 16 * len(starts)
+    cancelled = [message_id for message_id in starts if chance.random() < 0.3]
+    for message_id in cancelled:
+        assert buckets.discard(message_id)
+        del starts[message_id]
+    check(buckets)
+    for now in range(0, 3_600_000, 300_000):
+        due = list(buckets.pop(now))
+        assert [starts[message_id] for message_id in due] == sorted(starts[message_id] for message_id in due)
+        assert set(due) == {message_id for message_id, start in starts.items() if start <= now}
+        for message_id in due:
+            del starts[message_id]
+    assert list(buckets.pop(NEVER)) == sorted(starts, key=lambda message_id: (starts[message_id], message_id))
+    assert not buckets
+
+
+def test_a_block_that_is_no_longer_thin_is_split() -> None:
+    """Buckets that have become thick while in a block leave it, long before they are due."""
+    chance, buckets = random.Random(7), TimeBuckets()
+    for entry in range(2_000):
+        buckets.put(MessageId(1, entry), entry << 20)
+    for entry in range(100_000):
+        buckets.put(MessageId(2, entry), (1_500 << 20) + (chance.randrange(64) << 8))
+    assert buckets._store.blocks.count < 40_000
+    assert buckets._store.chunks
+    assert len(list(buckets.pop((1_500 << 20) + 0x4000))) == 101_501
+    check(buckets)
+
+
+def test_ids_out_of_order_and_in_order_by_turns() -> None:
+    """Whether ids rise or not, each is new once, is known at once, and fires once."""
+    chance, buckets, starts = random.Random(8), TimeBuckets(), dict[MessageId, int]()
+    for turn in range(40):
+        entries = list(range(turn * 500, turn * 500 + 600))
+        if turn % 2:
+            chance.shuffle(entries)
+        for entry in entries:
+            message_id = MessageId(1 + entry % 2, entry)
+            start = 100 * turn + 100 * chance.randrange(3)
+            assert buckets.put(message_id, start) == (message_id not in starts)
+            starts[message_id] = min(start, starts.get(message_id, NEVER))
+            assert len(buckets) == len(starts)
+        assert MessageId(1 + entries[-1] % 2, entries[-1]) in buckets
+        assert MessageId(1 + entries[-1] % 2, entries[-1] + 700) not in buckets
+    check(buckets)
+    assert [starts[message_id] for message_id in buckets.pop(NEVER)] == sorted(starts.values())
+
+
+def test_due_ids_of_many_slots_read_by_place() -> None:
+    """What few share a slot is one run, read as ids, positions, slices and single places alike."""
+    buckets = TimeBuckets()
+    ids = [MessageId(ledger, 7, -1, -1 if ledger % 3 else 2) for ledger in range(1, 101)]
+    ids[50] = MessageId(51, 9, first_chunk=MessageId(51, 8))
+    ids[60] = MessageId(61, 9, topic="orders")
+    for message_id in ids:
+        buckets.put(message_id, 5)
+    due = buckets.pop(5)
+    assert list(due) == ids == [due[place] for place in range(100)] == due[0:100]
+    assert due[60].topic == "orders"
+    assert due[50].is_chunked
+    assert due.positions() == [(message_id.ledger, message_id.entry) for message_id in ids]
+
+
+def test_gaps_are_read_as_they_were_written() -> None:
+    """Numbers packed as gaps come back, whatever the gaps up to 255 and the width; wider gaps are not packed."""
+    chance = random.Random(9)
+    for bitmap, typecode, base in ((BitMap, "I", 1 << 31), (BitMap64, "Q", 1 << 40)):
+        for most in (2, 128, 255):
+            flat = array(typecode, accumulate((chance.randrange(1, most + 1) for _ in range(700)), initial=base))
+            packed = sealed_module._gaps(bitmap(flat))
+            assert packed is not None
+            assert unseal(packed, bitmap).to_array() == flat
+        assert sealed_module._gaps(bitmap(array(typecode, [base, base + 256, base + 257]))) is None
+        assert sealed_module._gaps(bitmap(array(typecode, [base, base + 65_537]))) is None
