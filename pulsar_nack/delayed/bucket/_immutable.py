@@ -29,6 +29,7 @@ class ImmutableBucket:
         "failures",
         "is_gone",
         "is_loading",
+        "is_low",
         "is_merging",
         "is_slow",
         "key",
@@ -64,6 +65,7 @@ class ImmutableBucket:
         self.unloaded = sum(counts)
         self.failures = 0
         self.is_loading = False
+        self.is_low = False
         self.is_slow = False
         self.is_merging = False
         self.is_gone = False
@@ -106,6 +108,13 @@ class ImmutableBucket:
         """Return whether its next segment may be loaded: not before half of the one in use is gone."""
         return not self.is_loading and self.next < len(self.mins) and 2 * self.loaded <= self.last_size
 
+    def becomes_low(self) -> bool:
+        """Return whether half of the segment in use is gone, once for each segment."""
+        if self.is_low or 2 * self.loaded > self.last_size:
+            return False
+        self.is_low = True
+        return True
+
     def skip_to(self, segment: int) -> None:
         """Leave the segments before this one out."""
         self.unloaded -= sum(self.counts[self.next : segment])
@@ -115,6 +124,7 @@ class ImmutableBucket:
         """The next segment was loaded; ``size`` of its indexes went into memory."""
         self.skip_to(self.next + 1)
         self.last_size = size
+        self.is_low = False
         self.failures = 0
         self.is_slow = False
 

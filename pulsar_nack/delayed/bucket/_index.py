@@ -155,8 +155,9 @@ class BucketIndex:
         return positions
 
     def _took(self, owner: object) -> None:
-        if isinstance(owner, ImmutableBucket) and 2 * owner.loaded <= owner.last_size:
-            self.changed()
+        if isinstance(owner, ImmutableBucket):
+            if owner.becomes_low():
+                self.changed()
             self.retire_if_used_up(owner)
 
     def retire_if_used_up(self, bucket: ImmutableBucket) -> None:
