@@ -38,7 +38,7 @@ def build(workload: Workload, bits: int) -> TimeBuckets:
         ledger, entry = divmod(entry, workload.entries_per_ledger)
         at_ms = int(sequence * 1000 / workload.rate + workload.delay * 1000)
         message_id = MessageId(ledger, entry, -1, batch_index if workload.batch_size > 1 else -1)
-        buckets.add(message_id, at_ms & (-1 << bits))
+        buckets.put(message_id, at_ms & (-1 << bits))
     return buckets
 
 
