@@ -26,6 +26,7 @@ class ImmutableBucket:
     __slots__ = (
         "counts",
         "end",
+        "failed_merges",
         "failures",
         "is_gone",
         "is_loading",
@@ -63,7 +64,7 @@ class ImmutableBucket:
         self.loaded = 0
         self.last_size = 0
         self.unloaded = sum(counts)
-        self.failures = 0
+        self.failures = self.failed_merges = 0
         self.is_loading = False
         self.is_low = False
         self.is_slow = False

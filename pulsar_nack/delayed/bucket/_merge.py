@@ -17,16 +17,17 @@ _MOST: Final = 128
 def choose_pair(buckets: Sequence[ImmutableBucket]) -> tuple[ImmutableBucket, ImmutableBucket] | None:
     """Return the two neighbours, in order of ledgers, that have the fewest indexes together; the first such pair.
 
-    Buckets that are merged already, or cannot be read now, are left alone. None: there is no pair. O(buckets).
+    Buckets that are merged already, or cannot be read now, are left alone; those that could not be merged before come
+    after all others, so that one that never can be does not hold the rest up. None: there is no pair. O(buckets).
     """
     pairs = [
-        (one.size + other.size, place)
+        (one.failed_merges + other.failed_merges, one.size + other.size, place)
         for place, (one, other) in enumerate(pairwise(buckets))
         if not (one.is_merging or other.is_merging or one.is_in_trouble or other.is_in_trouble)
     ]
     if not pairs:
         return None
-    place = min(pairs)[1]
+    place = min(pairs)[2]
     return buckets[place], buckets[place + 1]
 
 

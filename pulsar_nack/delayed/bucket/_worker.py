@@ -224,6 +224,8 @@ class Worker:
                 start, end = min(each.start for each in pair), max(each.end for each in pair)
                 await self._store(pair, builder.finish(), start, end)
         except Exception:  # noqa: BLE001 - as above: the sources stay
+            for bucket in pair:
+                bucket.failed_merges += 1
             return False
         finally:
             for bucket in pair:

@@ -184,6 +184,26 @@ async def test_a_merge_that_cannot_be_written() -> None:
         assert stage.stored == []
 
 
+async def test_a_merge_that_never_works_keeps_no_others_from_it() -> None:
+    """A bucket whose snapshot is damaged throughout stays as it is; the others are merged to about the maximum."""
+    stage = Stage(prefetch=0, most_buckets=4)
+    async with stage.run():
+        await stage.fill(1, 21, base=1_000_000)
+        await stage.idle()
+        assert len(stage.buckets) == 4
+        damaged = stage.buckets[1]
+        entries = stage.storage.snapshots[damaged.snapshot_id]
+        stage.storage.snapshots[damaged.snapshot_id] = (b"\xff",) * len(entries)
+        for ten in range(30):
+            await stage.fill(22 + 10 * ten, 31 + 10 * ten, base=1_000_000)
+            await stage.idle()
+            stage.clock.advance(1_000)
+            await stage.idle()
+        assert damaged in stage.buckets
+        assert len(stage.buckets) <= 7
+        assert stage.count == 321
+
+
 @pytest.mark.parametrize("name", ["create", "put"])
 async def test_clear_while_a_snapshot_is_stored(name: str) -> None:
     """A snapshot that comes into being after a clear is deleted again, with its property."""
