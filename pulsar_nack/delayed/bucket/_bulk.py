@@ -34,7 +34,7 @@ def times_of(deliver_at: object, count: int) -> array[int]:
 def _array(typecode: str, field: str, values: object, expected: str) -> array[int]:
     try:
         return array(typecode, _items(values))
-    except (TypeError, OverflowError):
+    except (TypeError, ValueError, OverflowError, NotImplementedError):  # the last where a buffer's kind is unknown
         raise InvalidArgumentError(field, values, expected) from None
 
 
@@ -43,5 +43,8 @@ def _items(values: object) -> Iterable[int]:
         return values
     if isinstance(values, str | bytes | bytearray):
         raise TypeError
-    items: Iterable[int] = memoryview(values).tolist()  # type: ignore[arg-type]
+    view = memoryview(values)  # type: ignore[arg-type]
+    if view.format == "?":  # a mask
+        raise TypeError
+    items: Iterable[int] = view.tolist()
     return items

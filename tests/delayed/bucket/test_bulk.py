@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +116,20 @@ async def test_many_that_are_refused(entries: Any, times: Any, message: str) -> 
             stage.tracker.add_entries(-1, [1], [5])
         with pytest.raises(InvalidArgumentError, match="deliver_at"):
             stage.tracker.add_messages(1, [1], 2**63)
+        assert stage.count == 0
+
+
+@pytest.mark.parametrize("kind", [bool, object, ">i8", "f2", "c16", "U1", "M8[ms]", "i4,i4"])
+async def test_arrays_of_other_kinds_are_refused(kind: Any) -> None:
+    """An array of masks, objects, dates or anything else but integers is refused with the name of the field."""
+    values = np.zeros(2, dtype=kind)
+    async with Stage().run() as stage:
+        with pytest.raises(InvalidArgumentError, match="entries"):
+            stage.tracker.add_entries(1, values, [5, 5])
+        with pytest.raises(InvalidArgumentError, match="entries"):
+            stage.tracker.add_messages(1, values, 5)
+        with pytest.raises(InvalidArgumentError, match="deliver_at"):
+            stage.tracker.add_entries(1, [1, 2], values)
         assert stage.count == 0
 
 
