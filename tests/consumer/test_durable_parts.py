@@ -240,6 +240,24 @@ def test_a_batch_is_remembered_until_it_is_done() -> None:
     assert len(settled) == 0
 
 
+def test_members_that_contradict_their_batch_can_be_written() -> None:
+    """A member out of range, or of a batch of another size than before, does not keep compaction from working."""
+    memory = Memory(1_000, 1_000)
+    member = MessageId(1, 1, batch_index=1, batch_size=3)
+    ids = [
+        member,
+        member._replace(batch_index=9),
+        member._replace(batch_index=19, batch_size=20),
+        MessageId(1, 2, batch_index=2**31 - 1, batch_size=2**31 - 1),
+        MessageId(1, 3, batch_index=1 << 24, batch_size=5),
+    ]
+    for message_id in ids:
+        memory.apply(Change(Kind.SETTLED, message_id, 5, 5))
+    written = [records.decode(data) for data in memory.picture(5) if data is not None]
+    assert [item for item in written if isinstance(item, EntryAcks)] == [(MessageId(1, 1), 5, 1 << 19 | 0b10)]
+    assert [item.id.batch_size for item in written if isinstance(item, EntryAcks)] == [20]
+
+
 def test_cumulative_acks_end_batches() -> None:
     """U35: what lies before a cumulative acknowledgement is one mark, and is not kept beside it."""
     settled = Settled(1_000)

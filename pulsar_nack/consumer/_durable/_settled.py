@@ -22,6 +22,8 @@ from ._records import Change, EntryAcks, Kind
 
 MOST_WHOLE: Final = 100_000
 _MOST_BATCHES: Final = 50_000
+_LARGEST_BATCH: Final = 1 << 20
+"""Far more than a broker takes; an id that tells of more is none of its own."""
 
 
 @dataclass(slots=True)
@@ -51,14 +53,20 @@ class Settled:
         self._away_ms += span_ms
 
     def add(self, message_id: MessageId, at_ms: int) -> None:
-        """Note an acknowledgement; amortized O(1). A member whose batch size is not known cannot be remembered."""
+        """Note an acknowledgement; amortized O(1).
+
+        A member whose batch size is not known, or which cannot be in a batch of this size, is not remembered.
+        """
         uptime_ms = at_ms - self._away_ms
         if not is_member(message_id):
             self._whole.append((uptime_ms, *entry_key(message_id), message_id.topic))
-        elif message_id.batch_size > 0 and entry_key(message_id) not in self._done:
+        elif (
+            message_id.batch_index < message_id.batch_size <= _LARGEST_BATCH and entry_key(message_id) not in self._done
+        ):
             key = entry_key(message_id)
             batch = self._open.pop(key, None) or _Batch(message_id.topic, message_id.batch_size, 0, uptime_ms)
             batch.acked |= 1 << message_id.batch_index
+            batch.size = max(batch.size, message_id.batch_size)
             batch.uptime_ms = uptime_ms
             self._put(key, batch)
         self._drop_done(uptime_ms)
