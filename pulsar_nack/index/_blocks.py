@@ -16,8 +16,8 @@ from sortedcontainers import SortedList
 
 BLOCK_BITS: Final = 14
 BLOCK_MS: Final = 1 << BLOCK_BITS
-_LARGE: Final = 32_768
-_THIN: Final = 64
+_LARGE: Final = 8_192
+_THIN: Final = 128
 _OFFSET: Final = BLOCK_MS - 1
 _PAIR_BYTES: Final = 2.1
 _BLOCK_BYTES: Final = 400
