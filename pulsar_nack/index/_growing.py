@@ -32,14 +32,16 @@ from sortedcontainers import SortedList
 
 from ._blocks import BLOCK_MS, Blocks
 from ._copies import Copies
-from ._positions import Positions, Run, slot_end
-from ._sealed import OBJECT_BYTES, seal
+from ._positions import Positions, Run, slot_bounds
+from ._sealed import OBJECT_BYTES, is_plain, seal
 from ._windows import Window, Windows
 
 FOLD: Final = 512
 """An open array is folded when it is this long."""
 _FOLD_EARLY: Final = 176
-"""While many arrays are open they are folded sooner: small objects leave no holes in memory."""
+"""While many arrays are open they are folded sooner: objects of up to 512 bytes leave no holes in memory."""
+_FOLD_PLAIN: Final = 118
+"""The same for numbers that lie so far apart that they are kept as they are."""
 _MANY_OPEN: Final = 64
 _WORTH_CLOSING: Final = 64
 _MOST_OPEN: Final = 1024
@@ -49,6 +51,7 @@ _GIVE_UP: Final = 16
 _TRY_AGAIN: Final = 8
 _PIECE: Final = 4096
 _OPEN_BYTES: Final = 240
+_CHUNKS_BYTES: Final = 160
 _WINDOW_BYTES: Final = 20
 
 
@@ -135,7 +138,7 @@ class GrowingBuckets:
 
         ``folded`` counts the numbers that have left open arrays, so that the owner knows how many are in them.
         """
-        buckets = _OPEN_BYTES * len(self.starts) + _WINDOW_BYTES * len(self.windows)
+        buckets = _OPEN_BYTES * len(self.starts) + _CHUNKS_BYTES * len(self.chunks) + _WINDOW_BYTES * len(self.windows)
         return self.chunk_bytes + buckets + self.blocks.bytes()
 
     # -- growing -----------------------------------------------------------------------------------------------------
@@ -155,7 +158,7 @@ class GrowingBuckets:
             self.starts.add(start)
         numbers = self.open[start] = array(self._typecode)
         if len(self.open) > _MANY_OPEN:
-            self.fold_at = min(_FOLD_EARLY, FOLD)
+            self.fold_at = min(_FOLD_EARLY, self.fold_at)
         is_newest = start > self._newest
         if is_newest:
             self._newest = start
@@ -297,27 +300,30 @@ class GrowingBuckets:
 
         After many that all failed only some of the parts are tried at all.
         """
-        slots = (content.max() >> 16) - (content.min() >> 16) + 1
-        if slots > 1 and len(content) >= _SPLIT_AT * slots:
-            flat = content.to_array()
-            at = failed = 0
-            self._failures += 1
-            while at < len(flat) and failed < _MOST_FAILED:
-                end = slot_end(flat, at)
-                low, high = flat[at], flat[end - 1]
+        self._failures += 1
+        flat = content.to_array()
+        slots = slot_bounds(flat)
+        failed = 0
+        if len(slots) > 1 and len(flat) >= _SPLIT_AT * len(slots):
+            for at, end, low in slots:
+                high = flat[end - 1]
                 if end - at >= _SPLIT_AT and self._add_window(start, low, high, end - at):
                     content.remove_range(low, high + 1)
                     self._failures = 0
                 else:
                     failed += 1
-                at = end
+                if failed == _MOST_FAILED:
+                    break
         if content:
             self._add_chunk(start, content)
 
     def _add_chunk(self, start: int, content: Any) -> None:
         chunks = self._chunks_of(start)
-        chunks.append(seal(content))
-        self.chunk_bytes += len(chunks[-1]) + OBJECT_BYTES
+        chunk = seal(content)
+        chunks.append(chunk)
+        self.chunk_bytes += len(chunk) + OBJECT_BYTES
+        if self.fold_at < FOLD:
+            self.fold_at = min(_FOLD_PLAIN if is_plain(chunk) else _FOLD_EARLY, FOLD - 1)
 
     def dissolve(self, number: int) -> None:
         """Write down the content of the window over ``number``, since another bucket wants a number in its range."""

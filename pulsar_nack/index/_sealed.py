@@ -26,8 +26,8 @@ _GAPS: Final = ord("G")
 _HEAD: Final = 9
 _MOST_GAPS: Final = 16_384
 
-OBJECT_BYTES: Final = 33
-"""What a ``bytes`` object takes beside its content."""
+OBJECT_BYTES: Final = 50
+"""What a ``bytes`` object takes beside its content: its head, up to the next 16 bytes, and its place in a list."""
 
 
 def seal(numbers: Any) -> bytes:
@@ -61,6 +61,11 @@ def unseal(data: bytes, bitmap: type[Any] = BitMap) -> Any:
     flat: array[int] = array(chr(kind))
     flat.frombytes(data[1:])
     return bitmap(flat if flat.typecode == typecode else array(typecode, flat))
+
+
+def is_plain(chunk: bytes) -> bool:
+    """Return whether numbers are kept as they are."""
+    return chunk[0] in b"IQ"
 
 
 def _gaps(numbers: Any) -> bytes | None:

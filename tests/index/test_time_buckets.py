@@ -26,6 +26,7 @@ from pulsar_nack.index._sealed import unseal
 SMALL: dict[tuple[Any, str], int] = {
     (growing_module, "FOLD"): 2,
     (growing_module, "_FOLD_EARLY"): 2,
+    (growing_module, "_FOLD_PLAIN"): 2,
     (growing_module, "_MANY_OPEN"): 1,
     (growing_module, "_MOST_OPEN"): 2,
     (growing_module, "_WORTH_CLOSING"): 1,
@@ -83,7 +84,7 @@ def check(buckets: TimeBuckets) -> None:
     for used in (positions.pending, store.windows.covered, store.copies.stale):
         for number in used:
             slot = positions.slots.by_index.get(number >> 16)
-            if slot is positions.slot and buckets._top <= slot.base + 0xFFFF:
+            if slot is not None and slot is positions.slot and buckets._top <= slot.base + 0xFFFF:
                 assert number <= buckets._top
             elif slot is not None:
                 assert number <= slot.top
