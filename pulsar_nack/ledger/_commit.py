@@ -78,10 +78,8 @@ class GroupCommit:
         work = group[0].work or partial(self._write, records)
         try:
             under_way = loop.run_in_executor(self._executor, work)
-        except RuntimeError as error:  # the executor was shut down, as when the interpreter ends
-            if group[0].work:
-                work()  # what is open has to be closed all the same
-            self._answer(loop, group, error, 0)
+        except RuntimeError as error:  # the executor was shut down: the store was closed, or the interpreter ends
+            self._answer(loop, group, *_do_here(group[0].work, error))
             return
         under_way.add_done_callback(partial(self._done, loop, group))
 
@@ -116,3 +114,13 @@ class GroupCommit:
                     waiting.done.set_result(number)
             number += len(waiting.records)
         loop.call_soon(self._begin, loop)
+
+
+def _do_here(work: Callable[[], int] | None, refused: RuntimeError) -> tuple[BaseException | None, int]:
+    """Do what has to be done all the same, as to close what is open; return its error or result, else the refusal."""
+    if work is None:
+        return refused, 0
+    try:
+        return None, work()
+    except Exception as error:  # noqa: BLE001 - handed to whoever waits
+        return error, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import math
 import os
 import threading
@@ -17,6 +18,7 @@ import pytest
 
 from pulsar_nack.errors import LogLockedError, LogNotFoundError, LogStorageError
 from pulsar_nack.ledger import LocalLog, LocalLogStore, _files
+from pulsar_nack.ledger._commit import GroupCommit
 from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
 from pulsar_nack.ledger._files import OsFiles
 from pulsar_nack.ledger._home import Home
@@ -344,6 +346,43 @@ async def test_cancelled_creation(store: LocalLogStore, files: SlowFiles, tmp_pa
     folder = tmp_path / "logs"
     async with await LocalLogStore.open(folder) as other:
         assert (await other.open_log("a")).length == 0
+
+
+async def test_creation_that_is_cancelled_as_the_store_closes(tmp_path: Path) -> None:
+    """A log that is made at the moment in which the call is cancelled and the store closed is closed without a word."""
+    heard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
+    store = await LocalLogStore.open(tmp_path)
+    creating = asyncio.ensure_future(store.create("a"))
+    while not store._opening:
+        await asyncio.sleep(0)
+    (opening,) = store._opening
+    is_made = asyncio.Event()
+    opening.add_done_callback(creating.cancel)
+    opening.add_done_callback(lambda _: is_made.set())
+    del opening
+    await is_made.wait()
+    await store.aclose()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert creating.cancelled()
+    del store, creating  # nobody asks any more how closing the log went
+    gc.collect()
+    assert heard == []
+    async with await LocalLogStore.open(tmp_path) as other:
+        assert (await other.open_log("a")).length == 0
+
+
+async def test_what_ends_after_the_store_is_told() -> None:
+    """Without its threads a log is closed where it is, appends are refused, and an error goes to whoever waits."""
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    commit = GroupCommit(lambda _: 0, lambda error: error, executor)
+    assert await commit.finish(lambda: 7) == 7
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await commit.append([b"x"])
+    with pytest.raises(ZeroDivisionError):
+        await commit.finish(lambda: 1 // 0)
 
 
 async def test_many_cancellations(store: LocalLogStore) -> None:
