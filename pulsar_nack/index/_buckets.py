@@ -5,13 +5,13 @@ How ids get in, and what keeps that cheap, is in ``_intake``; what lies in a buc
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any, Final
 
 from ..ids import MessageId
 from ._due import DueIds
 from ._intake import Intake
 from ._positions import Positions, Run
+from ._rest import Rest
 from ._slots import Slot
 
 _BASE_BYTES: Final = 4096
@@ -126,6 +126,8 @@ class TimeBuckets(Intake):
         self._start = None
         store = self._store
         rest = store.rests.get(start)
+        if rest is None and limit is not None and store.is_large(start):
+            rest = store.take_bit_by_bit(start)
         if rest is None:
             living = store.take(start)
             if limit is None or len(living) <= limit - len(due):
@@ -148,18 +150,15 @@ class TimeBuckets(Intake):
                 if len(numbers) > _FEW_EACH:  # else looking would cost more than the ids; see _slot_of
                     self._release((slot,))
 
-    def _pop_rest(self, start: int, rest: deque[Run], limit: int | None, due: DueIds) -> None:
+    def _pop_rest(self, start: int, rest: Rest, limit: int | None, due: DueIds) -> None:
         positions, copies = self._positions, self._store.copies
         while rest and (limit is None or len(due) < limit):
-            slot, numbers = rest.popleft()
-            room = len(numbers) if limit is None else min(limit - len(due), len(numbers))
-            if room < len(numbers):
-                rest.appendleft((slot, numbers[room:]))
-                numbers = numbers[:room]
-            living = copies.living(positions.bitmap(numbers), positions.pending, start)
+            numbers = rest.take(None if limit is None else limit - len(due))
+            living = copies.living(numbers, positions.pending, start)
             if living:
+                runs = positions.runs(living)
                 originals = self._fire(living)
-                self._hand_out([(slot, living.to_array())], due)
+                self._hand_out(runs, due)
                 due.replace(originals)
         if not rest:
             self._store.drop_rest(start)

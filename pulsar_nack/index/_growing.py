@@ -7,7 +7,7 @@ A bucket is named by its start in ms. Its numbers are in up to five places:
 - *chunks*: sealed parts, each a ``bytes`` object of the smallest encoding
 - *windows*: sealed parts that cost nothing per id, as long as no other bucket has pending numbers in their range
 - *blocks*: numbers of many thin buckets side by side (see ``_blocks``)
-- *rest*: what is left of a bucket that is being drained with a limit, as runs of one slot each
+- *rest*: what is left of a bucket that is being drained with a limit (see ``_rest``)
 
 States: an open array is *folded* (made a window or a chunk, and emptied) when it is long, and *closed* (folded and
 dropped) when it has not grown between two looks; one or two buckets are looked at whenever a bucket is made, so
@@ -32,7 +32,8 @@ from sortedcontainers import SortedList
 
 from ._blocks import BLOCK_MS, Blocks
 from ._copies import Copies
-from ._positions import Positions, Run, slot_bounds
+from ._positions import Positions, slot_bounds
+from ._rest import Rest
 from ._sealed import OBJECT_BYTES, is_plain, seal
 from ._windows import Window, Windows
 
@@ -89,7 +90,7 @@ class GrowingBuckets:
         self.open: dict[int, array[int]] = {}
         self.appends: dict[int, Callable[[int], None]] = {}
         self.chunks: dict[int, list[bytes]] = {}
-        self.rests: dict[int, deque[Run]] = {}
+        self.rests: dict[int, Rest] = {}
         self.blocks = Blocks(self._typecode)
         self.windows = Windows(self._bitmap, self._typecode)
         self.starts: SortedList[int] = SortedList()
@@ -107,8 +108,8 @@ class GrowingBuckets:
         self.blocks.widen()
         for start, numbers in self.open.items():
             self.open[start] = array(self._typecode, numbers)
-        for start, rest in self.rests.items():
-            self.rests[start] = deque((slot, array(self._typecode, numbers)) for slot, numbers in rest)
+        for rest in self.rests.values():
+            rest.widen(self._bitmap)
         narrow, self.windows = self.windows, Windows(self._bitmap, self._typecode)
         for window in narrow:
             self.windows.add(window)

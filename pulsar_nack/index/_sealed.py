@@ -63,6 +63,18 @@ def unseal(data: bytes, bitmap: type[Any] = BitMap) -> Any:
     return bitmap(flat if flat.typecode == typecode else array(typecode, flat))
 
 
+def first_of(data: bytes) -> int:
+    """Return the lowest number of what :func:`seal` made."""
+    if data[0] == _GAPS:
+        return int.from_bytes(data[1:_HEAD], "little")
+    if is_plain(data):
+        flat: array[int] = array(chr(data[0]))
+        flat.frombytes(data[1 : 1 + flat.itemsize])
+        return flat[0]
+    first: int = (BitMap if data[0] == _ROARING else BitMap64).deserialize(data[1:]).min()
+    return first
+
+
 def is_plain(chunk: bytes) -> bool:
     """Return whether numbers are kept as they are."""
     return chunk[0] in b"IQ"

@@ -5,17 +5,16 @@ How numbers get in and how they are kept is in ``_growing``.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final
 
 from ._blocks import BLOCK_MS
 from ._growing import GrowingBuckets
-from ._positions import Run
+from ._rest import Rest
 from ._sealed import OBJECT_BYTES, seal, unseal
 from ._windows import Window
 
-_PIECE: Final = 4096
+_FEW_PARTS: Final = 16
 
 
 class BucketStore(GrowingBuckets):
@@ -32,8 +31,7 @@ class BucketStore(GrowingBuckets):
         return self.copies.living(content, self._positions.pending, start)
 
     def _parts(self, start: int) -> Iterator[Any]:
-        for _, numbers in self.rests.get(start, ()):
-            yield self._bitmap(numbers)
+        yield from self.rests.get(start, ())
         for chunk in self.chunks.get(start, ()):
             yield unseal(chunk, self._bitmap)
         if start in self.open:
@@ -94,22 +92,39 @@ class BucketStore(GrowingBuckets):
             ranges.add_range(window.low, window.high + 1)
         return ranges & self._positions.pending if windows else ranges
 
-    def keep_rest(self, start: int, living: Any) -> deque[Run]:
-        """Keep what was taken out of a bucket that is to be drained bit by bit, in pieces that are cheap to cut."""
+    def keep_rest(self, start: int, living: Any) -> Rest:
+        """Keep what was taken out of a bucket that is to be drained bit by bit."""
         self.copies.keep_marks(living)
+        parts = [self._bitmap(numbers) for _, numbers in self._positions.runs(living)]
+        return self._keep(start, Rest(self._bitmap, parts, is_merged=False))
+
+    def is_large(self, start: int) -> bool:
+        """Return whether to decode a whole bucket would take long, and need not be: numbers are in order of place."""
+        parts = len(self.chunks.get(start, ())) + len(self.windows.of(start))
+        return parts > _FEW_PARTS and self._positions.slots.are_in_order
+
+    def take_bit_by_bit(self, start: int) -> Rest:
+        """Take a large bucket out as a rest, most of it not decoded yet."""
+        parts: list[Any] = [self._in_windows([window]) for window in self.windows.take(start)]
+        parts += self.chunks.get(start, ())
+        parts.append(self._bitmap(self.open.get(start, ())))
+        self._drop_parts(start)
+        rest = Rest(self._bitmap, [part for part in parts if part], is_merged=True)
+        if self.copies.sweep is not None:
+            for numbers in rest:
+                self.copies.keep_marks(numbers)
+        return self._keep(start, rest)
+
+    def _keep(self, start: int, rest: Rest) -> Rest:
         if start not in self.open and start not in self.chunks:
             self.starts.add(start)
-        pieces = (
-            (slots, numbers[at : at + _PIECE])
-            for slots, numbers in self._positions.runs(living)
-            for at in range(0, len(numbers), _PIECE)
-        )
-        rest = self.rests[start] = deque(pieces)
+        self.rests[start] = rest
         return rest
 
     def rest_size(self, start: int) -> int:
-        """Return how many numbers are left of a bucket that is being drained, cancelled ones too; O(pieces)."""
-        return sum(len(numbers) for _, numbers in self.rests.get(start, ()))
+        """Return about how many numbers are left of a bucket that is being drained, cancelled ones too; O(parts)."""
+        rest = self.rests.get(start)
+        return 0 if rest is None else rest.size()
 
     def drop_rest(self, start: int) -> None:
         """Forget a rest that is used up."""
@@ -128,8 +143,8 @@ class BucketStore(GrowingBuckets):
                 self._gather(thin)
                 thin = []
             thin += split
-            for _, numbers in list(self.rests.get(start, ())):
-                self.copies.keep_marks(self._bitmap(numbers))
+            for numbers in self.rests.get(start, ()):
+                self.copies.keep_marks(numbers)
                 yield
             yield from self._sweep_chunks(start)
             self._sweep_open(start)

@@ -34,7 +34,7 @@ SMALL: dict[tuple[Any, str], int] = {
     (growing_module, "_GIVE_UP"): 2,
     (blocks_module, "_LARGE"): 4,
     (blocks_module, "_THIN"): 2,
-    (store_module, "_PIECE"): 2,
+    (store_module, "_FEW_PARTS"): 1,
     (intake_module, "_SPAN"): 10,
     (intake_module, "_SWEEP_AT"): 3,
     (intake_module, "_SEAL_FROM"): 4,
