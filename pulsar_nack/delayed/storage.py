@@ -22,7 +22,9 @@ class BucketSnapshotStorage(Protocol):
 
     Entry 0 is the metadata, entries 1..n are the segments. A method may fail with any error and is tried again, with
     backoff, for as long as it is wanted; :class:`~pulsar_nack.SnapshotNotFoundError` says that there is no snapshot of
-    this id. Calls overlap. A call that is cancelled has either done its work or not.
+    this id. Calls overlap. A call that is cancelled has either done its work or not. Entries come back as they were
+    stored: their form has no checksum, so bytes that changed are for the storage to notice, which raises
+    :class:`~pulsar_nack.SnapshotFormatError` then.
     """
 
     async def start(self) -> None:

@@ -59,7 +59,8 @@ class MergeSources:
     async def _read(self, segments: _Segments) -> Columns | None:
         if segments.have_ended:
             return None
-        columns = await self._snapshots.segment(segments.bucket.snapshot_id, segments.place)
+        bucket, place = segments.bucket, segments.place
+        columns = await self._snapshots.segment(bucket.snapshot_id, place, bucket.counts[place])
         segments.place += 1
         return columns
 

@@ -54,7 +54,9 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
     positions = Pending()
     counts = [0] * first
     if _is_partly_due(rows[first], cutoff):
-        columns = Columns(index for index in await snapshots.segment(named.snapshot_id, first) if index[0] > cutoff)
+        least = await _add(rows[first], Pending())
+        stored = await snapshots.segment(named.snapshot_id, first, least)
+        columns = Columns(index for index in stored if index[0] > cutoff)
         for _, ledger, entry in columns:
             positions.add(ledger, entry)
         counts.append(len(columns))

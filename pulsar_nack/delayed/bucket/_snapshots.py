@@ -109,15 +109,17 @@ class Snapshots:
         """Return what the metadata tell of each segment."""
         return await in_steps(read_metadata(await self._storage.get_bucket_snapshot_metadata(snapshot_id)))
 
-    async def segment(self, snapshot_id: int, number: int) -> Columns:
+    async def segment(self, snapshot_id: int, number: int, least: int) -> Columns:
         """Return a segment, the first is 0.
 
         One that is damaged is made up from the metadata, so that its messages are not lost: all of them come at the
         latest of its times then, which is not before the time of any.
+
+        :param least: how many indexes it has, at the least; one that was cut between two of them can still be read
         """
         async with self.operations.counted("load"):
             try:
-                return await self.decode(await self._entry(snapshot_id, number))
+                return _whole(await self.decode(await self._entry(snapshot_id, number)), least)
             except SnapshotFormatError as error:
                 self.operations.last_error = error
                 return _made_up(await self.rows(snapshot_id), number)
@@ -141,6 +143,12 @@ def _only(entries: Sequence[bytes]) -> bytes:
     if len(entries) != 1:
         raise SnapshotFormatError("snapshot segment", f"{len(entries)} entries where one was wanted")
     return bytes(entries[0])
+
+
+def _whole(columns: Columns, least: int) -> Columns:
+    if len(columns) < least:
+        raise SnapshotFormatError("snapshot segment", f"{len(columns)} indexes are left of {least}")
+    return columns
 
 
 def _made_up(rows: Sequence[SegmentRow], number: int) -> Columns:

@@ -128,7 +128,7 @@ class Worker:
 
     async def _load_once(self, bucket: ImmutableBucket) -> bool:
         try:
-            columns = await self._snapshots.segment(bucket.snapshot_id, bucket.next)
+            columns = await self._snapshots.segment(bucket.snapshot_id, bucket.next, bucket.counts[bucket.next])
         except Exception:  # noqa: BLE001 - counted and kept by Operations; whatever it is, it is tried again
             bucket.failures += 1
             return False

@@ -368,6 +368,31 @@ async def test_damaged_snapshots(damage: str) -> None:
         assert stage.tracker.statistics().last_error is not None
 
 
+@pytest.mark.parametrize("when", ["loading", "recovering", "merging"])
+async def test_segments_that_were_cut_between_two_indexes(when: str) -> None:
+    """A segment that has less than the metadata tell is damaged, though it can be read: nothing is held for ever."""
+    stage = Stage(step=1000, prefetch=0)
+    async with stage.run():
+        await stage.fill(1, 11)
+        await stage.idle()
+    snapshot_id = min(stage.storage.snapshots)
+    metadata, segment = stage.storage.snapshots[snapshot_id]
+    stage.storage.snapshots[snapshot_id] = metadata, segment[: 2 * len(segment) // 5]
+    if when == "recovering":
+        stage.clock.set(10)
+    async with stage.run(most_buckets=1 if when == "merging" else 50):
+        await stage.idle()
+        stage.clock.set(49)
+        early = await stage.drain()
+        stage.clock.set(100)
+        assert sorted(early + await stage.drain()) == positions(*range(1, 11))
+        assert early == []
+        assert stage.count == 0
+        assert "2 indexes are left of 5" in str(stage.tracker.statistics().last_error)
+        await stage.idle()
+        assert stage.stored == []
+
+
 async def test_orphans_are_deleted() -> None:
     """D27: a snapshot that no property names, as a crash leaves it, is deleted when the tracker is opened."""
     stage = Stage()
