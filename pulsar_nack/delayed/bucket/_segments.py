@@ -64,7 +64,7 @@ class SnapshotBuilder:
         """
         if self._count:
             self._close()
-        self._put(segment, row, min_at, count)
+        self._put(segment, row._replace(min_at=min_at), min_at, count)  # Pulsar's later releases do not read it without
 
     def finish(self) -> Snapshot:
         """Return the snapshot; without segments when nothing was added."""

@@ -13,6 +13,7 @@ import pytest
 
 from pulsar_nack import Position, SnapshotFormatError
 from pulsar_nack.delayed.bucket import _recovery
+from pulsar_nack.delayed.bucket._wire import decode_metadata, encode_metadata
 from pulsar_nack.delayed.bucket._worker import MOST_LOADING
 
 from .stage import Stage, positions
@@ -209,6 +210,22 @@ async def test_segments_are_copied() -> None:
         assert after == before
         assert stage.count == 6_000
         assert [bucket.size for bucket in stage.buckets] == [6_000]
+        stage.clock.set(10**7)
+        assert await stage.drain() == [Position(ledger, entry) for ledger in (1, 2, 3) for entry in range(2_000)]
+
+
+async def test_copied_segments_are_named_in_the_newer_form() -> None:
+    """D29: what was copied from snapshots without min_schedule_timestamp has one, which Pulsar requires by now."""
+    stage = await three_buckets(in_order=True)
+    for snapshot_id, (metadata, *segments) in stage.storage.snapshots.items():
+        rows = [row._replace(min_at=None) for row in decode_metadata(metadata)]
+        stage.storage.snapshots[snapshot_id] = encode_metadata(rows), *segments
+    async with stage.run(most_buckets=1):
+        await stage.idle()
+        ((metadata, *_),) = stage.storage.snapshots.values()
+        rows = decode_metadata(metadata)
+        before = [0, *(row.max_at for row in rows[:-1])]
+        assert all(row.min_at is not None and at <= row.min_at for row, at in zip(rows, before, strict=True))
         stage.clock.set(10**7)
         assert await stage.drain() == [Position(ledger, entry) for ledger in (1, 2, 3) for entry in range(2_000)]
 
