@@ -14,12 +14,15 @@ from ..planning import BucketLoad, BucketPlan, Kind, Plan, Workload, make_bucket
 
 _DEFAULT_BITS: Final = {Kind.NACK: 8, Kind.DELAYED: 9}
 _MIB: Final = 1 << 20
+_MEMORY: Final = 30
 _SUFFIXES: Final = (".png", ".svg", ".pdf")
 
 
 def plan(
     *,
-    kind: Annotated[Kind, typer.Option(help="What the messages wait for.")] = Kind.NACK,
+    kind: Annotated[
+        Kind | None, typer.Option(help="What the messages wait for.", show_default="nack; delayed with --bucket")
+    ] = None,
     rate: Annotated[float, typer.Option(help="Messages a second, of the whole stream.")] = 10_000,
     delay: Annotated[float, typer.Option(help="Seconds that a message waits.")] = 60,
     bits: Annotated[
@@ -33,7 +36,9 @@ def plan(
     bucket: Annotated[
         bool, typer.Option("--bucket", help="Plan the bucket tracker, whose index of delayed messages is on storage.")
     ] = False,
-    memory: Annotated[float, typer.Option(help="With --bucket: MiB that it may take.")] = 30,
+    memory: Annotated[
+        float | None, typer.Option(help="With --bucket: MiB that it may take.", show_default="30")
+    ] = None,
     scattered: Annotated[
         bool, typer.Option("--scattered", help="With --bucket: deadlines in any order, over the time of --delay.")
     ] = False,
@@ -46,15 +51,16 @@ def plan(
     With --bucket: how many sealed buckets to keep (PIP-195), how large their segments, and what that takes.
     """
     if bucket:
-        if plot is not None:
-            raise InvalidArgumentError("plot", str(plot), "not to be given with --bucket")
+        _refuse("not to be given with --bucket", bits=bits, plot=plot, kind=None if kind is Kind.DELAYED else kind)
         workload = Workload(Kind.DELAYED, rate, delay, share, entries_per_ledger, batch_size)
-        planned = make_bucket_plan(BucketLoad(workload, scattered), memory * _MIB)
+        planned = make_bucket_plan(BucketLoad(workload, scattered), (_MEMORY if memory is None else memory) * _MIB)
         if json:
             typer.echo(json_format.dumps(planned.as_dict(), indent=2))
         else:
             _show_buckets(planned)
         return
+    _refuse("to be given with --bucket only", memory=memory, scattered=scattered or None)
+    kind = Kind.NACK if kind is None else kind
     if plot is not None and plot.suffix.lower() not in _SUFFIXES:
         raise InvalidArgumentError("plot", str(plot), f"a file that ends in {', '.join(_SUFFIXES)}")
     workload = Workload(kind, rate, delay, share, entries_per_ledger, batch_size)
@@ -65,6 +71,12 @@ def plan(
         _show(made)
     if plot is not None:
         _draw(made, plot)
+
+
+def _refuse(why: str, **options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidArgumentError(name, str(value), why)
 
 
 def _show_buckets(made: BucketPlan) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
-from pathlib import Path
 from typing import Final, Self
 
 from ._files import Files, OsFiles
+from ._folder import as_folder
 from ._home import Home, Opened
 from ._local import LocalBackend, LocalLog
 from ._shell import check_number
@@ -37,12 +37,14 @@ class LocalLogStore(StoreShell[Opened, LocalLog]):
         :param max_segment_bytes: a log goes on in a new file before one would become larger than this (at least 1 KiB)
         :param threads: how many threads work on files at the same time (1 to 64)
         :param files: the file operations, for tests
+        :raises InvalidArgumentError: not a path (a URL is none), or a number out of its range; nothing was made
         :raises LogStorageError: the folder cannot be made or listed
         """
+        folder = as_folder("path", path)
         check_number("max_segment_bytes", max_segment_bytes, _MIN_SEGMENT, 1 << 40)
         check_number("threads", threads, 1, 64)
         executor = ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-ledger")
-        home = Home(files or OsFiles(), Path(path), max_segment_bytes)
+        home = Home(files or OsFiles(), folder, max_segment_bytes)
         try:
             await asyncio.get_running_loop().run_in_executor(executor, home.open)
         except BaseException:

@@ -183,7 +183,7 @@ def _need_obstore() -> None:
     try:
         import obstore  # noqa: F401
     except ImportError as error:
-        raise MissingExtraError("the ledger on object storage", "obstore", "object") from error
+        raise MissingExtraError("the ledger on object storage", "obstore>=0.6", "object") from error
 
 
 @contextmanager

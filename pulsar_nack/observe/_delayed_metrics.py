@@ -81,5 +81,5 @@ def _families() -> Any:
     try:
         from . import _delayed_families
     except ImportError as error:
-        raise MissingExtraError("metrics of delayed delivery", "prometheus-client>=0.20", "metrics") from error
+        raise MissingExtraError("the export of metrics", "prometheus-client>=0.20", "metrics") from error
     return _delayed_families

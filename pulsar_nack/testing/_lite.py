@@ -172,7 +172,7 @@ def _find_binary() -> Path | None:
 def _require_binary() -> Path:
     binary = _find_binary()
     if binary is None and importlib.util.find_spec("pulsar_lite") is None:
-        raise MissingExtraError("the embedded broker", "pulsar-lite", "demo")
+        raise MissingExtraError("the embedded broker", "pulsar-lite>=0.2", "demo")
     reason = EmbeddedBroker.unavailable_reason()
     if binary is None or reason is not None:
         raise BrokerError(reason or "pulsar-lite has no binary for this machine")

@@ -110,6 +110,8 @@ def test_json_needs_typer_only(capsys: pytest.CaptureFixture[str], monkeypatch: 
         (("--kind", "delayed", "--batch-size", "5"), "batch_size"),
         (("--entries-per-ledger", "0"), "entries_per_ledger"),
         (("--kind", "other"), "other"),
+        (("--memory", "30"), "memory: expected to be given with --bucket only"),
+        (("--scattered",), "scattered: expected to be given with --bucket only"),
     ],
 )
 def test_refuses_bad_options(capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str) -> None:
@@ -143,6 +145,8 @@ def test_plans_buckets(capsys: pytest.CaptureFixture[str]) -> None:
         (("--memory", "nan"), "memory_bytes"),
         (("--batch-size", "5"), "batch_size"),
         (("--plot", "x.png"), "plot"),
+        (("--bits", "8"), "bits: expected not to be given with --bucket"),
+        (("--kind", "nack"), "kind: expected not to be given with --bucket"),
         (("--delay", "0"), "delay"),
     ],
 )

@@ -600,10 +600,10 @@ async def test_damage_is_told(tmp_path: Path) -> None:
     assert segment.read_bytes() == data
 
 
-@pytest.mark.parametrize("durable", ["", b"path", 5, True, object()])
+@pytest.mark.parametrize("durable", ["", "s3://bucket/nacks", b"path", 5, True, object()])
 async def test_bad_places_are_refused(durable: Any) -> None:
     """U22: what is neither a path nor a store is refused when the consumer is made."""
-    with pytest.raises(InvalidArgumentError, match="durable: expected a path, or a LogStore"):
+    with pytest.raises(InvalidArgumentError, match=r"durable: expected (a path, or a LogStore|the path of a folder)"):
         Consumer(FakePort(), durable=durable)
     with pytest.raises(InvalidArgumentError, match="durable_ttl"):
         Consumer(FakePort(), durable_ttl=-1)

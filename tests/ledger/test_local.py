@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -142,6 +143,15 @@ async def test_folder_without_rights(store: LocalLogStore, tmp_path: Path) -> No
         assert await content(await store.open_log("a", read_only=True)) == [b"x"]
     finally:
         (tmp_path / "logs").chmod(0o755)
+
+
+@pytest.mark.parametrize("path", ["", "s3://bucket/logs", "file:///tmp/logs", b"logs", 7, None])
+async def test_what_is_no_folder(path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL, which would become a folder of that name, and what is no path at all are refused; nothing is made."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="path"):
+        await LocalLogStore.open(path)
+    assert not list(tmp_path.iterdir())
 
 
 async def test_path_is_a_file(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Final, Self
 
@@ -11,6 +11,7 @@ from ...clock import Clock
 from ...errors import InvalidArgumentError, LogLockedError
 from ...ids import MessageId
 from ...ledger import LocalLogStore, Log, LogStore
+from ...ledger._folder import as_folder
 from .._port import Delivery
 from .._redelivery import Holds
 from .._states import States
@@ -30,8 +31,9 @@ _SLICE: Final = 500
 
 def check_home(durable: object) -> None:
     """Refuse what is neither a path nor a store."""
-    is_path = isinstance(durable, str | PathLike) and isinstance(fspath(durable), str) and bool(fspath(durable))
-    if not is_path and not isinstance(durable, LogStore):
+    if isinstance(durable, str | PathLike):
+        as_folder("durable", durable)
+    elif not isinstance(durable, LogStore):
         raise InvalidArgumentError("durable", durable, "a path, or a LogStore such as LocalLogStore")
 
 

@@ -49,7 +49,7 @@ def messages() -> ModuleType:
     try:
         from . import _snapshot_pb2
     except ImportError as error:
-        raise MissingExtraError("the bucket tracker", "protobuf", "bucket") from error
+        raise MissingExtraError("the bucket tracker", "protobuf>=5", "bucket") from error
     return _snapshot_pb2
 
 
