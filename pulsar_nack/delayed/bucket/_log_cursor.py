@@ -106,7 +106,10 @@ class LogDelayedCursor:
         :raises InvalidArgumentError: this is no position
         :raises LogStorageError: it could not be written; nothing has changed
         """
-        ledger, entry = position
+        try:
+            ledger, entry = position
+        except (TypeError, ValueError):
+            raise InvalidArgumentError("position", position, "a Position") from None
         check_int("ledger", ledger, 0, INT64_MAX)
         check_int("entry", entry, -1, INT64_MAX)
         self._ensure_open()

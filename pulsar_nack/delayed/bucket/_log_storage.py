@@ -31,6 +31,8 @@ from ._log_snapshot import Footer, LogSnapshot, groups, readable, split
 
 _NAME: Final = re.compile(r"snapshot-([0-9a-f]{32})-(\d{1,19})")
 _RANDOM_BITS: Final = 20
+_LATEST_MS: Final = 1 << 42
+"""In the year 2109: a clock that is far off must not make ids of more digits than names have, and 64 bits."""
 _APPEND: Final = 1 << 23
 _MOST_PER_APPEND: Final = 15 << 20
 
@@ -198,7 +200,7 @@ class LogSnapshotStorage:
                 self._failed.discard(name)
 
     def _new_id(self) -> int:
-        at = self._clock.now_ms() << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+        at = min(self._clock.now_ms(), _LATEST_MS) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
         self._last_id = max(at, self._last_id + 1)
         return self._last_id
 

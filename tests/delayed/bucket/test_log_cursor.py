@@ -100,6 +100,8 @@ async def test_many_at_a_time_share_a_write(store: LocalLogStore, files: FaultyF
     [
         ("ledger", lambda cursor: cursor.mark_delete(Position(-1, 0))),
         ("entry", lambda cursor: cursor.mark_delete(Position(1, -2))),
+        ("position", lambda cursor: cursor.mark_delete(None)),
+        ("position", lambda cursor: cursor.mark_delete((1, 2, 3))),
         ("entry", lambda cursor: cursor.mark_delete(Position(1, 2**63))),
         ("key", lambda cursor: cursor.put_property(1, "")),
         ("value", lambda cursor: cursor.put_property("a", 1)),

@@ -97,14 +97,17 @@ async def test_more_than_a_log_takes_at_once(store: LocalLogStore) -> None:
 
 
 async def test_ids_are_not_used_again(store: LocalLogStore) -> None:
-    """Ids grow, also when the clock stands or goes back, and after all snapshots were deleted."""
+    """Ids grow, also when the clock stands, goes back or is far off, and after all snapshots were deleted."""
     ids: list[int] = []
-    for now in (10**12, 10**12 - 5, 10**12):
+    deleted: set[int] = set()
+    for now in (10**12, 10**12 - 5, 10**12, 1 << 45, 1 << 50):
         async with LogSnapshotStorage(store, clock=ManualClock(now)) as storage:
             ids += [await make(storage) for _ in range(3)]
+            assert ids == sorted(ids)
+            deleted.add(ids[-2])
             await storage.delete_bucket_snapshot(ids[-2])
-    assert len(set(ids)) == 9
-    assert ids == sorted(ids)
+            assert set(await storage.list_bucket_snapshots("t", "c")) == set(ids) - deleted
+    assert len(set(ids)) == 15
     assert all(0 < each < 2**63 for each in ids)
 
 
