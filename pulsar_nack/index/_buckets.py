@@ -78,8 +78,8 @@ class TimeBuckets(Intake):
             return True
         if number not in store.windows.covered or number in store.copies.doubled:
             store.copies.cancelled(number)
-            self._guard = max(self._guard, number)
         self._front.cancelled(number)
+        self._raise_guard()
         self._start = None
         self._appends.pop(self._front.earliest, None)
         self._sweep_when_worth_it()
@@ -174,5 +174,6 @@ class TimeBuckets(Intake):
     def _after_pop(self) -> None:
         if self._count:
             self._front.find()
+            self._raise_guard()  # a block may have been split, and parts of it sealed
         else:
             self.clear()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from typing import overload
+from typing import Final, overload
 
 from ..ids import MessageId, Position
 from ._slots import Slot
 
 _make = tuple.__new__
+_AT_A_TIME: Final = 256
 
 
 class DueIds(Sequence[MessageId]):
@@ -92,9 +93,12 @@ class DueIds(Sequence[MessageId]):
 
 
 def _mixed_ids(slots: list[Slot], numbers: array[int]) -> Iterator[MessageId]:
-    """Make an id of each number and its slot."""
-    for slot, number in zip(slots, numbers, strict=True):
-        if slot.bits or slot.topic is not None:
-            yield from slot.message_ids((number,))
-        else:
-            yield _make(MessageId, (slot.ledger, number - slot.base + slot.first_entry, slot.partition, -1))
+    """Make an id of each number and its slot, some hundred at a time."""
+    for at in range(0, len(numbers), _AT_A_TIME):
+        pairs = zip(slots[at : at + _AT_A_TIME], numbers[at : at + _AT_A_TIME], strict=True)
+        yield from [
+            next(slot.message_ids((number,)))
+            if slot.bits or slot.topic
+            else _make(MessageId, (slot.ledger, number + slot.offset, slot.partition, -1))
+            for slot, number in pairs
+        ]

@@ -185,7 +185,7 @@ class Intake:
         slot = self._slots_by_key.get((ledger, entry >> 16, partition, 0, 0)) if batch_index < 0 else None
         if slot is None or start <= self._front.earliest or (slot.topic is None and kind is _TopicId):
             return self._add(message_id, start)
-        number = slot.base - slot.first_entry + entry
+        number = entry - slot.offset
         if slot is not self._positions.slot or not self._low <= number < self._end:
             self._use_slot(slot, number)
         numbers = self._open.get(start)
@@ -291,7 +291,7 @@ class Intake:
         if slot.bits:
             self._end = slot.base
             return
-        self._offset = slot.base - slot.first_entry
+        self._offset = -slot.offset
         self._end = min(slot.base + SLOT_SIZE, max(slot.top, number) + _SPAN)
         self._ledger, self._partition = slot.ledger, slot.partition
         self._kind = MessageId if slot.topic is None else _TopicId
@@ -321,12 +321,12 @@ class Intake:
         self._leave_fast_path()
         if type(entries) is self._positions.bitmap and entries and (low := entries.min()) >> 16 == entries.max() >> 16:
             slot = self._slot_of((ledger, low >> 16, -1, 0, 0))
-            return self._add_numbers(entries.shift(slot.base - slot.first_entry), start, slot)
+            return self._add_numbers(entries.shift(-slot.offset), start, slot)
         added = 0
         for at, end, low in slot_bounds(flat := entries.to_array()):
             slot = self._slot_of((ledger, low >> 16, -1, 0, 0))
             part = entries & type(entries)(range(low, flat[end - 1] + 1))
-            added += self._add_numbers(self._shifted(part, slot.base - slot.first_entry, flat[at:end]), start, slot)
+            added += self._add_numbers(self._shifted(part, -slot.offset, flat[at:end]), start, slot)
         return added
 
     def _shifted(self, entries: Any, offset: int, flat: array[int]) -> Any:
@@ -395,8 +395,8 @@ class Intake:
             self._leave_fast_path()
             self._positions.slot = None
             self._release(self._positions.slots)
-            self._raise_guard()
             self._front.swept()
+        self._raise_guard()
 
     def _sweep_everything(self) -> None:
         if self._sweep is None:
@@ -409,6 +409,7 @@ class Intake:
         self._store.widen()
         self._front.find()
         self._bind()
+        self._raise_guard()
 
     def _release(self, slots: Iterable[Slot]) -> None:
         self._positions.release_unused(slots, self._store.copies.stale)

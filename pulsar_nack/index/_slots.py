@@ -47,7 +47,19 @@ class Slot:
     No number above ``top`` was used since the slot was given out; its owner keeps it.
     """
 
-    __slots__ = ("base", "bits", "first_entry", "index", "index_high", "key", "ledger", "partition", "top", "topic")
+    __slots__ = (
+        "base",
+        "bits",
+        "first_entry",
+        "index",
+        "index_high",
+        "key",
+        "ledger",
+        "offset",
+        "partition",
+        "top",
+        "topic",
+    )
 
     def __init__(self, index: int, key: SlotKey, topic: str | None) -> None:
         self.index = index
@@ -56,6 +68,7 @@ class Slot:
         self.key = key
         self.ledger, block, self.partition, self.bits, self.index_high = key
         self.first_entry = block << (16 - self.bits)
+        self.offset = self.first_entry - self.base
         self.topic = topic
 
     @property
@@ -82,7 +95,7 @@ class Slot:
 
     def entries(self, numbers: Any) -> array[int]:
         """Return the entries of a bitmap of numbers of this slot, which has no batch indexes."""
-        offset = self.first_entry - self.base
+        offset = self.offset
         if type(numbers) is BitMap and self.first_entry >> 32 == 0:
             return numbers.shift(offset).to_array() if offset else numbers.to_array()
         return array("Q" if self.first_entry >> 32 else "I", [number + offset for number in numbers])
@@ -95,7 +108,7 @@ class Slot:
                 parts = ledger, self.entry(number), partition, self.batch_index(number)
                 yield _make(MessageId, parts) if topic is None else _with_topic(parts, topic)
             return
-        offset = self.first_entry - self.base
+        offset = self.offset
         if topic is None:
             for number in numbers:
                 yield _make(MessageId, (ledger, number + offset, partition, -1))
@@ -105,7 +118,7 @@ class Slot:
 
     def positions(self, numbers: array[int]) -> Iterator[Position]:
         """Make the positions of some of this slot's numbers; batch indexes are left out."""
-        ledger, offset = self.ledger, self.first_entry - self.base
+        ledger, offset = self.ledger, self.offset
         if self.bits:
             return (Position(ledger, self.entry(number)) for number in numbers)
         return (_make(Position, (ledger, number + offset)) for number in numbers)

@@ -100,7 +100,9 @@ class BucketStore(GrowingBuckets):
 
     def is_large(self, start: int) -> bool:
         """Return whether to decode a whole bucket would take long, and need not be: numbers are in order of place."""
-        parts = len(self.chunks.get(start, ())) + len(self.windows.of(start))
+        parts = len(self.chunks.get(start, ()))
+        if parts <= _FEW_PARTS < len(self.windows):
+            parts += len(self.windows.of(start))
         return parts > _FEW_PARTS and self._positions.slots.are_in_order
 
     def take_bit_by_bit(self, start: int) -> Rest:
