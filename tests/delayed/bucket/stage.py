@@ -41,6 +41,18 @@ def config_of(
     )
 
 
+async def drain(tracker: BucketDelayedDeliveryTracker, batch: int = 1_000) -> list[Position]:
+    """Take out all that is due, waiting for storage in between."""
+    found: list[Position] = []
+    empty = 0
+    while empty < 2:
+        taken = tracker.get_scheduled_messages(batch)
+        found += taken
+        empty = 0 if taken else empty + 1
+        await tracker.wait_until_idle()
+    return found
+
+
 class Stage:
     """One subscription: what outlives a tracker, and the tracker of now."""
 
@@ -116,14 +128,7 @@ class Stage:
 
     async def drain(self, batch: int = 100_000) -> list[Position]:
         """Take out all that is due, waiting for storage in between."""
-        found: list[Position] = []
-        empty = 0
-        while empty < 2:
-            taken = self.get(batch)
-            found += taken
-            empty = 0 if taken else empty + 1
-            await self.idle()
-        return found
+        return await drain(self.tracker, batch)
 
     async def idle_except(self, name: str) -> None:
         """Let everything go on until a call that is held up is all that is left."""

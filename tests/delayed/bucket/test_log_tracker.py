@@ -30,24 +30,12 @@ from pulsar_nack.delayed.bucket._log_snapshot import decode_footer
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, ManualClock, OsFiles
 
-from .stage import config_of, positions
+from .stage import config_of, drain, positions
 
 
 async def open_local(path: Path, clock: ManualClock | None = None, **settings: Any) -> LogBucketTracker:
     """Open a tracker in a folder."""
     return await BucketDelayedDeliveryTracker.open_local(path, config_of(**settings), clock=clock or ManualClock(0))
-
-
-async def drain(tracker: LogBucketTracker) -> list[Position]:
-    """Take out all that is due, waiting for storage in between."""
-    found: list[Position] = []
-    empty = 0
-    while empty < 2:
-        taken = tracker.get_scheduled_messages(1_000)
-        found += taken
-        empty = 0 if taken else empty + 1
-        await tracker.wait_until_idle()
-    return found
 
 
 async def filled(path: Path, last: int = 11) -> None:

@@ -18,19 +18,7 @@ from pulsar_nack import (
 from pulsar_nack.ledger import ObjectLogStore
 from pulsar_nack.testing import ManualClock
 
-from .stage import config_of, positions
-
-
-async def drain(tracker: LogBucketTracker) -> list[Position]:
-    """Take out all that is due, waiting for storage in between."""
-    found: list[Position] = []
-    empty = 0
-    while empty < 2:
-        taken = tracker.get_scheduled_messages(1_000)
-        found += taken
-        empty = 0 if taken else empty + 1
-        await tracker.wait_until_idle()
-    return found
+from .stage import config_of, drain, positions
 
 
 async def test_the_first_one_takes_nothing_from_the_second() -> None:
