@@ -237,5 +237,5 @@ def test_without_obstore() -> None:
         "        print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    line = "the ledger on object storage needs obstore: pip install 'pulsar-nack[object]'\n"
+    line = "the ledger on object storage needs obstore>=0.6: pip install 'pulsar-nack[object]'\n"
     assert said.stdout == 2 * line
