@@ -51,10 +51,9 @@ def _flat(entries: object, field: str) -> array[int]:
     if isinstance(entries, array) and entries.typecode in "IQ":
         return entries
     if not isinstance(entries, list | tuple | str | bytes | bytearray):
-        try:
-            return _from_buffer(memoryview(entries), field)  # type: ignore[arg-type]
-        except TypeError:
-            pass
+        view = _as_buffer(entries)
+        if view is not None:
+            return _from_buffer(view, field)
     if isinstance(entries, str | bytes | bytearray) or not isinstance(entries, Iterable):
         raise InvalidArgumentError(field, entries, _EXPECTED)
     items = entries if isinstance(entries, list | tuple) else list(entries)
@@ -67,6 +66,14 @@ def _flat(entries: object, field: str) -> array[int]:
     except (TypeError, OverflowError):
         bad = next((item for item in items if type(item) is not int or not 0 <= item <= _LARGEST), entries)
         raise InvalidArgumentError(field, bad, _EXPECTED) from None
+
+
+def _as_buffer(entries: Any) -> memoryview | None:
+    """Return what has one as a buffer; numpy says ValueError for kinds that have none, such as times."""
+    try:
+        return memoryview(entries)
+    except (TypeError, ValueError):
+        return None
 
 
 def _from_buffer(view: memoryview, field: str) -> array[int]:

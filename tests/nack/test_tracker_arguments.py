@@ -81,6 +81,7 @@ async def test_bad_entries() -> None:
             bad: list[Any] = [
                 *[[1, -1], [1, 2.5], [1, "2"], [2**63], range(-1, 5), "12", b"12", 5, None, [None]],
                 *[array("q", [1, -1]), array("d", [1.0]), numpy.array([1.5]), numpy.array([[1]]), numpy.array([-1])],
+                *[numpy.array(["1"]), numpy.array(["2026"], dtype="M8[ms]")],
             ]
             for entries in bad:
                 with refused(tracker, "entries"):
