@@ -2,7 +2,8 @@
 
 A bucket may hold a million numbers, more than can be decoded in one go while a loop waits. So its sealed parts stay as
 they are until their turn comes. Taken in order of number they are merged: a part is decoded when the numbers before it
-are used up, and nothing is given out beyond the lowest number of a part that is not decoded yet.
+are used up, and nothing is given out beyond the lowest number that a part which is not decoded yet may have. Parts that
+all reach over the whole range, as when ids were nacked in any order, are decoded ever more at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from ._positions import widened
-from ._sealed import first_of, unseal
+from ._sealed import unseal, where_begins
 
 _PART: Final = 512
 
@@ -28,10 +29,9 @@ class Rest:
         self._bitmap = bitmap
         self._is_merged = is_merged
         self._left: Any = bitmap()
-        if is_merged:
-            parts.sort(key=self._first_of)
-        parts.reverse()
-        self._parts = parts
+        placed = [(_where_begins(part) if is_merged else place, place, part) for place, part in enumerate(parts)]
+        placed.sort(reverse=True)
+        self._parts = [(begins, part) for begins, _, part in placed]
 
     def __bool__(self) -> bool:
         return bool(self._left) or bool(self._parts)
@@ -39,43 +39,51 @@ class Rest:
     def __iter__(self) -> Iterator[Any]:
         if self._left:
             yield self._left
-        for part in list(self._parts):
+        for _, part in list(self._parts):
             yield self._decoded(part)
 
     def size(self) -> int:
         """Return about how many numbers are left, cancelled ones too; O(parts)."""
-        return len(self._left) + sum(_PART if isinstance(part, bytes) else len(part) for part in self._parts)
+        return len(self._left) + sum(_PART if isinstance(part, bytes) else len(part) for _, part in self._parts)
 
     def widen(self, bitmap: type[Any]) -> None:
         """Go over to numbers of 64 bits."""
         self._bitmap = bitmap
         self._left = widened(self._left)
-        self._parts = [part if isinstance(part, bytes) else widened(part) for part in self._parts]
+        self._parts = [(at, part if isinstance(part, bytes) else widened(part)) for at, part in self._parts]
 
     def take(self, most: int | None) -> Any:
         """Take out the next numbers as a bitmap, at most so many; nothing only when nothing is left."""
         if not self._left:
-            self._load()
-        if most is None or not self._is_merged:
-            numbers = self._left
-        else:
-            while self._parts and self._first_of(self._parts[-1]) <= self._left.min():
-                self._load()
-            numbers = self._left
-            if self._parts:
-                numbers = numbers & self._bitmap(range(numbers.min(), self._first_of(self._parts[-1])))
+            self._load(1)
+        numbers = self._in_turn(most) if most is not None and self._is_merged else self._left
         if most is not None and len(numbers) > most:
             numbers = numbers & self._bitmap(range(numbers.min(), numbers[most]))
         self._left = self._left - numbers
         return numbers
 
-    def _load(self) -> None:
-        if self._parts:
-            self._left |= self._decoded(self._parts.pop())
+    def _in_turn(self, most: int) -> Any:
+        """Return numbers that no part which is not decoded can come before; rather ``most`` of them than fewer."""
+        at_a_time = 1
+        while self._parts:
+            first, begins = self._left.min(), self._parts[-1][0]
+            if begins > first:
+                numbers = self._left & self._bitmap(range(first, begins))
+                if len(numbers) >= most:
+                    return numbers
+            self._load(at_a_time)
+            at_a_time *= 2
+        return self._left
+
+    def _load(self, parts: int) -> None:
+        taken = [self._decoded(part) for _, part in reversed(self._parts[-parts:])]
+        del self._parts[-parts:]
+        self._left = self._bitmap.union(self._left, *taken) if taken else self._left
 
     def _decoded(self, part: Any) -> Any:
         return unseal(part, self._bitmap) if isinstance(part, bytes) else part
 
-    def _first_of(self, part: Any) -> int:
-        first: int = first_of(part) if isinstance(part, bytes) else part.min()
-        return first
+
+def _where_begins(part: Any) -> int:
+    begins: int = where_begins(part) if isinstance(part, bytes) else part.min()
+    return begins

@@ -25,6 +25,7 @@ _ROARING64: Final = ord("W")
 _GAPS: Final = ord("G")
 _HEAD: Final = 9
 _MOST_GAPS: Final = 16_384
+_COOKIE_WITH_RUNS: Final = 12_347
 
 OBJECT_BYTES: Final = 50
 """What a ``bytes`` object takes beside its content: its head, up to the next 16 bytes, and its place in a list."""
@@ -63,16 +64,25 @@ def unseal(data: bytes, bitmap: type[Any] = BitMap) -> Any:
     return bitmap(flat if flat.typecode == typecode else array(typecode, flat))
 
 
-def first_of(data: bytes) -> int:
-    """Return the lowest number of what :func:`seal` made."""
+def where_begins(data: bytes) -> int:
+    """Return a number that is at most the lowest of what :func:`seal` made, without decoding it.
+
+    Of a roaring bitmap it is where the first container begins: its key stands behind the cookie, the number of
+    containers and, if there are runs, a bit for each container (RoaringFormatSpec).
+    """
     if data[0] == _GAPS:
         return int.from_bytes(data[1:_HEAD], "little")
     if is_plain(data):
         flat: array[int] = array(chr(data[0]))
         flat.frombytes(data[1 : 1 + flat.itemsize])
         return flat[0]
-    first: int = (BitMap if data[0] == _ROARING else BitMap64).deserialize(data[1:]).min()
-    return first
+    at, high = 1, 0
+    if data[0] == _ROARING64:  # the number of bitmaps of 32 bits, then what the first has above them
+        at, high = 13, int.from_bytes(data[9:13], "little")
+    cookie = int.from_bytes(data[at : at + 4], "little")
+    has_runs = cookie & 0xFFFF == _COOKIE_WITH_RUNS
+    key_at = at + 4 + ((cookie >> 16) + 8) // 8 if has_runs else at + 8
+    return high << 32 | int.from_bytes(data[key_at : key_at + 2], "little") << 16
 
 
 def is_plain(chunk: bytes) -> bool:

@@ -458,3 +458,18 @@ def test_gaps_are_read_as_they_were_written() -> None:
             assert unseal(packed, bitmap).to_array() == flat
         assert sealed_module._gaps(bitmap(array(typecode, [base, base + 256, base + 257]))) is None
         assert sealed_module._gaps(bitmap(array(typecode, [base, base + 65_537]))) is None
+
+
+@pytest.mark.parametrize("typecode", ["I", "Q"])
+def test_where_a_sealed_part_begins(typecode: str) -> None:
+    """Whatever a part is sealed as, it is known without decoding that nothing lies before, but for one slot's range."""
+    chance, bitmap = random.Random(10), BitMap if typecode == "I" else BitMap64
+    kinds = set()
+    for base in (0, 70_000, 1 << 31, *((1 << 33, 1 << 39) if typecode == "Q" else ())):
+        for spread in (700, 7_000, 300_000, 60_000_000):
+            for numbers in (range(base, base + spread), [base + chance.randrange(spread) for _ in range(500)]):
+                content = bitmap(array(typecode, list(numbers)[:70_000]))
+                chunk = sealed_module.seal(bitmap(content))
+                kinds.add(chunk[0])
+                assert content.min() & ~0xFFFF <= sealed_module.where_begins(chunk) <= content.min()
+    assert len(kinds) == 3
