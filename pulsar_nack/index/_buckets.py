@@ -92,9 +92,12 @@ class TimeBuckets(Intake):
         self._settle()
         due = DueIds()
         front = self._front
+        thin: list[Any] = []
         while self._count and front.earliest <= now and (limit is None or len(due) < limit):
-            self._pop_from(front.earliest, limit, due)
+            self._pop_from(front.earliest, limit, due, thin)
             self._after_pop()
+        if thin and self._count:
+            self._positions.remove(self._positions.bitmap.union(*thin))
         return due
 
     def pop_all(self) -> DueIds:
@@ -122,7 +125,12 @@ class TimeBuckets(Intake):
         self._after_pop()
         return parts
 
-    def _pop_from(self, start: int, limit: int | None, due: DueIds) -> None:
+    def _pop_from(self, start: int, limit: int | None, due: DueIds, thin: list[Any]) -> None:
+        """Take out a bucket as far as the limit goes.
+
+        Few numbers of many slots are put into ``thin``, to be subtracted together with those of the next buckets: that
+        costs as much for a few as for a thousand. Only while each number has one copy, which cannot be met again.
+        """
         self._start = None
         store = self._store
         rest = store.rests.get(start)
@@ -132,6 +140,12 @@ class TimeBuckets(Intake):
             living = store.take(start)
             if limit is None or len(living) <= limit - len(due):
                 runs = self._positions.runs(living)
+                if len(runs) == 1 and runs[0][0] is None and not store.copies and not self._positions.originals:
+                    self._count -= len(living)
+                    self._gone += len(living)
+                    thin.append(living)
+                    self._hand_out(runs, due)
+                    return
                 originals = self._fire(living)
                 self._hand_out(runs, due)
                 due.replace(originals)

@@ -97,12 +97,16 @@ class Copies:
                 self.deadlines.pop(number, None)
 
     def living(self, numbers: Any, pending: Any, start: int) -> Any:
-        """Return those of a bucket's ``numbers`` whose copy there counts."""
+        """Return those of a bucket's ``numbers`` whose copy there counts; the same object if nothing is to be left out.
+
+        While there are no extra copies each number that is written down is pending, so nothing has to be looked at.
+        """
+        if not self.extra:
+            return numbers
         living = numbers & pending
-        if self.extra:
-            deadline_of = self.deadlines.get
-            elsewhere = [number for number in living & self.stale if deadline_of(number) != start]
-            living -= self._bitmap(elsewhere)
+        deadline_of = self.deadlines.get
+        elsewhere = [number for number in living & self.stale if deadline_of(number) != start]
+        living -= self._bitmap(elsewhere)
         return living
 
     def touches(self, numbers: Any) -> bool:
@@ -125,7 +129,7 @@ class Copies:
             sweep.doubled |= in_windows
         several = kept & (self.doubled | self.stale)
         several -= in_windows
-        kept -= several & sweep.seen
+        kept = kept - (several & sweep.seen)
         sweep.seen |= several
         return kept
 

@@ -27,7 +27,7 @@ class BucketStore(GrowingBuckets):
     def explicit(self, start: int) -> Any:
         """Return the numbers that count in a bucket and are written down in it."""
         parts = list(self._parts(start))
-        content = self._bitmap.union(*parts) if parts else self._bitmap()
+        content = parts[0] if len(parts) == 1 else self._bitmap.union(self._bitmap(), *parts)
         return self.copies.living(content, self._positions.pending, start)
 
     def _parts(self, start: int) -> Iterator[Any]:
@@ -51,7 +51,9 @@ class BucketStore(GrowingBuckets):
 
     def take(self, start: int) -> Any:
         """Take a bucket out and return the numbers that count in it, but for its rest."""
-        return self._in_windows(self.windows.take(start)) | self._take_explicit(start)
+        explicit = self._take_explicit(start)
+        windows = self.windows.take(start)
+        return explicit | self._in_windows(windows) if windows else explicit
 
     def take_until(self, start: int) -> Any:
         """Take out all buckets up to ``start``, rests too, and return the numbers that count in them."""

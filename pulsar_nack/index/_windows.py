@@ -84,8 +84,10 @@ class Windows:
 
     def take(self, start: int) -> list[Window]:
         """Take out the windows of one bucket."""
-        windows = self.of(start)
         first, last = self._rows(start)
+        if first == last:
+            return []
+        windows = self.of(start)
         self._delete(first, last)
         return windows
 
