@@ -94,13 +94,15 @@ class Blocks:
         row = self._bases.bisect_right(after - BLOCK_MS)
         return self._bases[row] if row < len(self._bases) else None
 
-    def of(self, start: int) -> Block:
-        """Return the block of a start, made when needed."""
+    def put(self, number: int, start: int) -> Block:
+        """Add a number to the block of its start, made when needed, and return that."""
         base = start & ~_OFFSET
         block = self.by_base.get(base)
         if block is None:
             block = self.by_base[base] = Block(base, self._typecode)
             self._bases.add(base)
+        block.add(number, start)
+        self.count += 1
         return block
 
     def take(self, base: int) -> Block:

@@ -50,7 +50,6 @@ _SPLIT_AT: Final = 32
 _MOST_FAILED: Final = 2
 _GIVE_UP: Final = 16
 _TRY_AGAIN: Final = 8
-_PIECE: Final = 4096
 _OPEN_BYTES: Final = 240
 _CHUNKS_BYTES: Final = 160
 _WINDOW_BYTES: Final = 20
@@ -155,8 +154,7 @@ class GrowingBuckets:
 
     def _make(self, start: int) -> array[int]:
         self._look_after_growing()
-        if start not in self.chunks and start not in self.rests:
-            self.starts.add(start)
+        self._enlist(start)
         numbers = self.open[start] = array(self._typecode)
         if len(self.open) > _MANY_OPEN:
             self.fold_at = min(_FOLD_EARLY, self.fold_at)
@@ -187,8 +185,7 @@ class GrowingBuckets:
 
     def _chunks_of(self, start: int) -> list[bytes]:
         if start not in self.chunks:
-            if start not in self.open and start not in self.rests:
-                self.starts.add(start)
+            self._enlist(start)
             self.chunks[start] = []
         return self.chunks[start]
 
@@ -204,27 +201,27 @@ class GrowingBuckets:
         if len(self.open) <= _MANY_OPEN:
             self.fold_at = FOLD
 
+    def _has_parts(self, start: int) -> bool:
+        return start in self.open or start in self.chunks or start in self.rests
+
+    def _enlist(self, start: int) -> None:
+        """Name a bucket in ``starts``, before it gets a part that may be its first."""
+        if not self._has_parts(start):
+            self.starts.add(start)
+
     def _forget(self, start: int) -> None:
-        if start not in self.open and start not in self.chunks and start not in self.rests:
+        if not self._has_parts(start):
             self.starts.discard(start)
 
     # -- thin buckets ------------------------------------------------------------------------------------------------
 
     def is_for_block(self, start: int, earliest: int) -> bool:
         """Return whether a number for ``start`` goes to a block: it is far off, and too many buckets are open."""
-        return (
-            len(self.open) >= _MOST_OPEN
-            and start - earliest > BLOCK_MS
-            and start not in self.open
-            and start not in self.chunks
-            and start not in self.rests
-        )
+        return len(self.open) >= _MOST_OPEN and start - earliest > BLOCK_MS and not self._has_parts(start)
 
     def put_in_block(self, number: int, start: int) -> None:
         """Add a number to the block of its bucket."""
-        block = self.blocks.of(start)
-        block.add(number, start)
-        self.blocks.count += 1
+        block = self.blocks.put(number, start)
         if block.is_large():
             self.split(block.base)
 
@@ -235,8 +232,7 @@ class GrowingBuckets:
             starts.append(start)
             known = self.open.get(start)
             if known is None:
-                if start not in self.chunks and start not in self.rests:
-                    self.starts.add(start)
+                self._enlist(start)
                 self.open[start] = numbers
                 self._growing.append((start, -1, False))
             else:
@@ -253,10 +249,8 @@ class GrowingBuckets:
         for start in starts:
             numbers = self.open.get(start)
             if numbers is not None and start not in self.chunks and start not in self.rests:
-                block = self.blocks.of(start)
                 for number in numbers:
-                    block.add(number, start)
-                self.blocks.count += len(numbers)
+                    self.blocks.put(number, start)
                 self._drop_open(start)
                 self._forget(start)
 

@@ -64,7 +64,6 @@ class Intake:
         "_positions",
         "_release_at",
         "_slots_by_key",
-        "_stale",
         "_start",
         "_store",
         "_sweep",
@@ -103,7 +102,6 @@ class Intake:
         self._appends = store.appends
         self._blocks = store.blocks.by_base
         self._covered = store.windows.covered
-        self._stale = store.copies.stale
         self._leave_fast_path()
 
     def _leave_fast_path(self) -> None:

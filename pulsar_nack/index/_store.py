@@ -77,8 +77,7 @@ class BucketStore(GrowingBuckets):
         content = self.explicit(start)
         self._drop_parts(start)
         if rest is not None:
-            self.rests[start] = rest
-            self.starts.add(start)
+            self._keep(start, rest)
         return content
 
     def _drop_parts(self, start: int) -> None:
@@ -120,8 +119,7 @@ class BucketStore(GrowingBuckets):
         return self._keep(start, rest)
 
     def _keep(self, start: int, rest: Rest) -> Rest:
-        if start not in self.open and start not in self.chunks:
-            self.starts.add(start)
+        self._enlist(start)
         self.rests[start] = rest
         return rest
 
