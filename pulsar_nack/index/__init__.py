@@ -5,6 +5,7 @@ from ._due import DueIds
 from ._entries import as_entries
 from ._entry_sets import MAX_ENTRY, EntrySets
 from ._front import NEVER, Front
+from ._ranges import EntryRanges
 from ._slots import Slot
 
-__all__ = ["MAX_ENTRY", "NEVER", "DueIds", "EntrySets", "Front", "Slot", "TimeBuckets", "as_entries"]
+__all__ = ["MAX_ENTRY", "NEVER", "DueIds", "EntryRanges", "EntrySets", "Front", "Slot", "TimeBuckets", "as_entries"]

@@ -1,0 +1,271 @@
+"""The gate: new messages wait while the acknowledgement state is too large to be persisted (PIP-299).
+
+Each range of acknowledged messages takes room in the stored state. Once it does not fit any more, acknowledgements
+would be lost with the process; so dispatch stops while what is in flight still fits. The gate is pure: it asks for two
+figures, and answers how many messages may go out.
+
+::
+
+    size      what persisting the live state would take now
+    reserve   what the acknowledgements of everything in flight could add to it, at worst (Reserve)
+
+    0                       resume mark          new mark      old mark  limit
+    |------------------------- 75 % --------------- 7/8 -------- 63/64 ---|
+
+Invariants, for a size that one acknowledgement makes larger by no more than ``worst_growth`` and a ledger's own bytes:
+
+1. size + reserve is at most the limit, but for what was there when the gate was made. So whatever of the messages in
+   flight is acknowledged, in any order and between any two persists, can be persisted.
+2. A *new* message lies above the highest acknowledged position. It goes out while size + reserve stay below the new
+   mark. Where they do not, the gate is *paused*, until both together have come down to the resume mark: it does not
+   flap. What is between the marks is for old messages.
+3. An *old* message was delivered before, or lies below the highest acknowledged position: a hole, which has to be
+   delivered for the state to become smaller. It passes a paused gate while the reserve has room for it, lowest first.
+4. An entry *adds no range* if it is the lowest unacknowledged one, or is no batch and has an acknowledged neighbour in
+   its ledger. Acknowledging it makes a range longer, or joins two. It passes in any case, so there is always a way out:
+   of holes that may be delivered, the state drains; without any hole, the next new message is the lowest. Only bytes of
+   longer numbers come with it, or the set of one batch, and the last 64th of the limit is kept for them.
+
+No wake-up is lost: a reader that may send nothing calls ``wait`` with its question. That registers it and then asks
+again; whoever changes a figure calls ``changed``, which asks for all that wait. Both look at the figures as they are,
+not at an event of the past, and the question is the reader's own: it is never woken for a no.
+
+Considered and dropped: to look at the size of the last persist only, as the proposal does. Between two persists any
+number of messages could be acknowledged, and the first that do not fit are known when it is too late.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ..clock import Clock, WallClock
+from ..errors import InvalidArgumentError
+from ._reserve import LEDGER_BYTES, worst_growth
+
+DEFAULT_LIMIT: Final = 5_242_880
+LEAST_LIMIT: Final = 1_024
+RESUME_RATIO: Final = 0.75
+_NEW_SHARE: Final = 7 / 8
+_KEPT_SHARE: Final = 64
+_LIMIT: Final = "max_per_cursor_metadata_size_in_bytes"
+_DEFAULT_GROWTH: Final = worst_growth() + LEDGER_BYTES
+_log = logging.getLogger("pulsar_nack.cursor")
+
+Wake = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GateStatistics:
+    """A snapshot of a gate.
+
+    :param limit: bytes that the stored state may take; 0: the gate is off, and the figures are not asked for
+    :param size_bytes: what persisting the state would take now
+    :param reserved_bytes: what messages in flight could add, at worst
+    :param is_paused: whether new messages wait
+    :param paused_since: when that began, in ms of the gate's clock (epoch ms unless it was given another); None: not so
+    :param times_paused: total: how often it began
+    """
+
+    limit: int
+    size_bytes: int
+    reserved_bytes: int
+    is_paused: bool
+    paused_since: int | None
+    times_paused: int
+
+
+class DispatchGate:
+    """Says how many messages of a subscription may be dispatched.
+
+    :param limit: bytes that the stored state may take; below 1: no limit, nothing is asked for; else at least 1 024
+    :param size: returns the bytes that persisting the live state would take; O(1), never waits
+    :param reserve: returns the bytes that messages in flight could add, as :class:`Reserve` has it
+    :param resume_ratio: the share of the limit at which new messages go on, above 0 and at most 7/8
+    :param hold_due_delayed: whether delayed messages that come due wait too, also those that would fill holes
+    :param name: of the subscription, for the warning
+    :param clock: of the statistics
+    :raises InvalidArgumentError: a limit from 1 to 1 023, or a ratio out of its range
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        size: Callable[[], int],
+        reserve: Callable[[], int],
+        *,
+        resume_ratio: float = RESUME_RATIO,
+        hold_due_delayed: bool = False,
+        name: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        self._limit = checked_limit(limit)
+        if isinstance(resume_ratio, bool) or not 0 < resume_ratio <= _NEW_SHARE:
+            raise InvalidArgumentError("resume_ratio", resume_ratio, f"a number above 0 and at most {_NEW_SHARE}")
+        self._size = size
+        self._reserve = reserve
+        self._resume_mark = int(self._limit * resume_ratio)
+        self._new_mark = int(self._limit * _NEW_SHARE)
+        self._old_mark = self._limit - self._limit // _KEPT_SHARE
+        self._holds_due_delayed = hold_due_delayed
+        self._name = name
+        self._clock = clock or WallClock()
+        self._paused_since: int | None = None
+        self._times_paused = 0
+        self._needed = _DEFAULT_GROWTH
+        self._waiting: dict[Wake, Callable[[], bool]] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether there is a limit."""
+        return self._limit > 0
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether new messages wait, as it was when the gate was asked last, or told of a change."""
+        return self._paused_since is not None
+
+    def admit_new(self, wanted: int, *, adds_range: bool = True, growth: int | None = None) -> int:
+        """Return how many new messages may go out now, from none to ``wanted``; the gate may pause by that.
+
+        Ask again after they have been put into the reserve: a few at the border may go out yet.
+
+        :param adds_range: False: the first of them is the lowest unacknowledged message; that one may go in any case
+        :param growth: what an entry may add, see :func:`worst_growth`; None: no batches
+        """
+        if not self.is_on or wanted <= 0:
+            return max(wanted, 0)
+        self._needed = _each(growth)
+        self._look()
+        admitted = 0 if self.is_paused else self._fitting(wanted, self._new_mark, self._needed)
+        if not admitted:
+            self._pause()
+        return max(admitted, 0 if adds_range else 1)
+
+    def admit_old(self, wanted: int, *, adds_range: bool = True, growth: int | None = None) -> int:
+        """Return how many messages may go out that were delivered before or lie below the highest acknowledged one.
+
+        Take the lowest first. Where fewer are admitted than are there, look for those that add no range: each of them
+        may go. A paused gate does not hold them.
+
+        :param adds_range: False: the first one is the lowest unacknowledged entry, or no batch and next to an
+            acknowledged one; that one may go in any case
+        :param growth: as above
+        """
+        if not self.is_on or wanted <= 0:
+            return max(wanted, 0)
+        return max(self._fitting(wanted, self._old_mark, _each(growth)), 0 if adds_range else 1)
+
+    def admit_due(self, wanted: int, *, is_below: bool, adds_range: bool = True, growth: int | None = None) -> int:
+        """Return how many delayed messages that came due may go out.
+
+        :param is_below: whether they lie below the highest acknowledged position: then they are old, else new
+        :param adds_range: as for old messages, or for new ones
+        :param growth: as above
+        """
+        if not self.is_on or wanted <= 0:
+            return max(wanted, 0)
+        self._look()
+        if self.is_paused and self._holds_due_delayed:
+            return 0
+        admit = self.admit_old if is_below else self.admit_new
+        return admit(wanted, adds_range=adds_range, growth=growth)
+
+    def wait(self, wake: Wake, may_go: Callable[[], bool]) -> bool:
+        """Register a reader that may send nothing, and ask again; False: do not wait, something may go.
+
+        ::
+
+            while not gate.admit_new(1):
+                if gate.wait(woken.set, lambda: gate.admit_new(1) > 0):
+                    await woken.wait()
+
+        :param wake: called once, when something may go, by whoever calls :meth:`changed` or :meth:`reset`
+        :param may_go: the reader's question; it is asked at each change
+        """
+        self._waiting[wake] = may_go
+        if may_go():
+            self.forget(wake)
+            return False
+        return True
+
+    def forget(self, wake: Wake) -> None:
+        """Take a reader out that does not wait any more, as when it was cancelled."""
+        self._waiting.pop(wake, None)
+
+    def changed(self) -> None:
+        """Look again: something was acknowledged, persisted, came back or is in flight no more. O(readers that wait).
+
+        Readers are called that may go on. An error of theirs goes to the caller, after all were called.
+        """
+        if self._waiting or self.is_paused:
+            self._look()
+            self._wake([wake for wake, may_go in self._waiting.items() if may_go()])
+
+    def reset(self) -> None:
+        """Begin anew, after a skip, a clear of the backlog, a seek or a reset: all readers look again."""
+        self._paused_since = None
+        self._wake(list(self._waiting))
+
+    def statistics(self) -> GateStatistics:
+        """Return a snapshot. A gate that is off knows no sizes."""
+        size, reserve = (self._size(), self._reserve()) if self.is_on else (0, 0)
+        return GateStatistics(self._limit, size, reserve, self.is_paused, self._paused_since, self._times_paused)
+
+    # --- deciding ----------------------------------------------------------------------------------------------------
+
+    def _fitting(self, wanted: int, mark: int, each: int) -> int:
+        return min(wanted, max((mark - self._total()) // each, 0))
+
+    def _total(self) -> int:
+        return self._size() + self._reserve()
+
+    def _look(self) -> None:
+        if self.is_paused:
+            total = self._total()
+            if total <= self._resume_mark and total + self._needed <= self._new_mark:
+                self._paused_since = None
+
+    def _pause(self) -> None:
+        if self.is_paused:
+            return
+        self._paused_since = self._clock.now_ms()
+        self._times_paused += 1
+        if self._times_paused == 1:
+            _log.warning(
+                "dispatch%s pauses: the acknowledgement state takes %d bytes and what is in flight may add %d, of %d"
+                " that may be stored; messages that are acknowledged or skipped in order make it smaller",
+                f" to {self._name}" if self._name else "",
+                self._size(),
+                self._reserve(),
+                self._limit,
+            )
+
+    def _wake(self, ready: list[Wake]) -> None:
+        errors = []
+        for wake in ready:
+            if self._waiting.pop(wake, None) is None:
+                continue  # one that was called before took it out
+            try:
+                wake()
+            except Exception as error:  # noqa: BLE001 - the others are called first
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def _each(growth: int | None) -> int:
+    """Return what an entry adds at most, were it the only one of its ledger."""
+    return _DEFAULT_GROWTH if growth is None else growth + LEDGER_BYTES
+
+
+def checked_limit(limit: object) -> int:
+    """Return the limit in bytes, 0 for off.
+
+    :raises InvalidArgumentError: it is from 1 to 1 023, or no whole number
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or 1 <= limit < LEAST_LIMIT:
+        raise InvalidArgumentError(_LIMIT, limit, f"whole bytes: at least {LEAST_LIMIT:,}, or below 1 for no limit")
+    return max(limit, 0)

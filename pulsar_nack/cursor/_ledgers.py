@@ -1,0 +1,88 @@
+"""The ledgers of a topic as a cursor sees them: which there are, and how many entries each has."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Reversible
+from typing import Protocol, runtime_checkable
+
+from ..errors import InvalidArgumentError
+
+
+@runtime_checkable
+class Ledgers(Protocol):
+    """What a topic tells its cursors. Ledgers appear, the last one grows, old ones go; entries never change hands.
+
+    A ``{ledger: entries}`` mapping will do as well, see :func:`as_ledgers`.
+    """
+
+    def entries(self, ledger: int) -> int | None:
+        """Return how many entries the ledger has by now, None when there is no such ledger."""
+        ...
+
+    def next_ledger(self, ledger: int) -> int | None:
+        """Return the lowest ledger above this number, which need not exist, or None."""
+        ...
+
+    def previous_ledger(self, ledger: int) -> int | None:
+        """Return the highest ledger below this number, which need not exist, or None."""
+        ...
+
+
+class MappingLedgers:
+    """The ledgers of a mapping, which may be changed while it is in use.
+
+    The sorted ledgers are kept. They are made anew when the length, the first or the last key differ, which in a
+    ``dict`` means every change but one: that keys are replaced and the last one is removed and set again.
+    """
+
+    __slots__ = ("_mapping", "_mark", "_sorted", "entries")
+
+    def __init__(self, mapping: Mapping[int, int]) -> None:
+        for ledger, entries in mapping.items():
+            if min(_number(ledger), _number(entries)) < 0:
+                raise InvalidArgumentError("ledgers", {ledger: entries}, "ledger ids and numbers of entries, from 0")
+        self._mapping = mapping
+        self._mark: object = None
+        self._sorted: list[int] = []
+        self.entries = mapping.get
+
+    def next_ledger(self, ledger: int) -> int | None:
+        """Return the lowest ledger above this number."""
+        ordered = self._ordered()
+        at = bisect_right(ordered, ledger)
+        return ordered[at] if at < len(ordered) else None
+
+    def previous_ledger(self, ledger: int) -> int | None:
+        """Return the highest ledger below this number."""
+        ordered = self._ordered()
+        at = bisect_left(ordered, ledger)
+        return ordered[at - 1] if at else None
+
+    def _ordered(self) -> list[int]:
+        mapping = self._mapping
+        mark = (len(mapping), next(iter(mapping), None), self._newest())
+        if mark != self._mark or mark[2] is None:
+            self._sorted = sorted(mapping)
+            self._mark = mark
+        return self._sorted
+
+    def _newest(self) -> int | None:
+        return next(reversed(self._mapping), None) if isinstance(self._mapping, Reversible) else None
+
+
+def _number(value: object) -> int:
+    """Return an integer, -1 for anything else."""
+    return value if isinstance(value, int) else -1
+
+
+def as_ledgers(ledgers: Mapping[int, int] | Ledgers) -> Ledgers:
+    """Return an object that answers for these ledgers.
+
+    :raises InvalidArgumentError: it can be neither
+    """
+    if isinstance(ledgers, Mapping):
+        return MappingLedgers(ledgers)
+    if isinstance(ledgers, Ledgers):
+        return ledgers
+    raise InvalidArgumentError("ledgers", ledgers, "a {ledger: entries} mapping, an object with entries(), or None")
