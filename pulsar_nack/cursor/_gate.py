@@ -202,7 +202,7 @@ class DispatchGate:
         """
         if self._waiting or self.is_paused:
             self._look()
-            self._wake([wake for wake, may_go in self._waiting.items() if may_go()])
+            self._wake([wake for wake, may_go in list(self._waiting.items()) if may_go()])
 
     def reset(self) -> None:
         """Begin anew, after a skip, a clear of the backlog, a seek or a reset: all readers look again."""
