@@ -5,6 +5,8 @@ How ids get in, and what keeps that cheap, is in ``_intake``; what lies in a buc
 
 from __future__ import annotations
 
+from array import array
+from itertools import chain
 from typing import Any, Final
 
 from ..ids import MessageId
@@ -92,12 +94,12 @@ class TimeBuckets(Intake):
         self._settle()
         due = DueIds()
         front = self._front
-        thin: list[Any] = []
+        thin: list[array[int]] = []
         while self._count and front.earliest <= now and (limit is None or len(due) < limit):
             self._pop_from(front.earliest, limit, due, thin)
             self._after_pop()
         if thin and self._count:
-            self._positions.remove(self._positions.bitmap.union(*thin))
+            self._positions.remove_few(chain.from_iterable(thin))
         return due
 
     def pop_all(self) -> DueIds:
@@ -125,11 +127,11 @@ class TimeBuckets(Intake):
         self._after_pop()
         return parts
 
-    def _pop_from(self, start: int, limit: int | None, due: DueIds, thin: list[Any]) -> None:
+    def _pop_from(self, start: int, limit: int | None, due: DueIds, thin: list[array[int]]) -> None:
         """Take out a bucket as far as the limit goes.
 
-        Few numbers of many slots are put into ``thin``, to be subtracted together with those of the next buckets: that
-        costs as much for a few as for a thousand. Only while each number has one copy, which cannot be met again.
+        Few numbers of many slots are put into ``thin``, to be taken out of what is pending one by one: to subtract a
+        bitmap would go through all slots. Only while each number has one copy, which cannot be met again.
         """
         self._start = None
         store = self._store
@@ -143,7 +145,7 @@ class TimeBuckets(Intake):
                 if len(runs) == 1 and runs[0][0] is None and not store.copies and not self._positions.originals:
                     self._count -= len(living)
                     self._gone += len(living)
-                    thin.append(living)
+                    thin.append(runs[0][1])
                     self._hand_out(runs, due)
                     return
                 originals = self._fire(living)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, starmap
 from typing import Final, overload
 
 from ..ids import MessageId, Position
@@ -41,12 +42,11 @@ class DueIds(Sequence[MessageId]):
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[MessageId]:
-        for slots, numbers in self._runs:
-            ids = _mixed_ids(slots, numbers) if isinstance(slots, list) else slots.message_ids(numbers)
-            if self._originals:
-                yield from map(self._originals.get, numbers, ids)
-            else:
-                yield from ids
+        return chain.from_iterable(starmap(self._ids, self._runs))
+
+    def _ids(self, slots: Slot | list[Slot], numbers: array[int]) -> Iterable[MessageId]:
+        ids = _mixed_ids(slots, numbers) if isinstance(slots, list) else slots.message_ids(numbers)
+        return map(self._originals.get, numbers, ids) if self._originals else ids
 
     def positions(self) -> list[Position]:
         """Return the positions instead of the ids."""
@@ -94,11 +94,14 @@ class DueIds(Sequence[MessageId]):
 
 def _mixed_ids(slots: list[Slot], numbers: array[int]) -> Iterator[MessageId]:
     """Make an id of each number and its slot, some hundred at a time."""
-    for at in range(0, len(numbers), _AT_A_TIME):
-        pairs = zip(slots[at : at + _AT_A_TIME], numbers[at : at + _AT_A_TIME], strict=True)
-        yield from [
-            next(slot.message_ids((number,)))
-            if slot.bits or slot.topic
-            else _make(MessageId, (slot.ledger, number + slot.offset, slot.partition, -1))
-            for slot, number in pairs
-        ]
+    places = range(0, len(numbers), _AT_A_TIME)
+    return chain.from_iterable(_some_ids(slots[at : at + _AT_A_TIME], numbers[at : at + _AT_A_TIME]) for at in places)
+
+
+def _some_ids(slots: list[Slot], numbers: array[int]) -> list[MessageId]:
+    return [
+        next(slot.message_ids((number,)))
+        if slot.bits or slot.topic
+        else _make(MessageId, (slot.ledger, number + slot.offset, slot.partition, -1))
+        for slot, number in zip(slots, numbers, strict=True)
+    ]

@@ -50,13 +50,9 @@ def _from_range(entries: range, field: str) -> Any:
 def _flat(entries: object, field: str) -> array[int]:
     if isinstance(entries, array) and entries.typecode in "IQ":
         return entries
-    if not isinstance(entries, list | tuple | str | bytes | bytearray):
-        view = _as_buffer(entries)
-        if view is not None:
-            return _from_buffer(view, field)
-    if isinstance(entries, str | bytes | bytearray) or not isinstance(entries, Iterable):
-        raise InvalidArgumentError(field, entries, _EXPECTED)
-    items = entries if isinstance(entries, list | tuple) else list(entries)
+    items = entries if isinstance(entries, list) else _items(entries, field)
+    if isinstance(items, array):
+        return items
     try:
         return array("I", items)
     except (TypeError, OverflowError):
@@ -66,6 +62,18 @@ def _flat(entries: object, field: str) -> array[int]:
     except (TypeError, OverflowError):
         bad = next((item for item in items if type(item) is not int or not 0 <= item <= _LARGEST), entries)
         raise InvalidArgumentError(field, bad, _EXPECTED) from None
+
+
+def _items(entries: object, field: str) -> array[int] | list[Any] | tuple[Any, ...]:
+    if isinstance(entries, tuple):
+        return entries
+    if not isinstance(entries, str | bytes | bytearray):
+        view = _as_buffer(entries)
+        if view is not None:
+            return _from_buffer(view, field)
+        if isinstance(entries, Iterable):
+            return list(entries)
+    raise InvalidArgumentError(field, entries, _EXPECTED)
 
 
 def _as_buffer(entries: Any) -> memoryview | None:

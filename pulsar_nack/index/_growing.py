@@ -26,6 +26,9 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from itertools import islice, takewhile
+from operator import le
 from typing import Any, Final
 
 from sortedcontainers import SortedList
@@ -34,7 +37,7 @@ from ._blocks import BLOCK_MS, Blocks
 from ._copies import Copies
 from ._positions import Positions, slot_bounds
 from ._rest import Rest
-from ._sealed import OBJECT_BYTES, is_plain, seal
+from ._sealed import OBJECT_BYTES, is_plain, pack, seal, unseal, where_begins
 from ._windows import Window, Windows
 
 FOLD: Final = 512
@@ -50,6 +53,11 @@ _SPLIT_AT: Final = 32
 _MOST_FAILED: Final = 2
 _GIVE_UP: Final = 16
 _TRY_AGAIN: Final = 8
+_GIVE_UP_FOR_LONG: Final = 128
+_TRY_RARELY: Final = 64
+_JOIN: Final = 16
+_SMALL: Final = 4_096
+_LARGE: Final = 65_536
 _OPEN_BYTES: Final = 240
 _CHUNKS_BYTES: Final = 160
 _WINDOW_BYTES: Final = 20
@@ -178,16 +186,23 @@ class GrowingBuckets:
     def fold(self, start: int) -> None:
         """Seal what is in the open array of a bucket, and empty it."""
         numbers = self.open[start]
-        content = self.copies.living(self._bitmap(numbers), self._positions.pending, start)
         self.folded += len(numbers)
+        if numbers and not self.copies.extra and self._gives_up():
+            self._failures += 1
+            chunk = pack(numbers, self._bitmap)
+            del numbers[:]
+            self._append_chunk(start, chunk)
+            return
+        content = self.copies.living(self._bitmap(numbers), self._positions.pending, start)
         del numbers[:]
         self.seal(start, content)
 
-    def _chunks_of(self, start: int) -> list[bytes]:
-        if start not in self.chunks:
-            self._enlist(start)
-            self.chunks[start] = []
-        return self.chunks[start]
+    def _gives_up(self) -> bool:
+        """Return whether so many parts were no windows that this one is not tried."""
+        failures = self._failures
+        if failures < _GIVE_UP:
+            return False
+        return failures % (_TRY_AGAIN if failures < _GIVE_UP_FOR_LONG else _TRY_RARELY) > 0
 
     def close(self, start: int) -> None:
         """Fold a bucket's open array and drop it."""
@@ -262,7 +277,7 @@ class GrowingBuckets:
             return
         if self.copies.touches(content):
             self._add_chunk(start, content)
-        elif self._failures >= _GIVE_UP and self._failures % _TRY_AGAIN:
+        elif self._gives_up():
             self._failures += 1
             self._add_chunk(start, content)
         else:
@@ -313,12 +328,33 @@ class GrowingBuckets:
             self._add_chunk(start, content)
 
     def _add_chunk(self, start: int, content: Any) -> None:
-        chunks = self._chunks_of(start)
-        chunk = seal(content)
+        self._append_chunk(start, seal(content))
+
+    def _append_chunk(self, start: int, chunk: bytes) -> None:
+        chunks = self.chunks.get(start)
+        if chunks is None:
+            self._enlist(start)
+            chunks = self.chunks[start] = []
         chunks.append(chunk)
         self.chunk_bytes += len(chunk) + OBJECT_BYTES
+        if not len(chunks) % _JOIN and self.copies.sweep is None:
+            self._join(chunks)
         if self.fold_at < FOLD:
             self.fold_at = min(_FOLD_PLAIN if is_plain(chunk) else _FOLD_EARLY, FOLD - 1)
+
+    def _join(self, chunks: list[bytes]) -> None:
+        """Join the last chunks, all of about one size, where they reach over each other: ids came in any order.
+
+        Read in order of number all of them would have to be decoded at once. A number is joined twice at most, a few ns
+        each time; not during a sweep, which goes by the places of chunks.
+        """
+        size = _SMALL if len(chunks[-1]) < _SMALL else _LARGE
+        last = list(takewhile(partial(_is_of, size), islice(reversed(chunks), 2 * _JOIN)))
+        if len(last) < _JOIN >> 1 or not _overlap(last):
+            return
+        joined = seal(self._bitmap.union(*(unseal(chunk, self._bitmap) for chunk in last)))
+        self.chunk_bytes += len(joined) + OBJECT_BYTES - sum(map(len, last)) - OBJECT_BYTES * len(last)
+        chunks[-len(last) :] = [joined]
 
     def dissolve(self, number: int) -> None:
         """Write down the content of the window over ``number``, since another bucket wants a number in its range."""
@@ -327,3 +363,14 @@ class GrowingBuckets:
         if content:
             self.copies.keep_marks(content)
             self._add_chunk(window.start, content)
+
+
+def _is_of(size: int, chunk: bytes) -> bool:
+    return (0 if size == _SMALL else _SMALL) <= len(chunk) < size
+
+
+def _overlap(chunks: list[bytes]) -> bool:
+    """Return whether half of the chunks, the latest first, begin where the one before them does, or before."""
+    begins = [where_begins(chunk) for chunk in chunks]
+    reaching_over: int = sum(map(le, begins, begins[1:]))
+    return 2 * reaching_over >= len(begins) - 1

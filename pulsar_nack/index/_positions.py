@@ -124,11 +124,15 @@ class Positions:
     def _subtract(self, numbers: Any) -> None:
         """Subtracting 64-bit bitmaps builds all of the first anew: 4 ms with 60 000 slots, as long as 8 000 numbers."""
         if self.is_wide and len(numbers) < _FEW:
-            discard = self.pending.discard
-            for number in numbers:
-                discard(number)
+            self.remove_few(numbers)
         else:
             self.pending -= numbers
+
+    def remove_few(self, numbers: Iterable[int]) -> None:
+        """Take numbers of no chunked messages out of what is pending, one by one."""
+        discard = self.pending.discard
+        for number in numbers:
+            discard(number)
 
     # -- slots and memory --------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any, Final
 
 from pyroaring import BitMap
@@ -102,19 +103,16 @@ class Slot:
 
     def message_ids(self, numbers: Iterable[int]) -> Iterator[MessageId]:
         """Make the ids of some of this slot's numbers."""
-        ledger, partition, topic = self.ledger, self.partition, self.topic
+        identities: Iterable[tuple[int, int, int, int]]
         if self.bits:
-            for number in numbers:
-                parts = ledger, self.entry(number), partition, self.batch_index(number)
-                yield _make(MessageId, parts) if topic is None else _with_topic(parts, topic)
-            return
-        offset = self.offset
-        if topic is None:
-            for number in numbers:
-                yield _make(MessageId, (ledger, number + offset, partition, -1))
-            return
-        for number in numbers:
-            yield _with_topic((ledger, number + offset, partition, -1), topic)
+            places = ((self.entry(number), self.batch_index(number)) for number in numbers)
+            identities = ((self.ledger, entry, self.partition, batch_index) for entry, batch_index in places)
+        else:
+            entries = map(self.offset.__add__, numbers)
+            identities = zip(repeat(self.ledger), entries, repeat(self.partition), repeat(-1))
+        if self.topic is None:
+            return map(_make, repeat(MessageId), identities)
+        return map(_with_topic, identities, repeat(self.topic))
 
     def positions(self, numbers: array[int]) -> Iterator[Position]:
         """Make the positions of some of this slot's numbers; batch indexes are left out."""

@@ -15,6 +15,7 @@ from ._sealed import OBJECT_BYTES, seal, unseal
 from ._windows import Window
 
 _FEW_PARTS: Final = 16
+_LARGE_PART: Final = 8_192
 
 
 class BucketStore(GrowingBuckets):
@@ -101,7 +102,8 @@ class BucketStore(GrowingBuckets):
 
     def is_large(self, start: int) -> bool:
         """Return whether to decode a whole bucket would take long, and need not be: numbers are in order of place."""
-        parts = len(self.chunks.get(start, ()))
+        chunks = self.chunks.get(start, ())
+        parts = len(chunks) + sum(map(len, chunks)) // _LARGE_PART
         if parts <= _FEW_PARTS < len(self.windows):
             parts += len(self.windows.of(start))
         return parts > _FEW_PARTS and self._positions.slots.are_in_order

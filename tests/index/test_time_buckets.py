@@ -453,11 +453,48 @@ def test_gaps_are_read_as_they_were_written() -> None:
     for bitmap, typecode, base in ((BitMap, "I", 1 << 31), (BitMap64, "Q", 1 << 40)):
         for most in (2, 128, 255):
             flat = array(typecode, accumulate((chance.randrange(1, most + 1) for _ in range(700)), initial=base))
-            packed = sealed_module._gaps(bitmap(flat))
+            packed = sealed_module._gaps(flat)
             assert packed is not None
             assert unseal(packed, bitmap).to_array() == flat
-        assert sealed_module._gaps(bitmap(array(typecode, [base, base + 256, base + 257]))) is None
-        assert sealed_module._gaps(bitmap(array(typecode, [base, base + 65_537]))) is None
+        for beyond in (
+            [base, base + 256, base + 257],
+            [base, base + 65_537],
+            [base + 5, base],
+            [base, base + 9, base + 8],
+        ):
+            assert sealed_module._gaps(array(typecode, beyond)) is None
+
+
+@pytest.mark.parametrize("typecode", ["I", "Q"])
+def test_numbers_are_packed_in_any_order(typecode: str) -> None:
+    """What an open array is packed as is read again, near or far apart and in any order, and begins where it says."""
+    chance, bitmap = random.Random(12), BitMap if typecode == "I" else BitMap64
+    kinds = set()
+    for spread in (1, 2, 40, 700, 7_000, 300_000, 60_000_000):
+        for count in (1, 2, 3, 100, 500):
+            for numbers in (chance.sample(range(1 << 31, (1 << 31) + spread), min(spread, count)) for _ in range(5)):
+                for flat in (array(typecode, numbers), array(typecode, sorted(numbers))):
+                    chunk = sealed_module.pack(flat, bitmap)
+                    kinds.add(chunk[0])
+                    assert unseal(chunk, bitmap) == bitmap(flat)
+                    assert min(flat) & ~0xFFFF <= sealed_module.where_begins(chunk) <= min(flat)
+                    assert len(chunk) <= 30 + flat.itemsize * len(flat)
+    assert len(kinds) == 3
+
+
+def test_parts_that_reach_over_each_other_are_joined() -> None:
+    """Ids that come into one bucket in any order make few parts, so that the first ids out need not decode hundreds."""
+    chance, buckets = random.Random(13), TimeBuckets()
+    ids = [MessageId(ledger, entry) for ledger in range(20) for entry in range(0, 65_536, 13)]
+    for message_id in chance.sample(ids, len(ids)):
+        buckets.put(message_id, 1_000)
+    chunks = buckets._store.chunks[1_000]
+    assert len(ids) > 100_000
+    assert len(chunks) < 48
+    assert buckets._store.chunk_bytes == sum(len(chunk) + sealed_module.OBJECT_BYTES for chunk in chunks)
+    check(buckets)
+    assert list(buckets.pop(1_000, 70_000)) == ids[:70_000]
+    assert list(buckets.pop(1_000)) == ids[70_000:]
 
 
 @pytest.mark.parametrize("typecode", ["I", "Q"])
