@@ -67,7 +67,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pulsar_lite": ("cli/", "testing/_lite"),
     "google": ("delayed/bucket/",),
     "obstore": ("ledger/_object_",),
-    "prometheus_client": ("observe/_delayed_",),
+    "prometheus_client": ("observe/_cursor_", "observe/_delayed_"),
     "structlog": ("observe/_structlog",),
     "typer": ("cli/",),
     "rich": ("cli/",),

@@ -3,8 +3,9 @@
 A hook is any callable that takes one :data:`~pulsar_nack.nack.NackEvent`; give them to a tracker or consumer.
 """
 
+from ._cursor_metrics import CursorMetrics
 from ._delayed_metrics import DelayedMetrics
 from ._logging import logging_hook
 from ._structlog import structlog_hook
 
-__all__ = ["DelayedMetrics", "logging_hook", "structlog_hook"]
+__all__ = ["CursorMetrics", "DelayedMetrics", "logging_hook", "structlog_hook"]
