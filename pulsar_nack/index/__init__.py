@@ -5,7 +5,20 @@ from ._due import DueIds
 from ._entries import as_entries
 from ._entry_sets import MAX_ENTRY, EntrySets
 from ._front import NEVER, Front
+from ._position_ranges import PositionRange, PositionRanges
 from ._ranges import EntryRanges
 from ._slots import Slot
 
-__all__ = ["MAX_ENTRY", "NEVER", "DueIds", "EntryRanges", "EntrySets", "Front", "Slot", "TimeBuckets", "as_entries"]
+__all__ = [
+    "MAX_ENTRY",
+    "NEVER",
+    "DueIds",
+    "EntryRanges",
+    "EntrySets",
+    "Front",
+    "PositionRange",
+    "PositionRanges",
+    "Slot",
+    "TimeBuckets",
+    "as_entries",
+]

@@ -172,7 +172,9 @@ class EntryRanges:
             return 0
         bits = self._bits
         gone: int = bits.range_cardinality(first, last + 1)
-        if gone:
+        if gone == self._count:
+            self.clear()
+        elif gone:
             left = first > 0 and first in bits and first - 1 in bits
             right = last in bits and last + 1 in bits
             self.range_count += left + right - self._runs_within(first, last)
@@ -183,6 +185,13 @@ class EntryRanges:
     def discard_below(self, entry: int) -> int:
         """Take out all entries below this one; return how many there were."""
         return self.discard_range(0, entry - 1) if entry > 0 else 0
+
+    def clear(self) -> None:
+        """Take out everything."""
+        self._bits = BitMap()
+        self._entries_max = _NARROW_MAX
+        self._count = self.range_count = 0
+        self._tidy()
 
     def pop_run(self, entry: int) -> int:
         """Take out the entries from this one up to the first that is absent; return that one.
@@ -220,6 +229,26 @@ class EntryRanges:
             step >>= 1
         return end
 
+    @property
+    def last_range(self) -> tuple[int, int] | None:
+        """Return the highest range as (first, last), None when there is none; O(log run)."""
+        if not self._count:
+            return None
+        bits = self._bits
+        bottom, last = bits.min(), bits.max()
+        if self.range_count == 1:
+            return bottom, last
+        first = last
+        step = 1
+        while first - step >= bottom and bits.contains_range(first - step, first):
+            first -= step
+            step <<= 1
+        while step:
+            if first - step >= bottom and bits.contains_range(first - step, first):
+                first -= step
+            step >>= 1
+        return first, last
+
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Go through the ranges, lowest first, as (first, last) with both in it. O(ranges), in bounded memory."""
         if not self._count:
@@ -244,30 +273,34 @@ class EntryRanges:
         made._bits = self._bits.copy()
         return made
 
+    def _windows(self, first: int, last: int) -> Iterator[Any]:
+        """Yield bitmaps of the entries between these, both included, in windows; stretches without any are skipped."""
+        bits = self._bits
+        last = min(last, bits.max())
+        while first <= last:
+            start = bits.next_set_bit(first)
+            first = min(start + _WINDOW, last + 1)
+            if start < first:
+                yield bits & type(bits)(range(start, first))
+
     def _windowed_runs(self) -> Iterator[tuple[int, int]]:
         """Yield (first, end) of the runs, cut at the windows in which they are looked for."""
-        bits, last = self._bits, self._bits.max()
-        kind = type(bits)
-        start = bits.min()
-        while True:
-            stop = min(start + _WINDOW, last + 1)
-            part = bits & kind(range(start, stop))
+        for part in self._windows(0, self._entries_max):
             edges = (part ^ part.shift(1)).to_array()
             yield from zip(edges[::2], edges[1::2], strict=True)
-            if stop > last:
-                return
-            start = bits.next_set_bit(stop)
 
     def _runs_within(self, first: int, last: int) -> int:
-        """Return how many runs lie, at least in part, between these, both included."""
-        last = min(last, self._entries_max + 1)
+        """Return how many runs lie, at least in part, between these, both included. O(bytes that this part takes)."""
         bits = self._bits
+        last = min(last, self._entries_max)
         count = bits.range_cardinality(first, last + 1)
         if count in {0, last - first + 1}:
             return 1 if count else 0
-        part = bits & type(bits)(range(first, last + 1))
-        edges: int = part.symmetric_difference_cardinality(part.shift(1))
-        return edges // 2
+        runs, end = 0, -1
+        for part in self._windows(first, last):
+            runs += part.symmetric_difference_cardinality(part.shift(1)) // 2 - (part.min() == end)
+            end = part.max() + 1
+        return runs
 
     def _recount(self) -> None:
         bits = self._bits
@@ -305,8 +338,8 @@ class EntryRanges:
         if entry <= self._entries_max:
             return
         wide = BitMap64()
-        for first, last in self.ranges():
-            wide.add_range(first, last + 1)
+        for first, end in self._windowed_runs() if self._bits else ():
+            wide.add_range(first, end)
         self._bits = wide
         self._entries_max = MAX_RANGE_ENTRY
 

@@ -1,0 +1,207 @@
+"""The acknowledged entries of one ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pulsar_nack import InvalidArgumentError
+from pulsar_nack.index import EntryRanges
+
+ENTRIES = st.one_of(
+    st.integers(0, 24),
+    st.integers(65_530, 65_542),
+    st.integers(2**20 - 3, 2**20 + 3),
+    st.integers(2**32 - 4, 2**32 + 4),
+    st.integers(2**63 - 4, 2**63 - 1),
+)
+STEPS = ["add", "add_range", "add_many", "discard_range", "discard_below", "pop_run"]
+
+
+def ranges_of(entries: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the ranges of entries, found one by one."""
+    found: list[tuple[int, int]] = []
+    for entry in sorted(entries):
+        if found and found[-1][1] == entry - 1:
+            found[-1] = (found[-1][0], entry)
+        else:
+            found.append((entry, entry))
+    return found
+
+
+def apply(ranges: EntryRanges, model: set[int], step: str, entry: int, width: int) -> None:
+    """Carry out one step on both, and compare what it says."""
+    before = len(model)
+    last = min(entry + width, 2**63 - 1)
+    if step == "add":
+        model.add(entry)
+        assert ranges.add(entry) == (len(model) > before)
+    elif step == "add_range":
+        model.update(range(entry, last + 1))
+        assert ranges.add_range(entry, last) == len(model) - before
+    elif step == "add_many":
+        wanted = [*range(entry, last + 1, 2), entry]
+        model.update(wanted)
+        assert ranges.add_many(wanted) == len(model) - before
+    elif step == "discard_range":
+        model.difference_update(range(entry, last + 1))
+        assert ranges.discard_range(entry, last) == before - len(model)
+    elif step == "discard_below":
+        model -= {each for each in model if each < entry}
+        assert ranges.discard_below(entry) == before - len(model)
+    else:
+        end = entry
+        while end in model:
+            model.remove(end)
+            end += 1
+        assert ranges.next_absent(entry) == end
+        assert ranges.pop_run(entry) == end
+        assert ranges.next_absent(entry) == entry
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from(STEPS), ENTRIES, st.integers(0, 9)), max_size=40))
+def test_behaves_as_a_set(steps: list[tuple[str, int, int]]) -> None:
+    """Every step tells what a set of numbers would, and leaves the same entries, count, ends and ranges."""
+    ranges, model = EntryRanges(), set[int]()
+    for step, entry, width in steps:
+        apply(ranges, model, step, entry, width)
+        ranges._verify()
+        assert list(ranges.ranges()) == ranges_of(model)
+        assert ranges.last_range == (ranges_of(model)[-1] if model else None)
+        assert (entry in ranges) == (entry in model)
+
+
+@pytest.mark.parametrize("base", [0, 2**32 - 3000, 2**63 - 6000])
+def test_many_random_changes(base: int) -> None:
+    """Thousands of changes in arrays, bitmaps and runs, and over the change to wide numbers, keep all figures."""
+    random = Random(7)
+    ranges, model = EntryRanges(), set[int]()
+    for number in range(4000):
+        entry = base + random.randrange(5990)
+        step = random.choices(STEPS, weights=[40, 10, 4, 8, 0.02, 4])[0]
+        apply(ranges, model, step, entry, random.choice([0, 1, 7, 150]))
+        if number % 100 == 0:
+            ranges._verify()
+            assert list(ranges.ranges()) == ranges_of(model)
+    ranges._verify()
+
+
+@given(st.lists(st.tuples(ENTRIES, st.integers(0, 9)), max_size=20))
+def test_from_ranges(pairs: list[tuple[int, int]]) -> None:
+    """Ranges in any order, which may overlap, become one set; its own ranges make the same set again."""
+    pairs = [(first, min(first + width, 2**63 - 1)) for first, width in pairs]
+    ranges = EntryRanges.from_ranges(pairs)
+    ranges._verify()
+    model = {entry for first, last in pairs for entry in range(first, last + 1)}
+    assert list(ranges.ranges()) == ranges_of(model)
+    assert EntryRanges.from_ranges(ranges.ranges()) == ranges
+
+
+def test_copies_are_independent() -> None:
+    """A copy has the same entries, and changes of one do not show in the other."""
+    ranges = EntryRanges.from_ranges([(3, 5), (2**40, 2**40 + 1)])
+    copy = ranges.copy()
+    assert copy == ranges
+    copy.add(9)
+    assert copy != ranges
+    assert list(ranges.ranges()) == [(3, 5), (2**40, 2**40 + 1)]
+    copy._verify()
+
+
+def test_equality_looks_at_entries_only() -> None:
+    """Two sets are equal when their entries are, however these came about; nothing else equals one."""
+    narrow, wide = EntryRanges.from_ranges([(1, 2)]), EntryRanges.from_ranges([(1, 2), (2**33, 2**33)])
+    assert narrow != wide
+    wide.discard_range(2**33, 2**33)
+    assert narrow == wide
+    assert narrow != {1, 2}
+    assert EntryRanges.from_ranges([(1, 3)]) != EntryRanges.from_ranges([(2, 4)])
+
+
+@pytest.mark.parametrize("entry", [-1, 2**63, 2**64, -(2**70)])
+def test_refuses_what_is_no_entry(entry: int) -> None:
+    """A number that no entry can have is refused before anything changed, and is never in it."""
+    ranges = EntryRanges.from_ranges([(4, 6)])
+    with pytest.raises(InvalidArgumentError, match="entries"):
+        ranges.add(entry)
+    with pytest.raises(InvalidArgumentError, match="entries"):
+        ranges.add_many([1, entry])
+    with pytest.raises(InvalidArgumentError, match="entries"):
+        ranges.add_range(min(entry, 7), max(entry, 7))
+    with pytest.raises(InvalidArgumentError, match="entries"):
+        ranges.discard_range(min(entry, 5), max(entry, 5))
+    assert entry not in ranges
+    assert list(ranges.ranges()) == [(4, 6)]
+
+
+def test_refuses_ranges_that_end_before_they_begin() -> None:
+    """A range whose end lies before its beginning is refused."""
+    with pytest.raises(InvalidArgumentError, match="first <= last"):
+        EntryRanges.from_ranges([(5, 4)])
+
+
+def test_empty() -> None:
+    """An empty set has no ends and no ranges, and taking out of it does nothing."""
+    ranges = EntryRanges()
+    assert (ranges.first, ranges.last, ranges.last_range, list(ranges.ranges())) == (None, None, None, [])
+    assert (ranges.discard_range(0, 2**63 - 1), ranges.discard_below(7), ranges.pop_run(3)) == (0, 0, 3)
+    assert not ranges
+
+
+def test_cost_grows_with_holes() -> None:
+    """K33: 30 million entries with few holes, and one entry far out, take next to nothing; every second one a bit."""
+    huge = EntryRanges.from_ranges([(0, 9_999_999), (10_000_001, 20_000_000), (20_000_002, 30_000_001)])
+    assert (len(huge), huge.range_count) == (30_000_000, 3)
+    assert huge.memory_bytes < 30_000
+    far = EntryRanges()
+    far.add(49_999)
+    assert far.memory_bytes < 500
+    second = EntryRanges()
+    for entry in range(0, 50_000, 2):
+        second.add(entry)
+    second._tidy()
+    assert second.memory_bytes < 8_192 + 500
+    assert second.range_count == 25_000
+
+
+def test_shrinks_as_holes_are_filled() -> None:
+    """Filling the holes of every second entry gives its memory back, and so does taking most of it out."""
+    ranges = EntryRanges()
+    for start in (0, 1):
+        for entry in range(start, 50_000, 2):
+            ranges.add(entry)
+    ranges._verify()
+    assert ranges.range_count == 1
+    assert ranges.memory_bytes < 20_000
+    ranges.add_many(range(100_000, 200_000, 2))
+    ranges.discard_below(199_000)
+    ranges._verify()
+    assert ranges.memory_bytes < 10_000
+
+
+def test_in_order_stays_tiny() -> None:
+    """Entries that are added one after another are runs, and are measured as such."""
+    ranges = EntryRanges()
+    for entry in range(1, 30_000):
+        ranges.add(entry)
+    assert ranges.range_count == 1
+    assert ranges.memory_bytes < 330 + 32 + 6 + 4 * 4096
+
+
+def test_next_absent_over_long_runs() -> None:
+    """The end of a run is found whatever its length, beside other runs."""
+    for length in (1, 2, 3, 4, 5, 63, 64, 65, 65_535, 65_536, 65_537, 3_000_000):
+        ranges = EntryRanges.from_ranges([(2, 1 + length), (9_000_000, 9_000_001)])
+        for start in (2, 1 + length, 2 + length // 2):
+            expected = 2 + length if start <= 1 + length else start
+            assert ranges.next_absent(start) == expected
+        assert ranges.next_absent(0) == 0
+        assert ranges.last_range == (9_000_000, 9_000_001)
+        ranges.discard_range(9_000_001, 9_000_001)
+        ranges.add_range(9_000_000, 8_999_999 + length)
+        assert ranges.last_range == (9_000_000, 8_999_999 + length)
