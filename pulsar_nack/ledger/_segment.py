@@ -88,7 +88,7 @@ class Segment:
         :raises LogCorruptedError: they are not there as they should be
         """
         records: list[bytes] = []
-        with _Walk(self, *self.index.start_for(first)) as walk:
+        with Walk(self, *self.index.start_for(first)) as walk:
             while walk.number <= last:
                 begin, frame = walk.number, walk.step()
                 if not isinstance(frame, Frame):
@@ -106,7 +106,7 @@ class Segment:
         :raises LogCorruptedError: there is damage that no crash explains
         """
         is_sealed, last = False, SEGMENT_HEADER_SIZE
-        with _Walk(self, self.first, SEGMENT_HEADER_SIZE) as walk:
+        with Walk(self, self.first, SEGMENT_HEADER_SIZE) as walk:
             while walk.end < walk.size:
                 if is_sealed:
                     raise walk.damage(Damaged("bytes after the seal", None))
@@ -120,7 +120,7 @@ class Segment:
             return Tail(walk.number, last, walk.end, is_sealed, walk.salt)
 
 
-class _Walk:
+class Walk:
     """Goes from frame to frame; ``end`` is the offset of the next one, ``number`` its first record."""
 
     def __init__(self, segment: Segment, number: int, end: int) -> None:
