@@ -9,7 +9,7 @@ import typer
 
 from .._version import __version__
 
-_COMMANDS: Final = {"demo": "_demo", "plan": "_plan"}
+_COMMANDS: Final = {"demo": "_demo", "inspect": "_inspect", "plan": "_plan"}
 """Name of a command, and its module here; what a command needs beyond typer it imports when it is called."""
 
 

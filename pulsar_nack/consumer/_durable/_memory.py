@@ -71,6 +71,10 @@ class Memory:
             if item.id.batch_index >= 0 or self.find(item.id) is None:
                 yield item
 
+    def unsettled_pages(self) -> Iterator[Page]:
+        """Go through the unsettled messages in columns, some thousand at most at a time."""
+        return self._unsettled.pages()
+
     def picture(self, now_ms: int) -> Iterator[bytes | None]:
         """Go through records that say all of this, and drop what is too old; None: a step without a record.
 

@@ -1,0 +1,156 @@
+"""What a folder holds, as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..inspection import BucketReport, DelayedReport, FolderReport, NacksReport, StoreReport
+from ..planning import format_size
+
+_WIDTH: Final = 120
+_MOST_ROWS: Final = 40
+
+
+def show(report: FolderReport, *, with_files: bool) -> None:
+    """Print to the terminal, or in a fixed width to where output is redirected."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(width=_WIDTH, highlight=False)
+    for store in report.stores:
+        _show_store(console, store, with_files=with_files)
+    damage = list(report.damage)
+    if damage:
+        _show_damage(console, report)
+    else:
+        console.print("[green]No damage.[/]")
+
+
+def _show_store(console: Console, store: StoreReport, *, with_files: bool) -> None:
+    size = sum(log.bytes for log in store.logs)
+    records = sum(log.records for log in store.logs)
+    counts = f"{_count(len(store.logs), 'log')}, {_count(records, 'record')}, {format_size(size)}"
+    console.print(f"[bold]{escape(store.path)}[/]  {counts}\n")
+    for delayed in store.delayed:
+        _show_delayed(console, delayed)
+    if store.nacks is not None:
+        _show_nacks(console, store.nacks)
+    plain = [log for log in store.logs if log.kind == "plain"]
+    if with_files:
+        _show_files(console, store)
+    elif plain:
+        rows = [(log.name, f"{log.records:,}", format_size(log.bytes), _yes(log.is_sealed)) for log in plain]
+        _print_table(console, "Other logs", ("log", "records", "size", "sealed"), rows)
+    for label, names in (("Left by a crash, or being made", store.leftovers), ("Not ours", store.foreign)):
+        if names:
+            console.print(f"{label}: {escape(', '.join(names))}\n")
+    for note in store.notes:
+        console.print(f"[yellow]{escape(note)}[/]\n")
+
+
+def _show_delayed(console: Console, delayed: DelayedReport) -> None:
+    title = "Delayed messages"
+    if delayed.mark_delete is not None:
+        title += f", cursor {delayed.cursor}: mark-delete {_position(delayed.mark_delete)}"
+    others = len(delayed.properties) - sum(bucket.key is not None for bucket in delayed.buckets)
+    if others > 0:
+        title += f", {_count(others, 'other property', 'other properties')}"
+    columns = ("bucket", "snapshot", "messages", "segments", "from", "to", "size")
+    total = sum(bucket.messages or 0 for bucket in delayed.buckets)
+    title += f"; {_count(len(delayed.buckets), 'bucket')}, {_count(total, 'message')}"
+    _print_table(console, title, columns, map(_bucket_row, delayed.buckets))
+
+
+def _bucket_row(bucket: BucketReport) -> tuple[str, ...]:
+    name = "named by nothing here" if bucket.key is None else bucket.key.rpartition(".")[2]
+    messages = "?" if bucket.messages is None else f"{bucket.messages:,}"
+    size = "missing" if bucket.log is None else format_size(bucket.bytes)
+    times = (_time(bucket.first_at), _time(bucket.last_at))
+    return name, str(bucket.snapshot_id), messages, f"{len(bucket.segments):,}", *times, size
+
+
+def _show_nacks(console: Console, nacks: NacksReport) -> None:
+    console.print(f"[bold]Durable nacks of a consumer[/], last written {_time(nacks.last_written_at) or 'never'}")
+    waits = f", from {_time(nacks.first_at)} to {_time(nacks.last_at)}" if nacks.unsettled else ""
+    console.print(
+        f"  {_count(nacks.unsettled, 'unsettled message')}{waits}; redelivered up to {nacks.most_redeliveries} times"
+    )
+    console.print(f"  {_count(nacks.acknowledged, 'acknowledgement')} remembered")
+    console.print(f"  in {escape(', '.join(nacks.logs)) or 'no log'}")
+    if nacks.ignored:
+        console.print(f"  does not count: {escape(', '.join(nacks.ignored))}")
+    console.print()
+    rows = [(str(each.ledger), str(each.partition), each.topic or "", f"{each.messages:,}") for each in nacks.ledgers]
+    if rows:
+        _print_table(console, "Unsettled", ("ledger", "partition", "topic", "messages"), rows)
+
+
+def _show_files(console: Console, store: StoreReport) -> None:
+    rows: list[tuple[str, ...]] = []
+    for log in store.logs:
+        sealed = " (sealed)" if log.is_sealed else ""
+        rows.append((log.name + sealed, log.kind, "", f"{log.records:,}", format_size(log.bytes)))
+        rows += [("", "", each.file, f"{each.records:,}", format_size(each.bytes)) for each in log.segments]
+    _print_table(console, "Logs", ("log", "part of", "file", "records", "size"), rows, most=None)
+
+
+def _show_damage(console: Console, report: FolderReport) -> None:
+    columns = ("what", "log", "file", "byte", "reason")
+    rows = [
+        (each.kind, each.log, each.file, "" if each.offset is None else f"{each.offset:,}", each.reason)
+        for each in report.damage
+    ]
+    _print_table(console, f"[red]{_count(len(rows), 'thing')} wrong[/]", columns, rows, most=None)
+
+
+# --- parts of lines -------------------------------------------------------------------------------------------------
+
+
+def _print_table(
+    console: Console,
+    title: str,
+    columns: tuple[str, ...],
+    rows: Iterable[tuple[str, ...]],
+    *,
+    most: int | None = _MOST_ROWS,
+) -> None:
+    rows = list(rows)
+    console.print(f"[bold]{title}[/]")
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 2))
+    numbers = {"messages", "segments", "size", "records", "byte", "ledger", "partition"}
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows[:most]:
+        table.add_row(*map(escape, row))
+    if rows:
+        console.print(table)
+    if most is not None and len(rows) > most:
+        console.print(f"  ... and {len(rows) - most:,} more; --json has all")
+    console.print()
+
+
+def _count(count: int, one: str, many: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def _position(position: tuple[int, int]) -> str:
+    return f"{position[0]}:{position[1]}"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else ""
+
+
+def _time(at_ms: int | None) -> str:
+    """Return an epoch time in UTC, to the second; as it is where no calendar has it."""
+    if at_ms is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)

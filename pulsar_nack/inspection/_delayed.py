@@ -1,0 +1,192 @@
+"""Bucket trackers: the log of their cursor, and the snapshots that its properties name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from ..delayed.bucket._keys import NamedSnapshot, named_snapshots
+from ..delayed.bucket._log_changes import Next, State, check_head, decode
+from ..delayed.bucket._log_snapshot import Footer, decode_footer
+from ..delayed.bucket._pending import Pending
+from ..delayed.bucket._wire import SegmentRow, decode_metadata
+from ..errors import LogCorruptedError, LogVersionError, MissingExtraError, SnapshotFormatError
+from ..ids import Position
+from ._report import BucketReport, DelayedReport, SegmentTimes
+from ._store import Inspected, Store
+
+_SNAPSHOT: Final = re.compile(r"snapshot-[0-9a-f]{32}-(\d{1,19})")
+_CURSOR: Final = re.compile(r"(.+)-(\d{1,18})")
+
+
+def inspect_delayed(store: Store) -> tuple[DelayedReport, ...]:
+    """Return the trackers of a store; snapshots that no cursor here names come last, on their own."""
+    snapshots = dict(_snapshots(store))
+    cursors = _cursors(store)
+    reports = []
+    for name, generations in sorted(cursors.items()):
+        log, state = _follow(store, name, generations)
+        named = named_snapshots(state.properties)
+        reports.append(
+            DelayedReport(
+                name,
+                log,
+                _pair(state.mark_delete_position),
+                dict(state.properties),
+                _named(store, log, named, snapshots),
+            )
+        )
+    if snapshots:
+        rest = tuple(_bucket(store, number, None, log) for number, log in sorted(snapshots.items()))
+        reports = _with_rest(reports, rest)
+    return tuple(reports)
+
+
+def _with_rest(reports: list[DelayedReport], rest: tuple[BucketReport, ...]) -> list[DelayedReport]:
+    """Add snapshots that nothing names: to the one cursor, or as those of a cursor that is kept elsewhere."""
+    if len(reports) != 1:
+        return [*reports, DelayedReport(None, None, None, {}, rest)]
+    (one,) = reports
+    return [DelayedReport(one.cursor, one.log, one.mark_delete, one.properties, one.buckets + rest)]
+
+
+# --- the cursor -----------------------------------------------------------------------------------------------------
+
+
+def _cursors(store: Store) -> dict[str, dict[int, Inspected]]:
+    found: dict[str, dict[int, Inspected]] = {}
+    for log in store.untaken():
+        match = _CURSOR.fullmatch(log.name)
+        if match and _is_cursor(log):
+            log.kind = "delayed cursor"
+            found.setdefault(match[1], {})[int(match[2])] = log
+    return found
+
+
+def _is_cursor(log: Inspected) -> bool:
+    try:
+        check_head(log.first, log.name)
+    except LogVersionError:
+        return True
+    except LogCorruptedError:
+        return False
+    return True
+
+
+def _follow(store: Store, name: str, generations: dict[int, Inspected]) -> tuple[str, State]:
+    """Read the lowest generation, and where it leads to."""
+    generation = min(generations)
+    while True:
+        log = generations[generation]
+        state, following = _read(store, log)
+        if following is None:
+            return log.name, state
+        if following.generation not in generations or following.generation <= generation:
+            store.note(log.name, "", "missing", f"it goes on in {name}-{following.generation}, which is missing")
+            return log.name, state
+        generation = following.generation
+
+
+def _pair(position: Position) -> tuple[int, int]:
+    return position.ledger, position.entry
+
+
+def _read(store: Store, log: Inspected) -> tuple[State, Next | None]:
+    state, following = State(), None
+    try:
+        check_head(log.first, log.name)
+        for number, data in enumerate(log.records()):
+            if not number:
+                continue
+            change = decode(data, log.name, number)
+            if isinstance(change, Next):
+                following = change
+            else:
+                state.apply(change)
+    except LogVersionError as error:
+        store.note(log.name, error.file, "newer", f"version {error.version} of the format")
+    except LogCorruptedError as error:
+        store.note(log.name, error.file, "inconsistent", error.reason)
+    return state, following
+
+
+# --- snapshots ------------------------------------------------------------------------------------------------------
+
+
+def _snapshots(store: Store) -> Iterator[tuple[int, Inspected]]:
+    for log in store.untaken():
+        match = _SNAPSHOT.fullmatch(log.name)
+        if match:
+            log.kind = "snapshot"
+            yield int(match[1]), log
+
+
+def _named(
+    store: Store, cursor: str, named: list[NamedSnapshot], snapshots: dict[int, Inspected]
+) -> tuple[BucketReport, ...]:
+    buckets = []
+    for each in named:
+        log = snapshots.pop(each.snapshot_id, None)
+        if log is None:
+            store.note(cursor, each.key, "missing", f"snapshot {each.snapshot_id} is missing")
+            buckets.append(BucketReport(each.snapshot_id, each.key, None, "", "", 0, None, ()))
+        else:
+            buckets.append(_bucket(store, each.snapshot_id, each.key, log))
+    return tuple(buckets)
+
+
+def _bucket(store: Store, snapshot_id: int, key: str | None, log: Inspected) -> BucketReport:
+    footer = _footer(store, key, log)
+    topic, subscription = ("", "") if footer is None else (footer.topic, footer.cursor)
+    times = None if footer is None else _times(store, footer, log)
+    messages = None if times is None else sum(each.messages for each in times)
+    return BucketReport(snapshot_id, key, log.name, topic, subscription, log.scan.size, messages, tuple(times or ()))
+
+
+def _footer(store: Store, key: str | None, log: Inspected) -> Footer | None:
+    """Return what a snapshot says of itself; one that nothing names and that has no end is what a crash left."""
+    if log.scan.damage:
+        return None
+    if not log.scan.is_sealed:
+        if key is not None:
+            store.note(log.name, "", "inconsistent", "the snapshot has no end: it was cut, or never finished")
+        return None
+    try:
+        footer = decode_footer(log.last, log.name)
+    except LogVersionError as error:
+        store.note(log.name, error.file, "newer", f"version {error.version} of the format")
+    except ValueError as error:
+        store.note(log.name, "", "inconsistent", str(error))
+    else:
+        if footer.records == log.scan.length - 1:
+            return footer
+        reason = f"its footer tells of {footer.records} records, there are {log.scan.length - 1}"
+        store.note(log.name, "the footer", "inconsistent", reason)
+    return None
+
+
+def _times(store: Store, footer: Footer, log: Inspected) -> list[SegmentTimes] | None:
+    metadata = b"".join(islice(log.records(), footer.parts.get(0, 1)))
+    try:
+        rows = decode_metadata(metadata)
+        if len(rows) != footer.entries - 1:
+            reason = f"its metadata tell of {len(rows)} segments, there are {footer.entries - 1}"
+            store.note(log.name, "the metadata", "inconsistent", reason)
+            return None
+        return [SegmentTimes(row.min_at, row.max_at, _count(row), len(row.bitmaps)) for row in rows]
+    except MissingExtraError as error:
+        store.lacks(error)
+    except (SnapshotFormatError, ValueError) as error:
+        store.note(log.name, "the metadata", "inconsistent", str(error))
+    return None
+
+
+def _count(row: SegmentRow) -> int:
+    """Return how many messages a segment has.
+
+    :raises ValueError: a bitmap cannot be read
+    """
+    positions = Pending()
+    return sum(positions.join(ledger, bitmap) for ledger, bitmap in row.bitmaps.items())

@@ -1,0 +1,101 @@
+"""Finding the stores of logs in a folder, and looking at each; a folder that its owner works on is looked at again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Final
+
+from ..errors import InvalidArgumentError
+from ..ledger._folder import as_folder
+from ..ledger._names import LOG, log_of
+from ._delayed import inspect_delayed
+from ._nacks import inspect_nacks
+from ._report import FolderReport, StoreReport
+from ._store import Store
+
+_LOOKS: Final = 5
+_PAUSE_S: Final = 0.1
+_DEEPEST: Final = 8
+
+
+def inspect_folder(path: str | PathLike[str]) -> FolderReport:
+    """Return what a folder of the library holds, and what is wrong with it. Blocking; O(bytes): it checks all sums.
+
+    Nothing is changed: no file is made, locked, repaired or removed. So it works beside a process that uses the folder,
+    and on a copy without rights to write. Folders in it are looked at too. The folder of one log, ``NAME.log``, is good
+    as well.
+
+    :raises InvalidArgumentError: there is no such folder, it cannot be read, or there is no log in it
+    """
+    folder = as_folder("path", path)
+    try:
+        folder = folder.resolve()
+        if not folder.is_dir():
+            raise InvalidArgumentError("path", str(path), "a folder that exists")
+        stores = [_inspect_store(each) for each in _stores(folder)]
+    except OSError as error:
+        raise InvalidArgumentError("path", str(path), f"a folder that can be read ({error.strerror})") from error
+    if not stores and (name := log_of(folder.name, LOG)):
+        stores = [_inspect_store(folder.parent, name)]
+    if not any(store.logs or store.leftovers for store in stores):
+        raise InvalidArgumentError("path", str(path), "a folder with logs of this library in it or below")
+    return FolderReport(str(folder), tuple(stores))
+
+
+def _stores(folder: Path, depth: int = 0) -> Iterator[Path]:
+    """Return the folders, from here down, in which logs are; links are not followed."""
+    names = sorted(folder.iterdir())
+    if any(log_of(each.name, LOG) and each.is_dir() for each in names):
+        yield folder
+    for each in names:
+        is_log = each.name.endswith(LOG) or f"{LOG}." in each.name
+        if depth < _DEEPEST and not is_log and not each.is_symlink() and each.is_dir() and os.access(each, os.R_OK):
+            yield from _stores(each, depth + 1)
+
+
+def _inspect_store(folder: Path, only: str | None = None) -> StoreReport:
+    """Look at a store until it is whole, or has not changed meanwhile: what is wrong then is wrong."""
+    for look in range(_LOOKS):
+        before = _fingerprint(folder)
+        report = _look(folder, only)
+        if not report.damage or look + 1 == _LOOKS or before == _fingerprint(folder):
+            break
+        time.sleep(_PAUSE_S)
+    return report
+
+
+def _look(folder: Path, only: str | None) -> StoreReport:
+    store = Store(folder)
+    store.look(only)
+    nacks = inspect_nacks(store)
+    delayed = inspect_delayed(store)
+    return StoreReport(
+        path=str(folder),
+        logs=tuple(log.report() for log in store.logs.values()),
+        delayed=delayed,
+        nacks=nacks,
+        leftovers=tuple(store.leftovers),
+        foreign=tuple(store.foreign),
+        notes=tuple(store.notes),
+        damage=tuple(store.damage),
+    )
+
+
+def _fingerprint(folder: Path) -> list[tuple[str, int, int]]:
+    """Return what changes when somebody writes here."""
+    found = []
+    for log in sorted(each for each in folder.iterdir() if log_of(each.name, LOG)):
+        try:
+            found += [(f"{log.name}/{each.name}", *_size(each)) for each in sorted(log.iterdir())]
+        except OSError:
+            found.append((log.name, -1, -1))
+    return found
+
+
+def _size(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns

@@ -1,0 +1,205 @@
+"""What an inspection tells: plain frozen records, the same for tables and for JSON.
+
+Times are epoch ms, sizes bytes. Where something could not be read there is None, and damage says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ._damage import Damage
+from ._scan import SegmentReport
+
+LogKind = Literal["snapshot", "delayed cursor", "nacks", "cursor", "topic", "plain"]
+"""What a log is part of: a bucket's snapshot, the cursor of a bucket tracker, a consumer's durable state, a cursor of
+acknowledgements, a local topic, or something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogReport:
+    """A log and its files."""
+
+    name: str
+    kind: LogKind
+    records: int
+    bytes: int
+    is_sealed: bool
+    segments: tuple[SegmentReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTimes:
+    """A segment of a bucket: its earliest and latest time, and how many messages of how many ledgers."""
+
+    first_at: int | None
+    last_at: int
+    messages: int
+    ledgers: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketReport:
+    """A bucket of delayed messages: its snapshot, the key that names it, and its segments.
+
+    ``key`` is None for a snapshot that nothing names: the next opening deletes it. ``log`` is None where it is missing.
+    """
+
+    snapshot_id: int
+    key: str | None
+    log: str | None
+    topic: str
+    subscription: str
+    bytes: int
+    messages: int | None
+    segments: tuple[SegmentTimes, ...]
+
+    @property
+    def first_at(self) -> int | None:
+        """Return the earliest time."""
+        return min((each.first_at for each in self.segments if each.first_at is not None), default=None)
+
+    @property
+    def last_at(self) -> int | None:
+        """Return the latest time."""
+        return max((each.last_at for each in self.segments), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedReport:
+    """A bucket tracker: its cursor and its buckets; ``mark_delete`` is None where there is no cursor with them."""
+
+    cursor: str | None
+    log: str | None
+    mark_delete: tuple[int, int] | None
+    properties: dict[str, str]
+    buckets: tuple[BucketReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLedger:
+    """Unsettled messages of one ledger."""
+
+    ledger: int
+    partition: int
+    topic: str | None
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class NacksReport:
+    """A consumer's durable state.
+
+    ``unsettled`` were nacked or shown, and not acknowledged; ``first_at`` and ``last_at`` are their deadlines, or when
+    they were shown. ``acknowledged`` are remembered in case the broker has not heard of them.
+    """
+
+    logs: tuple[str, ...]
+    ignored: tuple[str, ...]
+    last_written_at: int | None
+    unsettled: int
+    first_at: int | None
+    last_at: int | None
+    most_redeliveries: int
+    acknowledged: int
+    ledgers: tuple[WaitingLedger, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AckedLedger:
+    """The acknowledgement state of one ledger above the mark-delete position.
+
+    ``holes`` are runs of unacknowledged entries below its highest acknowledged one, ``bytes`` what is stored of it,
+    ``encoding`` the form of it.
+    """
+
+    ledger: int
+    acked: int
+    ranges: int
+    holes: int
+    batches: int
+    bytes: int
+    encoding: str
+    records: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CursorReport:
+    """A cursor of acknowledgements, as the next opening finds it.
+
+    ``marker`` is the record number of the last usable one, ``form`` how the state is written: ``ledgers`` (PIP-81),
+    ``single`` (all in one entry) or ``snapshot`` (the mark-delete position only, no marker can be used).
+    """
+
+    name: str
+    log: str
+    form: str
+    marker: int | None
+    markers: int
+    mark_delete: tuple[int, int] | None
+    properties: dict[str, str]
+    size_bytes: int
+    records_in_use: int
+    ignored: tuple[str, ...]
+    ledgers: tuple[AckedLedger, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReport:
+    """A local topic: its ledgers, and what its subscriptions are."""
+
+    name: str
+    ledgers: tuple[TopicLedger, ...]
+    subscriptions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLedger:
+    """A ledger of a local topic."""
+
+    ledger: int
+    entries: int
+    bytes: int
+    is_sealed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """A folder of logs.
+
+    ``leftovers`` are files of ours that the next opening sweeps away, ``foreign`` those that are somebody else's.
+    """
+
+    path: str
+    logs: tuple[LogReport, ...] = ()
+    delayed: tuple[DelayedReport, ...] = ()
+    nacks: NacksReport | None = None
+    cursors: tuple[CursorReport, ...] = ()
+    topics: tuple[TopicReport, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    damage: tuple[Damage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FolderReport:
+    """What a folder holds: one store, or several below it."""
+
+    path: str
+    stores: tuple[StoreReport, ...] = field(default=())
+
+    @property
+    def damage(self) -> Iterator[Damage]:
+        """Go through all damage."""
+        return (damage for store in self.stores for damage in store.damage)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether there is any."""
+        return next(self.damage, None) is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as what JSON can hold."""
+        return {**asdict(self), "is_damaged": self.is_damaged}

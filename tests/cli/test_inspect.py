@@ -1,0 +1,109 @@
+"""``pulsar-nack inspect``: tables, JSON and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pulsar_nack.cli import main
+from tests.cli.test_app import call_without
+from tests.inspection.folders import everything, segments, write_buckets, write_nacks, write_plain
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
+    """Run the command; return its exit code and what it printed."""
+    with pytest.raises(SystemExit) as done:
+        main(["inspect", *arguments])
+    out, err = capsys.readouterr()
+    return done.value.code, out, err
+
+
+async def test_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Each part of a folder is a table, and exit code 0 says that nothing is damaged."""
+    await write_buckets(tmp_path / "delayed")
+    await write_nacks(tmp_path / "nacks")
+    await write_plain(tmp_path / "plain")
+    code, out, err = run(capsys, str(tmp_path))
+    assert (code, err) == (0, "")
+    assert "cursor cursor: mark-delete 6:5" in out
+    assert "2 buckets, 4,000 messages" in out
+    assert "10 unsettled messages" in out
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith("events")] == [["events", "40"]]
+    assert "No damage." in out
+    assert max(map(len, out.splitlines())) <= 120
+
+
+async def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With --files each log and each of its files has a line."""
+    await write_plain(tmp_path, seal=True)
+    code, out, _ = run(capsys, str(tmp_path), "--files")
+    assert code == 0
+    assert "events (sealed)" in out
+    assert all(file.name in out for file in segments(tmp_path, "events"))
+
+
+async def test_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With --json there is JSON and nothing else."""
+    await write_nacks(tmp_path)
+    code, out, _ = run(capsys, str(tmp_path), "--json")
+    assert code == 0
+    assert json.loads(out)["stores"][0]["nacks"]["unsettled"] == 10
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+async def test_damage(capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str]) -> None:
+    """Damage is shown with file, byte and reason, the exit code is 1, and nothing is repaired."""
+    await write_plain(tmp_path)
+    file = segments(tmp_path, "events")[-1]
+    file.write_bytes(file.read_bytes()[:-5])
+    before = everything(tmp_path)
+    code, out, err = run(capsys, str(tmp_path), *options)
+    assert (code, err) == (1, "")
+    assert "torn" in out
+    assert file.name in out
+    assert everything(tmp_path) == before
+
+
+async def test_a_name_that_looks_like_markup(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Names of folders and files are printed as they are."""
+    folder = tmp_path / "[bold]x[/]"
+    await write_plain(folder)
+    (folder / "[red]").touch()
+    code, out, _ = run(capsys, str(folder))
+    assert code == 0
+    assert "[bold]x[/]" in out.replace("\n", "")
+    assert "Not ours: [red]" in out
+
+
+def test_unknown_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A folder that is not there, or is none of ours, is an error of one line, and exit code 2."""
+    for path in (tmp_path / "missing", tmp_path):
+        code, out, err = run(capsys, str(path))
+        assert (code, out) == (2, "")
+        assert err.startswith("pulsar-nack: path: expected a folder")
+        assert err.count("\n") == 1
+
+
+def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a path, or with an option that is not known, the exit code is 2."""
+    assert run(capsys)[0] == 2
+    assert run(capsys, "x", "--dance")[0] == 2
+
+
+async def test_without_rich(tmp_path: Path) -> None:
+    """Tables say which extra they need."""
+    await write_plain(tmp_path)
+    done = call_without("rich", "inspect", str(tmp_path))
+    assert done.returncode == 2
+    assert "pip install 'pulsar-nack[cli]'" in done.stderr
+
+
+async def test_without_protobuf(tmp_path: Path) -> None:
+    """Buckets are shown without their counts, and a line says what would bring them."""
+    await write_buckets(tmp_path)
+    done = call_without("google", "inspect", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "2 buckets" in done.stdout
+    assert "pulsar-nack[bucket]" in done.stdout

@@ -1,0 +1,1 @@
+"""What a durable folder is said to hold."""

@@ -1,0 +1,370 @@
+"""What an inspection finds in folders that are whole, damaged, written to, or none of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from pulsar_nack import InvalidArgumentError
+from pulsar_nack.errors import LedgerError
+from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
+from pulsar_nack.inspection._delayed import _SNAPSHOT
+from pulsar_nack.ledger import LocalLogStore
+
+from .folders import everything, segments, write_buckets, write_nacks, write_plain
+
+
+def only(report: FolderReport) -> StoreReport:
+    """Return the one store of a folder."""
+    (store,) = report.stores
+    return store
+
+
+def kinds(report: FolderReport) -> list[str]:
+    """Return what is wrong."""
+    return [damage.kind for damage in report.damage]
+
+
+# -- what is there ---------------------------------------------------------------------------------------------------
+
+
+async def test_buckets(tmp_path: Path) -> None:
+    """A bucket tracker's folder: its cursor, and each bucket with its segments, counts and times."""
+    await write_buckets(tmp_path)
+    report = inspect_folder(tmp_path)
+    assert not report.is_damaged
+    (delayed,) = only(report).delayed
+    assert delayed.mark_delete == (6, 5)
+    assert delayed.properties["mine"] == "yes"
+    assert [bucket.messages for bucket in delayed.buckets] == [2_000, 2_000]
+    first = min(delayed.buckets, key=lambda bucket: bucket.first_at or 0)
+    assert (first.first_at, first.last_at) == (60_000, 60_000 + 10 * 1_999)
+    assert [(each.messages, each.ledgers) for each in first.segments] == [(500, 1)] * 4
+    assert first.segments[1].first_at == 60_000 + 10 * 500
+    assert {bucket.key for bucket in delayed.buckets} < set(delayed.properties)
+    assert {log.kind for log in only(report).logs} == {"delayed cursor", "snapshot"}
+
+
+async def test_nacks(tmp_path: Path) -> None:
+    """A consumer's durable state: how many messages wait, of which ledgers, and from when to when."""
+    await write_nacks(tmp_path)
+    nacks = only(inspect_folder(tmp_path)).nacks
+    assert nacks is not None
+    assert (nacks.unsettled, nacks.acknowledged) == (10, 5)
+    assert nacks.first_at is not None
+    assert nacks.last_at is not None
+    assert 8_000 <= nacks.last_at - nacks.first_at <= 15_000
+    assert [(each.ledger, each.messages) for each in nacks.ledgers] == [(1, 10)]
+    assert nacks.logs == ("nacks-0000000001",)
+    assert nacks.ignored == ()
+
+
+async def test_nacks_that_were_written_anew(tmp_path: Path) -> None:
+    """After a compaction the picture and what follows it count; an unfinished picture and older logs do not."""
+    await write_nacks(tmp_path)
+    async with await LocalLogStore.open(tmp_path) as store:
+        old = await store.open_log("nacks-0000000001")
+        records = [record.data async for record in old.records()]
+        await old.seal()
+        base = await store.create("nacks-0000000001-base")
+        await base.append_many(records[:6])
+        await base.seal()
+        await store.create("nacks-0000000002")
+        unfinished = await store.create("nacks-0000000002-base")
+        await unfinished.append(b"rubbish")
+    report = inspect_folder(tmp_path)
+    nacks = only(report).nacks
+    assert nacks is not None
+    assert nacks.logs == ("nacks-0000000001-base", "nacks-0000000002")
+    assert nacks.ignored == ("nacks-0000000001", "nacks-0000000002-base")
+    assert 0 < nacks.unsettled < 10
+    assert not report.is_damaged
+
+
+async def test_plain_logs(tmp_path: Path) -> None:
+    """Any other log: records, size, files, and whether it is sealed."""
+    await write_plain(tmp_path, seal=True)
+    (log,) = only(inspect_folder(tmp_path)).logs
+    assert (log.name, log.kind, log.records, log.is_sealed) == ("events", "plain", 40, True)
+    assert [each.first for each in log.segments] == [0, *(each.first for each in log.segments[1:])]
+    assert sum(each.records for each in log.segments) == 40
+    assert log.bytes == sum(each.stat().st_size for each in segments(tmp_path, "events"))
+
+
+async def test_folders_below(tmp_path: Path) -> None:
+    """Folders in a folder are looked at too, links are not followed; one log's own folder is good as well."""
+    await write_plain(tmp_path / "a" / "b")
+    await write_plain(tmp_path / "c", name="other")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    report = inspect_folder(tmp_path)
+    assert [Path(store.path).name for store in report.stores] == ["b", "c"]
+    one = only(inspect_folder(tmp_path / "c" / "other.log"))
+    assert [log.name for log in one.logs] == ["other"]
+
+
+async def test_leftovers_and_foreign_files(tmp_path: Path) -> None:
+    """What a crash left, and what is somebody else's, is named and is no damage."""
+    await write_plain(tmp_path)
+    (tmp_path / "gone.log.gone").mkdir()
+    (tmp_path / "half.log.new").mkdir()
+    (tmp_path / "free.lock").touch()
+    (tmp_path / "README").write_text("mine")
+    (tmp_path / "events.log" / "notes.txt").write_text("mine")
+    report = inspect_folder(tmp_path)
+    assert only(report).leftovers == ("free.lock", "gone.log.gone", "half.log.new")
+    assert set(only(report).foreign) == {"README", "events.log/notes.txt"}
+    assert not report.is_damaged
+
+
+async def test_as_json(tmp_path: Path) -> None:
+    """All of it can be written as JSON, and read back as it was."""
+    await write_buckets(tmp_path / "delayed")
+    await write_nacks(tmp_path / "nacks")
+    told = inspect_folder(tmp_path).as_dict()
+    again = json.loads(json.dumps(told))
+    assert again["is_damaged"] is False
+    assert again["stores"][0]["delayed"][0]["mark_delete"] == [6, 5]
+    assert again["stores"][1]["nacks"]["unsettled"] == 10
+
+
+# -- nothing is touched ----------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_changed(tmp_path: Path) -> None:
+    """Not a byte, a time or a name changes, also where things are damaged; no file is opened to be written."""
+    await write_buckets(tmp_path / "delayed")
+    await write_nacks(tmp_path / "nacks")
+    await write_plain(tmp_path / "plain")
+    (tmp_path / "plain" / "half.log.new").mkdir()
+    file = segments(tmp_path / "plain", "events")[-1]
+    file.write_bytes(file.read_bytes()[:-5])
+    before, acts = everything(tmp_path), []
+    is_watching = True
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if not is_watching:
+            return
+        if event in {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "fcntl.flock"}:
+            acts.append(event)
+        if event == "open" and isinstance(flags := arguments[2], int) and flags & (os.O_WRONLY | os.O_RDWR):
+            acts.append(f"open {arguments[0]!s}")
+
+    sys.addaudithook(watch)
+    try:
+        report = inspect_folder(tmp_path)
+    finally:
+        is_watching = False
+    assert kinds(report) == ["torn"]
+    assert acts == []
+    assert everything(tmp_path) == before
+
+
+async def test_beside_a_writer(tmp_path: Path) -> None:
+    """While logs are written, roll over, are made and deleted, nothing is called damaged, and the writer goes on."""
+    reports: list[FolderReport] = []
+    errors: list[Exception] = []
+    is_over = threading.Event()
+    await write_plain(tmp_path, 1)
+
+    def look() -> None:
+        while not is_over.is_set():
+            try:
+                reports.append(inspect_folder(tmp_path))
+            except Exception as error:  # noqa: BLE001 - told below
+                errors.append(error)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        async with await LocalLogStore.open(tmp_path, max_segment_bytes=2_000) as store:
+            log = await store.open_log("events")
+            for number in range(150):
+                await log.append(b"x" * (number * 37 % 900))
+                if number % 10 == 0:
+                    other = await store.create(f"other-{number}")
+                    await other.append(b"y")
+                    await other.delete()
+            while len(reports) < 5:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+    finally:
+        is_over.set()
+        await asyncio.to_thread(thread.join, 20)
+    assert errors == []
+    assert [list(report.damage) for report in reports if report.is_damaged] == []
+    counts = [next(log.records for log in only(report).logs if log.name == "events") for report in reports]
+    assert counts == sorted(counts)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read anything")
+async def test_without_rights(tmp_path: Path) -> None:
+    """A file that may not be read is told of, and the rest is shown."""
+    await write_plain(tmp_path)
+    segments(tmp_path, "events")[0].chmod(0)
+    assert kinds(inspect_folder(tmp_path)) == ["unreadable"]
+
+
+# -- damage ----------------------------------------------------------------------------------------------------------
+
+
+async def opened(folder: Path, name: str) -> int | None:
+    """Return how many records the library itself finds, None where it refuses."""
+    try:
+        async with await LocalLogStore.open(folder) as store, await store.open_log(name, read_only=True) as log:
+            return len([record async for record in log.records()])
+    except LedgerError:
+        return None
+
+
+async def test_every_torn_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last file that ends anywhere is told as the library takes it: as many records, torn but at a write's end."""
+    monkeypatch.setattr("pulsar_nack.inspection._scan._PAUSE_S", 0)  # nobody writes here
+    await write_plain(tmp_path, 3)
+    (file,) = segments(tmp_path, "events")
+    whole = file.read_bytes()
+    head, frame = 24, 24 + 4 + 50
+    for length in range(head, len(whole)):
+        file.write_bytes(whole[:length])
+        report = inspect_folder(tmp_path)
+        (log,) = only(report).logs
+        assert log.records == (length - head) // frame
+        assert kinds(report) == ([] if (length - head) % frame == 0 else ["torn"])
+    assert log.records == 2
+
+
+async def test_every_flipped_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte that is wrong is found wherever it is, the good records before it are counted, and nothing raises."""
+    monkeypatch.setattr("pulsar_nack.inspection._scan._PAUSE_S", 0)  # nobody writes here
+    await write_plain(tmp_path, 3)
+    (file,) = segments(tmp_path, "events")
+    whole = file.read_bytes()
+    for at in range(len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        report = inspect_folder(tmp_path)
+        (log,) = only(report).logs
+        (damage,) = report.damage
+        assert log.records == max((at - 24) // 78, 0)
+        assert damage.offset is not None
+        assert damage.offset <= at
+        if at % 40 == 0:
+            assert await opened(tmp_path, "events") == (log.records if damage.kind == "torn" else None)
+
+
+async def test_damage_in_the_middle(tmp_path: Path) -> None:
+    """Damage in one file ends that file; the records of the others are counted all the same, with where it is."""
+    await write_plain(tmp_path, 40)
+    first, second, *_ = segments(tmp_path, "events")
+    data = bytearray(second.read_bytes())
+    data[24 + 78 * 2 + 30] ^= 1
+    second.write_bytes(data)
+    report = inspect_folder(tmp_path)
+    (damage,) = report.damage
+    assert (damage.log, damage.file, damage.offset, damage.kind) == ("events", second.name, 24 + 78 * 2, "damaged")
+    (log,) = only(report).logs
+    assert log.segments[1].records == 2
+    assert log.records == 40 - (log.segments[2].first - log.segments[1].first) + 2
+    second.unlink()
+    assert kinds(inspect_folder(tmp_path)) == ["damaged"]  # the first file ends before the third begins
+    first.unlink()
+    assert kinds(inspect_folder(tmp_path)) == ["missing"]
+
+
+async def test_later_version(tmp_path: Path) -> None:
+    """A file of a later release is told as such."""
+    from zlib import crc32
+
+    await write_plain(tmp_path, 1)
+    (file,) = segments(tmp_path, "events")
+    head = bytearray(file.read_bytes())
+    head[4:6] = (9).to_bytes(2, "big")
+    head[20:24] = crc32(head[:20]).to_bytes(4, "big")
+    file.write_bytes(head)
+    assert kinds(inspect_folder(tmp_path)) == ["newer"]
+
+
+async def test_missing_snapshot(tmp_path: Path) -> None:
+    """A snapshot that the cursor names and that is not there is told, and its bucket is shown as missing."""
+    await write_buckets(tmp_path)
+    gone = next(each for each in sorted(tmp_path.glob("snapshot-*.log")))
+    shutil.rmtree(gone)
+    report = inspect_folder(tmp_path)
+    (damage,) = report.damage
+    match = _SNAPSHOT.fullmatch(gone.stem)
+    assert match is not None
+    assert (damage.log, damage.kind) == ("cursor-1", "missing")
+    assert match[1] in damage.reason
+    (delayed,) = only(report).delayed
+    assert [bucket.log for bucket in delayed.buckets].count(None) == 1
+
+
+async def test_snapshots_that_nothing_names(tmp_path: Path) -> None:
+    """Without the cursor's log, or its words, snapshots are shown as named by nothing; that is no damage."""
+    await write_buckets(tmp_path)
+    shutil.rmtree(tmp_path / "cursor-1.log")
+    report = inspect_folder(tmp_path)
+    (delayed,) = only(report).delayed
+    assert (delayed.cursor, delayed.mark_delete) == (None, None)
+    assert [(bucket.key, bucket.messages) for bucket in delayed.buckets] == [(None, 2_000), (None, 2_000)]
+    assert not report.is_damaged
+
+
+async def test_snapshot_that_was_cut(tmp_path: Path) -> None:
+    """A named snapshot without its end is told; its bucket is shown without counts."""
+    await write_buckets(tmp_path)
+    log = next(each for each in sorted(tmp_path.glob("snapshot-*.log")))
+    (file,) = log.iterdir()
+    file.write_bytes(file.read_bytes()[:-24])
+    report = inspect_folder(tmp_path)
+    assert kinds(report) == ["inconsistent"]
+    assert None in [bucket.messages for bucket in only(report).delayed[0].buckets]
+
+
+async def test_cursor_that_leads_nowhere(tmp_path: Path) -> None:
+    """A cursor's log that goes on in another one, which is missing, and one with a record that is no change."""
+    for record, kind in ((b'{"next": 5}', "missing"), (b'{"next": true}', "missing"), (b"[]", "inconsistent")):
+        async with await LocalLogStore.open(tmp_path) as store:
+            log = await store.create("cursor-1")
+            await log.append_many([b'{"format": 1}', b'{"mark": [3, 4]}', record])
+            report = inspect_folder(tmp_path)
+            assert kinds(report) == [kind]
+            assert only(report).delayed[0].mark_delete == (3, 4)
+            await log.delete()
+
+
+async def test_nacks_with_a_missing_log(tmp_path: Path) -> None:
+    """A log that is missing in the middle, one without a seal before others, and nonsense in one are told."""
+    await write_nacks(tmp_path)
+    async with await LocalLogStore.open(tmp_path) as store:
+        for name in ("nacks-0000000003", "nacks-0000000004"):
+            log = await store.create(name)
+            await log.append(b"nonsense")
+    assert sorted(kinds(inspect_folder(tmp_path))) == sorted(
+        ["missing", "inconsistent", "inconsistent", "newer", "newer"]
+    )
+
+
+# -- what is none of ours --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["", "s3://bucket/path", 5, None])
+def test_no_path(path: object) -> None:
+    """What is no path is refused by name."""
+    with pytest.raises(InvalidArgumentError, match="path"):
+        inspect_folder(path)  # type: ignore[arg-type]
+
+
+def test_unknown_folders(tmp_path: Path) -> None:
+    """A folder that is not there, a file, and a folder with nothing of ours in it are refused, and nothing is made."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "missing", tmp_path / "file", tmp_path / "empty"):
+        with pytest.raises(InvalidArgumentError, match="path"):
+            inspect_folder(path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["empty", "file"]
