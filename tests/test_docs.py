@@ -286,7 +286,10 @@ def test_bucket_widths_are_right(row: int, settings: NackConfig) -> None:
 # -- the reference ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["pulsar_nack", "pulsar_nack.testing", "pulsar_nack.observe", "pulsar_nack.ledger"])
+@pytest.mark.parametrize(
+    "module",
+    ["pulsar_nack", "pulsar_nack.testing", "pulsar_nack.observe", "pulsar_nack.ledger", "pulsar_nack.inspection"],
+)
 def test_reference_is_complete(module: str) -> None:
     """The reference has an entry for every public name of a module, and of no other."""
     pages = (ROOT / "docs" / "reference").glob("*.md")
