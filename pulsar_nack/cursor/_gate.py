@@ -43,6 +43,7 @@ from typing import Final
 
 from ..clock import Clock, WallClock
 from ..errors import InvalidArgumentError
+from ..ids import Position
 from ._reserve import LEDGER_BYTES, worst_growth
 
 DEFAULT_LIMIT: Final = 5_242_880
@@ -254,6 +255,22 @@ class DispatchGate:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def adds_range(
+    position: Position, *, lowest: Position | None, is_acked: Callable[[Position], bool], batch_size: int = 0
+) -> bool:
+    """Return whether acknowledging an entry could make another range, or keep the set of a batch; else it may pass.
+
+    :param lowest: the lowest unacknowledged entry, None: not known
+    :param is_acked: tells of an entry whether it is acknowledged; asked for the neighbours, in the same ledger
+    :param batch_size: messages in the entry; 0 or 1: it is no batch
+    """
+    if position == lowest:
+        return False
+    ledger, entry = position
+    neighbours = (Position(ledger, each) for each in (entry - 1, entry + 1) if each >= 0)
+    return batch_size > 1 or not any(map(is_acked, neighbours))
 
 
 def _each(growth: int | None) -> int:

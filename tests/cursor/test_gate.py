@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, Position
-from pulsar_nack.cursor._gate import DEFAULT_LIMIT, DispatchGate
+from pulsar_nack.cursor._gate import DEFAULT_LIMIT, DispatchGate, adds_range
 from pulsar_nack.cursor._reserve import LEDGER_BYTES, RANGE_BYTES, Reserve, worst_growth
 from pulsar_nack.testing import ManualClock
 
@@ -54,9 +54,8 @@ class Subscription:
 
     def adds_range(self, number: int) -> bool:
         """Return whether acknowledging it makes another range."""
-        ledger = number // LEDGER_SIZE
-        neighbours = {each for each in (number - 1, number + 1) if each // LEDGER_SIZE == ledger}
-        return number != self.mark_delete + 1 and not neighbours & self.acked
+        acked = {position(each) for each in self.acked}
+        return adds_range(position(number), lowest=position(self.mark_delete + 1), is_acked=acked.__contains__)
 
     def send(self, number: int) -> None:
         assert number not in self.in_flight
@@ -306,6 +305,22 @@ def test_example_of_the_proposal(ranges_bytes: int) -> None:
         reserve.add(Position(1 + number // 25_000, number))
     assert not gate.is_paused
     assert gate.statistics().times_paused == 0
+
+
+def test_which_entries_add_a_range() -> None:
+    """The lowest one adds none, nor does one beside an acknowledged entry of its ledger, but for a batch."""
+    acked = {Position(1, 0), Position(1, 5), Position(2, 0)}
+    lowest = Position(1, 1)
+
+    def adds(ledger: int, entry: int, batch_size: int = 0) -> bool:
+        return adds_range(Position(ledger, entry), lowest=lowest, is_acked=acked.__contains__, batch_size=batch_size)
+
+    assert not adds(1, 1)
+    assert not adds(1, 1, batch_size=1_000)
+    assert [adds(1, entry) for entry in range(3, 8)] == [True, False, False, False, True]
+    assert adds(1, 4, batch_size=2)
+    assert not adds(1, 4, batch_size=1)
+    assert adds(3, 0)
 
 
 # -- waiting ---------------------------------------------------------------------------------------------------------
