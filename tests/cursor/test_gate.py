@@ -317,7 +317,7 @@ def test_which_entries_add_a_range() -> None:
 
     assert not adds(1, 1)
     assert not adds(1, 1, batch_size=1_000)
-    assert [adds(1, entry) for entry in range(3, 8)] == [True, False, False, False, True]
+    assert [adds(1, entry) for entry in (3, 4, 6, 7)] == [True, False, False, True]
     assert adds(1, 4, batch_size=2)
     assert not adds(1, 4, batch_size=1)
     assert adds(3, 0)
