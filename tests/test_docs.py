@@ -39,6 +39,8 @@ from pulsar_nack import (
     NackSchedule,
     NackStatistics,
 )
+from pulsar_nack.cursor import GateStatistics
+from pulsar_nack.cursor._gate import DEFAULT_LIMIT
 from pulsar_nack.testing import EmbeddedBroker
 
 ROOT: Final = Path(__file__).parent.parent
@@ -252,6 +254,7 @@ def test_every_statistic_is_listed() -> None:
     assert first_names("delayed-buckets.md", "A factory's statistics") == [
         field.name for field in fields(DelayedFactoryStatistics)
     ]
+    assert first_names("gate.md", "When it is paused") == [field.name for field in fields(GateStatistics)]
 
 
 def test_every_metric_is_listed() -> None:
@@ -259,6 +262,19 @@ def test_every_metric_is_listed() -> None:
     families = pytest.importorskip("pulsar_nack.observe._delayed_families").FAMILIES
     rows = {cells[0].strip("` "): cells[1] for cells in table_rows("delayed-buckets.md", "Metrics")}
     assert rows == {name: kind for name, (kind, _) in families.items()}
+
+
+def test_alert_rules_know_what_is_exported() -> None:
+    """Alert rules name the gauge that there is and the default limit, and each has its line of what to do."""
+    metrics = pytest.importorskip("pulsar_nack.observe").CursorMetrics()
+    (family,) = metrics.describe()
+    ((name, kind, labels),) = table_rows("alerts.md", "Alert rules for acknowledgement state")
+    assert (name, kind) == (f"`{family.name}`", family.type)
+    assert re.findall(r"`(\w+)`", labels) == ["cluster", "namespace", "topic", "subscription"]
+    (rules,) = [block.text for block in blocks_of(ROOT / "docs" / "alerts.md") if block.language == "yaml"]
+    assert set(re.findall(r"\bpulsar_\w+", rules)) == {family.name}
+    assert re.findall(r"vector\((\d+)\)", rules) == [str(DEFAULT_LIMIT)]
+    assert re.findall(r"- alert: (\w+)", rules) == first_names("alerts.md", "What to do")
 
 
 @pytest.mark.parametrize(
