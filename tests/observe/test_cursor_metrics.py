@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import prometheus_client as prometheus
 import pytest
@@ -76,6 +78,45 @@ def test_closed_cursors_are_left_out() -> None:
     reopened = Sized(7)
     metrics.add(reopened, topic_name="t", subscription="a")
     assert list(scraped(registry).values()) == [7]
+
+
+async def test_scraped_in_another_thread() -> None:
+    """A scrape in a thread of its own asks in the event loop, which goes on meanwhile; a stuck one costs a second."""
+
+    class InLoop(Sized):
+        @property
+        def metadata_size_bytes(self) -> int:
+            asyncio.get_running_loop()  # raises in another thread
+            return self.size
+
+    registry = prometheus.CollectorRegistry()
+    metrics = CursorMetrics(registry)
+    cursor = InLoop(5)
+    metrics.add(cursor, topic_name="t", subscription="a")
+    assert list(scraped(registry).values()) == [5]
+    cursor.size = 6
+    assert list((await asyncio.to_thread(scraped, registry)).values()) == [6]
+    cursor.size = 7
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(scraped, registry)
+        assert list(found.result(20).values()) == [6]  # this blocks the loop, so the last size is told
+    await asyncio.sleep(0)
+    cursor.is_closed = True
+    assert await asyncio.to_thread(scraped, registry) == {}
+
+
+def test_scraped_after_its_loop_ended() -> None:
+    """Once the loop has ended a cursor that was left open is asked where the scrape is."""
+    registry = prometheus.CollectorRegistry()
+    metrics = CursorMetrics(registry)
+    cursor = Sized(5)
+
+    async def add() -> None:
+        metrics.add(cursor, topic_name="t", subscription="a")
+
+    asyncio.run(add())
+    cursor.size = 6
+    assert list(scraped(registry).values()) == [6]
 
 
 def test_a_subscription_has_one_cursor() -> None:
