@@ -31,75 +31,25 @@ Ledgers out of memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from operator import index
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ..errors import InvalidArgumentError
 from ..ids import Position
-from ..index import EntryRanges
 from ._batch import BatchSet
-from ._ledgers import Ledgers, as_ledgers
+from ._figures import Figures
+from ._ledger_acks import LedgerAcks, LedgersNotLoaded, LedgerSummary
+from ._ledgers import (
+    Ledgers,
+    UnknownLedgers,
+    as_ledgers,
+    entries_after,
+    ledger_after,
+    position_before,
+    reset_target,
+)
+from ._requests import BatchSets, checked, must_exist, read_request
 
-BatchSets = Mapping[tuple[int, int], BatchSet]
-_BATCH_BYTES: Final = 200
-_FRAME_BYTES: Final = 150
-
-
-class LedgersNotLoaded(Exception):  # noqa: N818  it tells the shell what to load, and never reaches a user
-    """The operation needs ledgers that are evicted; nothing has changed. Load and restore them, then call again."""
-
-    def __init__(self, ledgers: Iterable[int]) -> None:
-        self.ledgers = frozenset(ledgers)
-        super().__init__(f"not loaded: ledgers {sorted(self.ledgers)}")
-
-
-class LedgerAcks:
-    """What is acknowledged in one ledger beyond the mark-delete position: whole entries, and parts of batches."""
-
-    __slots__ = ("batches", "ranges")
-
-    def __init__(self, ranges: EntryRanges | None = None, batches: dict[int, BatchSet] | None = None) -> None:
-        self.ranges = EntryRanges() if ranges is None else ranges
-        self.batches = {} if batches is None else batches
-
-    def __bool__(self) -> bool:
-        return bool(self.ranges.range_count or self.batches)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, LedgerAcks):
-            return NotImplemented
-        return self.ranges == other.ranges and self.batches == other.batches
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"<LedgerAcks: {self.ranges!r}, {len(self.batches)} batches>"
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return about what it takes in memory; O(1)."""
-        return _FRAME_BYTES + self.ranges.memory_bytes + _BATCH_BYTES * len(self.batches)
-
-    @property
-    def summary(self) -> LedgerSummary:
-        """Return what has to be known of it while it is not in memory."""
-        return LedgerSummary(len(self.ranges), self.ranges.next_absent(0), len(self.batches))
-
-    def copy(self) -> LedgerAcks:
-        """Return an independent copy."""
-        return LedgerAcks(self.ranges.copy(), dict(self.batches))
-
-
-class LedgerSummary(NamedTuple):
-    """What is known of an evicted ledger, without what lies at or before the mark-delete position."""
-
-    acked: int
-    """Entries that are acknowledged as a whole."""
-    leading: int
-    """How many of them are the first of the ledger: the first that is not acknowledged."""
-    batches: int
-    """Entries of which only a part is acknowledged."""
+__all__ = ["AckState", "BatchSets", "LedgerAcks", "LedgerSummary", "LedgersNotLoaded"]
 
 
 class AckState:
@@ -112,6 +62,7 @@ class AckState:
         not hop from ledger to ledger, and there is no backlog
     :param mark_delete_position: where it begins, (ledger, -1) for before the first entry
     :param ledger_size: bytes that one ledger's state takes when written, for ``size_bytes``
+    :raises InvalidArgumentError: no ledgers, or no position
     """
 
     def __init__(
@@ -128,17 +79,15 @@ class AckState:
         self.mark_delete_is_dirty = False
         self.unsettled: int | None = None
         """The evicted ledger without a summary at which the mark-delete position waits, if any."""
-        self._ledgers = None if ledgers is None else as_ledgers(ledgers)
-        self._entries_of = None if self._ledgers is None else self._ledgers.entries
-        ledger, entry = mark_delete_position
-        self._md_ledger, self._md_entry = _checked(ledger, entry, lowest=-1)
+        self._is_remote = ledgers is None
+        self._ledgers = UnknownLedgers() if ledgers is None else as_ledgers(ledgers)
+        self._entries_of = self._ledgers.entries
+        self._md_ledger, self._md_entry = checked(mark_delete_position, lowest=-1)
+        self._top = self._md_ledger  # the highest ledger in which a whole entry was acknowledged
         self._cumulative: tuple[int, int] | None = None
         self._evicted: dict[int, LedgerSummary | None] = {}
-        self._ledger_size = ledger_size
-        self._sizes: dict[int, tuple[int, int]] = {}
-        self._size_total = 0
-        self._memory_total = 0
-        self._unsized: set[int] = set()
+        self._figures = Figures(self.ledger_states, ledger_size)
+        self._changed = self._figures.changed
 
     # What it knows
 
@@ -148,19 +97,32 @@ class AckState:
         return Position(self._md_ledger, self._md_entry)
 
     @property
+    def highest_acked(self) -> Position:
+        """Return the highest position that is acknowledged as a whole; O(1)."""
+        acks = self.ledger_states.get(self._top)
+        if acks is not None:
+            last = acks.ranges.last
+        else:
+            summary = self._evicted.get(self._top)
+            last = None if summary is None else summary.last
+        return max(self.mark_delete_position, Position(self._top, -1 if last is None else last))
+
+    @property
+    def next_position(self) -> Position | None:
+        """Return the lowest entry that is not acknowledged as a whole, None when there is none by now."""
+        if self._md_entry + 1 < (self._entries_of(self._md_ledger) or 0):
+            return Position(self._md_ledger, self._md_entry + 1)
+        following = ledger_after(self._ledgers, self._md_ledger)
+        return None if following is None else Position(following, 0)
+
+    @property
     def backlog(self) -> int | None:
         """Return how many entries are not acknowledged as a whole; None for a remote topic. O(ledgers)."""
-        ledgers = self._ledgers
-        if ledgers is None:
+        if self._is_remote:
             return None
-        total = max(0, (ledgers.entries(self._md_ledger) or 0) - self._md_entry - 1)
-        ledger = ledgers.next_ledger(self._md_ledger)
-        while ledger is not None:
-            total += ledgers.entries(ledger) or 0
-            ledger = ledgers.next_ledger(ledger)
         acked = sum(len(acks.ranges) for acks in self.ledger_states.values())
         acked += sum(summary.acked for summary in self._evicted.values() if summary is not None)
-        return max(0, total - acked)
+        return max(0, entries_after(self._ledgers, self._md_ledger, self._md_entry) - acked)
 
     @property
     def evicted(self) -> Mapping[int, LedgerSummary | None]:
@@ -170,14 +132,17 @@ class AckState:
     @property
     def size_bytes(self) -> int:
         """Return what all ledgers take when written, evicted ones included; O(ledgers changed since the last call)."""
-        self._measure()
-        return self._size_total
+        return self._figures.total.size
 
     @property
     def memory_bytes(self) -> int:
         """Return about what the ledgers in memory take; O(ledgers changed since the last call)."""
-        self._measure()
-        return self._memory_total
+        return self._figures.total.memory
+
+    @property
+    def range_count(self) -> int:
+        """Return how many ranges there are, those of evicted ledgers included, as far as they are known."""
+        return self._figures.total.ranges
 
     def is_acked(self, position: tuple[int, int], batch_index: int | None = None) -> bool:
         """Return whether an entry is acknowledged as a whole, or at least this index of its batch.
@@ -187,9 +152,8 @@ class AckState:
         ledger, entry = position
         if (ledger, entry) <= (self._md_ledger, self._md_entry):
             return True
-        acks = self.ledger_states.get(ledger)
+        acks = self._loaded(ledger)
         if acks is None:
-            self._need(ledger)
             return False
         if entry in acks.ranges:
             return True
@@ -201,11 +165,44 @@ class AckState:
 
         :raises LedgersNotLoaded: its ledger is evicted
         """
+        acks = self._loaded(position[0])
+        return None if acks is None else acks.batches.get(position[1])
+
+    def adds_range(self, position: tuple[int, int]) -> bool:
+        """Return whether acknowledging this entry as a whole would make one range more.
+
+        Not so for the lowest one that is not acknowledged, nor beside one that is. Never loads: in an evicted ledger it
+        is taken to be so.
+        """
         ledger, entry = position
-        if ledger not in self.ledger_states:
-            self._need(ledger)
-            return None
-        return self.ledger_states[ledger].batches.get(entry)
+        if (ledger, entry) <= (self._md_ledger, self._md_entry) or self.next_position == (ledger, entry):
+            return False
+        acks = self.ledger_states.get(ledger)
+        return acks is None or not (entry in acks.ranges or entry - 1 in acks.ranges or entry + 1 in acks.ranges)
+
+    def unacked(self, ledger: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Go through the ranges of entries of a ledger, between these two, that are not acknowledged as a whole.
+
+        They are looked for as they are asked for: acknowledging meanwhile is allowed. Whether they exist is not asked.
+
+        :raises LedgersNotLoaded: the ledger is evicted
+        """
+        self._loaded(ledger)
+        if ledger < self._md_ledger:
+            return
+        entry = max(first, self._md_entry + 1) if ledger == self._md_ledger else first
+        while entry <= last:
+            acks = self._loaded(ledger)
+            if acks is None:
+                yield entry, last
+                return
+            begin = acks.ranges.next_absent(entry)
+            if begin > last:
+                return
+            present = acks.ranges.next_present(begin)
+            end = last if present is None else min(last, present - 1)
+            yield begin, end
+            entry = end + 1
 
     def individually_deleted(self) -> list[tuple[Position, Position]]:
         """Return the ranges beyond the mark-delete position, in order; each is open below and closed above.
@@ -232,13 +229,21 @@ class AckState:
         :raises LedgersNotLoaded: see there; nothing of the call was applied
         """
         if batch_sets is None and type(positions) is list and len(positions) == 1:
-            self._acknowledge_one(positions[0])
-            return
-        whole, partial = self._sorted_out(list(positions), batch_sets)
-        for ledger, entries in whole.items():
+            try:
+                ledger, entry = positions[0]
+            except (TypeError, ValueError):
+                ledger = entry = -1  # refused below
+            if type(ledger) is int and type(entry) is int:
+                end = self._entries_of(ledger)
+                if end is not None and 0 <= entry < end:
+                    self._acknowledge_one(ledger, entry, end)
+                    return
+        request = read_request(positions, batch_sets, self._ledgers, (self._md_ledger, self._md_entry))
+        self._need(request.ledgers)
+        for ledger, entries in request.whole.items():
             self._acknowledge_many(ledger, entries)
-        for (ledger, entry), batch in partial.items():
-            self._merge_batch(ledger, entry, batch)
+        for (ledger, entry), batch in request.partial.items():
+            self._acknowledge_part(ledger, entry, batch)
         self.settle()
 
     def acknowledge_entries(self, ledger: int, entries: Iterable[int]) -> None:
@@ -250,13 +255,14 @@ class AckState:
         wanted = list(entries)
         if not wanted:
             return
-        self._check(ledger, min(wanted))
-        self._check(ledger, max(wanted))
-        if ledger < self._md_ledger:
+        lowest, highest = checked((ledger, min(wanted))), checked((ledger, max(wanted)))
+        reached = self._md_ledger, self._md_entry
+        if highest <= reached:
             return
-        if ledger == self._md_ledger and min(wanted) <= self._md_entry:
+        must_exist(self._ledgers, *highest)
+        self._need((ledger,))
+        if lowest <= reached:
             wanted = [entry for entry in wanted if entry > self._md_entry]
-        self._need(ledger)
         self._acknowledge_many(ledger, wanted)
         self.settle()
 
@@ -269,22 +275,21 @@ class AckState:
         :raises InvalidArgumentError: it does not exist, or is older than the mark-delete position; nothing has changed
         :raises LedgersNotLoaded: its ledger is evicted; nothing has changed
         """
-        ledger, entry = _checked(*position)
-        reached = (self._md_ledger, self._md_entry)
-        if (ledger, entry) <= reached:
-            if (ledger, entry) not in {reached, self._cumulative}:
+        ledger, entry = wanted = checked(position)
+        reached = self._md_ledger, self._md_entry
+        if wanted <= reached:
+            if wanted not in {reached, self._cumulative}:
                 raise InvalidArgumentError("position", position, f"not before the mark-delete position {reached}")
             return
-        self._check(ledger, entry)
-        self._need(ledger)
-        acks = self.ledger_states.get(ledger)
-        left = self._left(acks, entry, batch_set)
-        target = (ledger, entry) if left is None else max(reached, self._before(ledger, entry))
-        self._cumulative = (ledger, entry)
+        must_exist(self._ledgers, ledger, entry)
+        acks = self._loaded(ledger)
+        left = _left(acks, entry, batch_set)
+        target = wanted if left is None else max(reached, position_before(self._ledgers, ledger, entry))
+        self._cumulative = wanted
         if target != reached:
             self._move_to(*target)
         if left is not None:
-            self._merge_batch(ledger, entry, left)
+            self._acknowledge_part(ledger, entry, left)
         self.settle()
 
     def reset(self, position: tuple[int, int]) -> None:
@@ -295,10 +300,11 @@ class AckState:
 
         :raises InvalidArgumentError: it lies beyond the end; nothing has changed
         """
-        ledger, entry = _checked(*position, lowest=-1)
-        self._md_ledger, self._md_entry = self._reset_target(ledger, max(entry, 0))
+        ledger, entry = checked(position, lowest=-1)
+        self._md_ledger, self._md_entry = reset_target(self._ledgers, ledger, max(entry, 0))
+        self._top = self._md_ledger
         self.mark_delete_is_dirty = True
-        self._cumulative = None
+        self._cumulative = self.unsettled = None
         for other in [*self.ledger_states, *self._evicted]:
             self._drop(other)
 
@@ -308,11 +314,15 @@ class AckState:
         Each acknowledgement does this by itself. Call it when ledgers were deleted: it may hop over them then.
         """
         self.unsettled = None
-        while True:
-            self._pass_run()
-            following = self._following_ledger()
+        begin = self._md_ledger
+        self._pass_run()
+        while self._md_entry + 1 >= (self._entries_of(self._md_ledger) or 0):
+            following = ledger_after(self._ledgers, self._md_ledger)
             if following is None or not self._enter(following):
-                return
+                break
+            self._pass_run()
+        if self._md_ledger != begin:
+            self._forget_passed()
 
     # Ledgers that come and go
 
@@ -337,25 +347,29 @@ class AckState:
         """
         if ledger not in self.ledger_states or ledger in self.dirty:
             raise InvalidArgumentError("ledger", ledger, "a ledger that is in memory and was written")
-        self._measure()
+        figure = self._figures.of(ledger)
         acks = self.ledger_states.pop(ledger)
         self._evicted[ledger] = acks.summary
-        self._memory_total -= self._sizes[ledger][1]
-        self._sizes[ledger] = (self._sizes[ledger][0], 0)
+        self._figures.keep_size(ledger, figure.size, figure.ranges)
         return acks
 
-    def note_evicted(self, ledger: int, summary: LedgerSummary | None = None, size: int = 0) -> None:
+    def note_evicted(
+        self, ledger: int, summary: LedgerSummary | None = None, *, size: int = 0, ranges: int = 0
+    ) -> None:
         """Tell it, while recovering, of a ledger that is on storage and was not loaded.
 
         Without a summary the ledger counts as one with nothing acknowledged until it is restored.
 
+        :param summary: of the ledger's state as :meth:`restore` would leave it, see :meth:`LedgerAcks.trim`
         :param size: bytes that its state takes when written
+        :param ranges: how many ranges it has
         """
         if ledger < self._md_ledger:
             return
         self._evicted[ledger] = summary
-        self._sizes[ledger] = (size, 0)
-        self._size_total += size
+        self._figures.keep_size(ledger, size, ranges)
+        if summary is not None and summary.acked:
+            self._top = max(self._top, ledger)
 
     def restore(self, ledger: int, acks: LedgerAcks) -> bool:
         """Put a ledger's state, as it was written, into memory; it belongs to this object then.
@@ -374,64 +388,63 @@ class AckState:
         if ledger >= self._md_ledger:
             self._adopt(ledger, acks)
 
+    # How it is done
+
     def _adopt(self, ledger: int, acks: LedgerAcks) -> None:
         self._evicted.pop(ledger, None)
+        acks.normalise()
         if ledger == self._md_ledger:
-            acks.ranges.discard_below(self._md_entry + 1)
-            for entry in [entry for entry in acks.batches if entry <= self._md_entry]:
-                del acks.batches[entry]
-        for entry in [entry for entry, batch in acks.batches.items() if entry in acks.ranges or batch.is_untouched]:
-            del acks.batches[entry]
-        for entry in [entry for entry, batch in acks.batches.items() if batch.is_all_acked]:
-            del acks.batches[entry]
-            acks.ranges.add(entry)
+            acks.trim(self._md_entry)
         self.ledger_states[ledger] = acks
-        self._unsized.add(ledger)
+        self._changed.add(ledger)
         if not acks:
             self._drop(ledger)
+        if acks.ranges:
+            self._top = max(self._top, ledger)
         if ledger in {self._md_ledger, self.unsettled}:
             self.settle()
 
-    # How it is done
-
-    def _acknowledge_one(self, position: tuple[int, int]) -> None:
-        ledger, entry = position
-        if type(ledger) is not int or type(entry) is not int or entry < 0:
-            ledger, entry = _checked(ledger, entry)
-        end = None
-        if self._entries_of is not None:
-            end = self._entries_of(ledger)
-            if end is None or entry >= end:
-                self._check(ledger, entry)
-        md_ledger, md_entry = self._md_ledger, self._md_entry
-        if ledger <= md_ledger and (ledger < md_ledger or entry <= md_entry):
-            return
+    def _acknowledge_one(self, ledger: int, entry: int, end: int) -> None:
+        """Acknowledge a whole entry that exists, of a ledger that has ``end`` by now."""
+        md_entry = self._md_entry
         acks = self.ledger_states.get(ledger)
-        if acks is None and ledger in self._evicted:
-            raise LedgersNotLoaded([ledger])
-        if entry == md_entry + 1 and ledger == md_ledger:
-            self._advance(acks, entry, end)
+        if ledger == self._md_ledger:
+            if entry <= md_entry:
+                return
+            if entry == md_entry + 1:
+                self._advance(acks, entry, end)
+                return
+        elif ledger < self._md_ledger:
             return
         if acks is None:
+            if ledger in self._evicted:
+                raise LedgersNotLoaded([ledger])
             acks = self.ledger_states[ledger] = LedgerAcks()
         if not acks.ranges.add(entry):
             return
         if acks.batches:
             acks.batches.pop(entry, None)
         self.dirty.add(ledger)
-        self._unsized.add(ledger)
-        if not entry:
+        self._changed.add(ledger)
+        if not entry or ledger > self._top:
+            self._top = max(self._top, ledger)
             self.settle()
 
-    def _advance(self, acks: LedgerAcks | None, entry: int, end: int | None) -> None:
+    def _advance(self, acks: LedgerAcks | None, entry: int, end: int) -> None:
         """Move the mark-delete position to the entry after it, and on over what is acknowledged behind that."""
-        self._md_entry = entry
-        self.mark_delete_is_dirty = True
         if acks is not None:
-            acks.batches.pop(entry, None)
-            self._unsized.add(self._md_ledger)
-            self._pass_run()
-        if end is not None and self._md_entry + 1 >= end:
+            if acks.batches:
+                acks.batches.pop(entry, None)
+            self._changed.add(self._md_ledger)
+            self._md_entry = acks.ranges.pop_run(entry + 1) - 1
+            if not acks:
+                self._drop(self._md_ledger)
+        elif self._md_ledger in self._evicted:
+            raise LedgersNotLoaded([self._md_ledger])
+        else:
+            self._md_entry = entry
+        self.mark_delete_is_dirty = True
+        if self._md_entry + 1 >= end:
             self.settle()
 
     def _acknowledge_many(self, ledger: int, entries: list[int]) -> None:
@@ -445,10 +458,11 @@ class AckState:
             for entry in entries:
                 acks.batches.pop(entry, None)
         self._touch(ledger)
+        self._top = max(self._top, ledger)
 
-    def _merge_batch(self, ledger: int, entry: int, batch: BatchSet) -> None:
+    def _acknowledge_part(self, ledger: int, entry: int, batch: BatchSet) -> None:
         acks = self.ledger_states.get(ledger)
-        left = self._left(acks, entry, batch)
+        left = _left(acks, entry, batch)
         if left is None:
             self._acknowledge_many(ledger, [entry])
             return
@@ -459,57 +473,20 @@ class AckState:
         acks.batches[entry] = left
         self._touch(ledger)
 
-    def _left(self, acks: LedgerAcks | None, entry: int, batch: BatchSet | None) -> BatchSet | None:
-        """Return what is left of an entry when this is acknowledged of it as well, None for nothing."""
-        if batch is None or (acks is not None and entry in acks.ranges):
-            return None
-        known = None if acks is None else acks.batches.get(entry)
-        left = batch if known is None else known.merge(batch)
-        return None if left.is_all_acked else left
-
-    def _sorted_out(
-        self, positions: list[tuple[int, int]], batch_sets: BatchSets | None
-    ) -> tuple[dict[int, list[int]], dict[tuple[int, int], BatchSet]]:
-        """Check all positions; return the new whole ones by ledger, and the partial ones."""
-        whole: dict[int, list[int]] = {}
-        partial: dict[tuple[int, int], BatchSet] = {}
-        batch_sets = batch_sets or {}
-        reached = (self._md_ledger, self._md_entry)
-        for position in positions:
-            ledger, entry = _checked(*position)
-            self._check(ledger, entry)
-            if (ledger, entry) <= reached:
-                continue
-            batch = batch_sets.get((ledger, entry))
-            if batch is None:
-                whole.setdefault(ledger, []).append(entry)
-            else:
-                partial[ledger, entry] = batch
-        stray = batch_sets.keys() - {(ledger, entry) for ledger, entry in positions} if batch_sets else ()
-        if stray:
-            raise InvalidArgumentError("batch_sets", min(stray), "batch sets of the given positions only")
-        missing = self._evicted.keys() & {*whole, *(ledger for ledger, _ in partial)} if self._evicted else ()
-        if missing:
-            raise LedgersNotLoaded(missing)
-        return whole, partial
-
-    def _check(self, ledger: int, entry: int) -> None:
-        """Refuse a position beyond the mark-delete position that does not exist."""
-        if self._entries_of is None or (ledger, entry) <= (self._md_ledger, self._md_entry):
-            return
-        end = self._entries_of(ledger)
-        if end is None:
-            raise InvalidArgumentError("position", (ledger, entry), f"a ledger that exists, {ledger} does not")
-        if entry >= end:
-            raise InvalidArgumentError("position", (ledger, entry), f"an entry of ledger {ledger}, which has {end}")
-
-    def _need(self, ledger: int) -> None:
-        if ledger in self._evicted:
+    def _loaded(self, ledger: int) -> LedgerAcks | None:
+        """Return what is known of a ledger, None for nothing; it must not be evicted."""
+        acks = self.ledger_states.get(ledger)
+        if acks is None and ledger in self._evicted:
             raise LedgersNotLoaded([ledger])
+        return acks
+
+    def _need(self, ledgers: Iterable[int]) -> None:
+        if self._evicted and (missing := self._evicted.keys() & set(ledgers)):
+            raise LedgersNotLoaded(missing)
 
     def _touch(self, ledger: int) -> None:
         self.dirty.add(ledger)
-        self._unsized.add(ledger)
+        self._changed.add(ledger)
 
     def _drop(self, ledger: int) -> None:
         """Forget a ledger's state, wherever it is; what is on storage has to go as well."""
@@ -527,123 +504,58 @@ class AckState:
         if end > start:
             self._md_entry = end - 1
             self.mark_delete_is_dirty = True
-            self._unsized.add(ledger)
+            self._changed.add(ledger)
         if not acks:
             self._drop(ledger)
-
-    def _following_ledger(self) -> int | None:
-        """Return the next ledger with entries if the mark-delete position is at the end of its own, else None."""
-        ledgers = self._ledgers
-        if ledgers is None or self._md_entry + 1 < (ledgers.entries(self._md_ledger) or 0):
-            return None
-        following = ledgers.next_ledger(self._md_ledger)
-        while following is not None and not ledgers.entries(following):
-            following = ledgers.next_ledger(following)
-        return following
 
     def _enter(self, ledger: int) -> bool:
         """Move the mark-delete position to this ledger if its first entry is acknowledged; return whether it was."""
         acks = self.ledger_states.get(ledger)
-        leading = 0
         if acks is not None:
-            leading = int(0 in acks.ranges)
-        elif ledger in self._evicted:
-            summary = self._evicted[ledger]
-            if summary is None:
-                self.unsettled = ledger
-            else:
-                leading = summary.leading
-        if not leading:
-            return False
-        if self._md_ledger in self.ledger_states or self._md_ledger in self._evicted:
-            self._drop(self._md_ledger)
-        self._md_ledger, self._md_entry = ledger, -1
-        self.mark_delete_is_dirty = True
-        if acks is None:
-            self._pass_beginning(ledger, leading)
-        return True
-
-    def _pass_beginning(self, ledger: int, leading: int) -> None:
-        """Move the mark-delete position over the first entries of an evicted ledger."""
-        summary = self._evicted[ledger]
+            if 0 not in acks.ranges:
+                return False
+            self._md_ledger, self._md_entry = ledger, -1
+            return True
+        summary = self._evicted.get(ledger)
         if summary is None:
-            return
-        self._md_entry = leading - 1
-        left = LedgerSummary(summary.acked - leading, 0, summary.batches)
-        if left.acked or left.batches:
-            self._evicted[ledger] = left
-        else:
+            if ledger in self._evicted:
+                self.unsettled = ledger
+            return False
+        if summary.leading:
+            self._md_ledger, self._md_entry = ledger, summary.leading - 1
+            self.mark_delete_is_dirty = True
+            self._evicted[ledger] = summary._replace(acked=summary.acked - summary.leading, leading=0)
+            if summary.acked == summary.leading and not summary.batches:
+                self._drop(ledger)
+        return summary.leading > 0
+
+    def _forget_passed(self) -> None:
+        """Forget the ledgers below that of the mark-delete position; among them may be deleted ones. O(ledgers)."""
+        for ledger in [ledger for ledger in (*self.ledger_states, *self._evicted) if ledger < self._md_ledger]:
             self._drop(ledger)
 
     def _move_to(self, ledger: int, entry: int) -> None:
         """Move the mark-delete position forward; forget what lies at or before it."""
-        if ledger != self._md_ledger:
-            for other in [other for other in (*self.ledger_states, *self._evicted) if other < ledger]:
-                self._drop(other)
+        has_left = ledger != self._md_ledger
         self._md_ledger, self._md_entry = ledger, entry
         self.mark_delete_is_dirty = True
+        if has_left:
+            self._forget_passed()
         if ledger in self._evicted:  # the end of a ledger before the one that was acknowledged up to
             self._drop(ledger)
         acks = self.ledger_states.get(ledger)
         if acks is None:
             return
-        acks.ranges.discard_below(entry + 1)
-        for passed in [passed for passed in acks.batches if passed <= entry]:
-            del acks.batches[passed]
-        self._unsized.add(ledger)
+        acks.trim(entry)
+        self._changed.add(ledger)
         if not acks:
             self._drop(ledger)
 
-    def _before(self, ledger: int, entry: int) -> tuple[int, int]:
-        """Return the last position before this one that exists, else the beginning of its ledger."""
-        if entry or self._ledgers is None:
-            return ledger, entry - 1
-        previous = self._ledgers.previous_ledger(ledger)
-        while previous is not None:
-            end = self._ledgers.entries(previous)
-            if end:
-                return previous, end - 1
-            previous = self._ledgers.previous_ledger(previous)
-        return ledger, -1
 
-    def _reset_target(self, ledger: int, entry: int) -> tuple[int, int]:
-        """Return the mark-delete position that makes this one the next message."""
-        if self._ledgers is None:
-            return ledger, entry - 1
-        end = self._ledgers.entries(ledger)
-        if end is None:
-            following = self._ledgers.next_ledger(ledger)
-            if following is None:
-                raise InvalidArgumentError("position", (ledger, entry), "a position that is not beyond the end")
-            return self._before(following, 0)
-        if entry > end:
-            raise InvalidArgumentError("position", (ledger, entry), f"at most entry {end} of ledger {ledger}")
-        return self._before(ledger, entry)
-
-    def _measure(self) -> None:
-        """Measure the ledgers that changed since the last time."""
-        while self._unsized:
-            ledger = self._unsized.pop()
-            size, memory = self._sizes.pop(ledger, (0, 0))
-            self._size_total -= size
-            self._memory_total -= memory
-            acks = self.ledger_states.get(ledger)
-            if acks is not None:
-                size = 0 if self._ledger_size is None else self._ledger_size(acks)
-                self._sizes[ledger] = (size, acks.memory_bytes)
-                self._size_total += size
-                self._memory_total += acks.memory_bytes
-
-
-def _checked(ledger: int, entry: int, *, lowest: int = 0) -> tuple[int, int]:
-    """Return a position as plain integers.
-
-    :raises InvalidArgumentError: it is none
-    """
-    try:
-        ledger, entry = index(ledger), index(entry)
-    except TypeError:
-        raise InvalidArgumentError("position", (ledger, entry), "a ledger and an entry, both integers") from None
-    if not (lowest <= ledger < 2**63 and lowest <= entry < 2**63):
-        raise InvalidArgumentError("position", (ledger, entry), f"a ledger and an entry from {lowest} on")
-    return ledger, entry
+def _left(acks: LedgerAcks | None, entry: int, batch: BatchSet | None) -> BatchSet | None:
+    """Return what is left of an entry when this is acknowledged of it as well, None for nothing."""
+    if batch is None or (acks is not None and entry in acks.ranges):
+        return None
+    known = None if acks is None else acks.batches.get(entry)
+    left = batch if known is None else known.merge(batch)
+    return None if left.is_all_acked else left

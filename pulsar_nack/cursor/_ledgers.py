@@ -86,3 +86,66 @@ def as_ledgers(ledgers: Mapping[int, int] | Ledgers) -> Ledgers:
     if isinstance(ledgers, Ledgers):
         return ledgers
     raise InvalidArgumentError("ledgers", ledgers, "a {ledger: entries} mapping, an object with entries(), or None")
+
+
+class UnknownLedgers:
+    """The ledgers of a remote topic: nothing is beyond an end, and no ledger is known to follow another one."""
+
+    __slots__ = ()
+
+    def entries(self, ledger: int) -> int:
+        """Return that every entry may exist."""
+        del ledger
+        return 2**63
+
+    def next_ledger(self, ledger: int) -> None:
+        """Return that none is known."""
+
+    def previous_ledger(self, ledger: int) -> None:
+        """Return that none is known."""
+
+
+def ledger_after(ledgers: Ledgers, ledger: int) -> int | None:
+    """Return the next ledger that has entries."""
+    following = ledgers.next_ledger(ledger)
+    while following is not None and not ledgers.entries(following):
+        following = ledgers.next_ledger(following)
+    return following
+
+
+def position_before(ledgers: Ledgers, ledger: int, entry: int) -> tuple[int, int]:
+    """Return the last position before this one that exists, else (ledger, -1)."""
+    if entry > 0:
+        return ledger, entry - 1
+    previous = ledgers.previous_ledger(ledger)
+    while previous is not None:
+        if end := ledgers.entries(previous):
+            return previous, end - 1
+        previous = ledgers.previous_ledger(previous)
+    return ledger, -1
+
+
+def entries_after(ledgers: Ledgers, ledger: int, entry: int) -> int:
+    """Return how many entries exist after a position. O(ledgers)."""
+    total = max(0, (ledgers.entries(ledger) or 0) - entry - 1)
+    following = ledgers.next_ledger(ledger)
+    while following is not None:
+        total += ledgers.entries(following) or 0
+        following = ledgers.next_ledger(following)
+    return total
+
+
+def reset_target(ledgers: Ledgers, ledger: int, entry: int) -> tuple[int, int]:
+    """Return the position before the one that shall be the next message.
+
+    :raises InvalidArgumentError: it is beyond the end of everything
+    """
+    end = ledgers.entries(ledger)
+    if end is None:
+        following = ledgers.next_ledger(ledger)
+        if following is None:
+            raise InvalidArgumentError("position", (ledger, entry), "a position that is not beyond the last ledger")
+        return position_before(ledgers, following, 0)
+    if entry > end:
+        raise InvalidArgumentError("position", (ledger, entry), f"at most entry {end} of ledger {ledger}")
+    return position_before(ledgers, ledger, entry)

@@ -229,6 +229,13 @@ class EntryRanges:
             step >>= 1
         return end
 
+    def next_present(self, entry: int) -> int | None:
+        """Return the first entry, from this one on, that is in it, None when there is none."""
+        bits = self._bits
+        if not self._count or entry > bits.max():
+            return None
+        return int(bits.next_set_bit(max(entry, 0)))
+
     @property
     def last_range(self) -> tuple[int, int] | None:
         """Return the highest range as (first, last), None when there is none; O(log run)."""
