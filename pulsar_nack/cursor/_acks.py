@@ -120,8 +120,9 @@ class AckState:
         """Return how many entries are not acknowledged as a whole; None for a remote topic. O(ledgers)."""
         if self._is_remote:
             return None
-        acked = sum(len(acks.ranges) for acks in self.ledger_states.values())
-        acked += sum(summary.acked for summary in self._evicted.values() if summary is not None)
+        exists = self._entries_of
+        acked = sum(len(acks.ranges) for ledger, acks in self.ledger_states.items() if exists(ledger))
+        acked += sum(known.acked for ledger, known in self._evicted.items() if known is not None and exists(ledger))
         return max(0, entries_after(self._ledgers, self._md_ledger, self._md_entry) - acked)
 
     @property

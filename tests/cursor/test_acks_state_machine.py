@@ -1,0 +1,290 @@
+"""The pure acknowledgement state beside a dumb reference: a set of positions, and a dict of what is left of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pulsar_nack import InvalidArgumentError, Position
+from pulsar_nack.cursor._acks import AckState, LedgerAcks, LedgersNotLoaded
+from pulsar_nack.cursor._batch import BatchSet
+
+SIZE = 4
+LEDGERS = st.integers(0, 9)
+ENTRIES = st.integers(0, 6)
+POSITIONS = st.builds(Position, LEDGERS, ENTRIES)
+INDEXES = st.sets(st.integers(0, SIZE - 1), max_size=SIZE)
+ACKS = st.lists(st.tuples(POSITIONS, st.none() | INDEXES), max_size=6)
+
+
+class Reference:
+    """What is acknowledged, one by one, and the ledgers of the topic."""
+
+    def __init__(self, ledgers: dict[int, int], reached: Position) -> None:
+        self.ledgers = ledgers
+        self.reached = reached
+        self.whole: set[Position] = set()
+        self.left: dict[Position, set[int]] = {}
+        self.cumulative: Position | None = None
+
+    def exists(self, position: Position) -> bool:
+        return position.entry < self.ledgers.get(position.ledger, 0)
+
+    def existing(self) -> list[Position]:
+        return [Position(ledger, entry) for ledger in sorted(self.ledgers) for entry in range(self.ledgers[ledger])]
+
+    def refuses(self, position: Position) -> bool:
+        return position > self.reached and not self.exists(position)
+
+    def ack(self, position: Position, indexes: set[int] | None) -> None:
+        if position <= self.reached or position in self.whole:
+            return
+        left = set() if indexes is None else self.left.get(position, set(range(SIZE))) - indexes
+        self.left.pop(position, None)
+        if not left:
+            self.whole.add(position)
+        elif len(left) < SIZE:
+            self.left[position] = left
+
+    def ack_before(self, position: Position) -> None:
+        earlier = [each for each in self.existing() if each < position]
+        if earlier and earlier[-1] > self.reached:
+            self.reached = earlier[-1]
+
+    def settle(self) -> None:
+        while following := [each for each in self.existing() if each > self.reached]:
+            if following[0] not in self.whole:
+                break
+            self.reached = following[0]
+        self.whole = {each for each in self.whole if each > self.reached}
+        self.left = {each: left for each, left in self.left.items() if each > self.reached}
+
+    def intervals(self) -> list[tuple[Position, Position]]:
+        found: list[tuple[Position, Position]] = []
+        for ledger, entry in sorted(self.whole):
+            if found and found[-1][1] == (ledger, entry - 1):
+                found[-1] = (found[-1][0], Position(ledger, entry))
+            else:
+                found.append((Position(ledger, entry - 1), Position(ledger, entry)))
+        return found
+
+
+class Acknowledging(RuleBasedStateMachine):
+    """Acknowledges, resets, evicts, restores, writes and reopens, while ledgers appear, grow and go."""
+
+    @initialize(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=3), start=st.integers(-1, 2))
+    def begin(self, sizes: list[int], start: int) -> None:
+        self.ledgers = {2 * number: size for number, size in enumerate(sizes)}
+        self.model = Reference(self.ledgers, Position(0, min(start, self.ledgers[0] - 1)))
+        self.state = AckState(self.ledgers, self.model.reached, ledger_size=len_of)
+        self.stored: dict[int, LedgerAcks] = {}
+        self.stored_reached = self.model.reached
+
+    def call(self, function: Callable[[AckState], Any]) -> Any:
+        """Do something; where ledgers are needed, check that nothing has changed, restore them and try again."""
+        for _ in range(20):
+            before = snapshot(self.state)
+            try:
+                result = function(self.state)
+            except LedgersNotLoaded as error:
+                assert snapshot(self.state) == before
+                for ledger in error.ledgers:
+                    assert self.state.restore(ledger, self.stored[ledger].copy())
+                continue
+            while self.state.unsettled is not None:
+                assert self.state.restore(self.state.unsettled, self.stored[self.state.unsettled].copy())
+            return result
+        raise AssertionError("the same ledgers are needed for ever")
+
+    def refused(self, function: Callable[[AckState], Any]) -> None:
+        """Do something that is refused, and check that nothing has changed."""
+        before = snapshot(self.state)
+        with pytest.raises(InvalidArgumentError):
+            function(self.state)
+        assert snapshot(self.state) == before
+
+    @rule(position=POSITIONS)
+    def acknowledge_one(self, position: Position) -> None:
+        if self.model.refuses(position):
+            self.refused(lambda state: state.acknowledge([position]))
+            return
+        self.call(lambda state: state.acknowledge([position]))
+        self.model.ack(position, None)
+        self.model.settle()
+
+    @rule(acks=ACKS)
+    def acknowledge_many(self, acks: list[tuple[Position, set[int] | None]]) -> None:
+        wanted = dict(acks)
+        sets = {each: BatchSet.acked(SIZE, indexes) for each, indexes in wanted.items() if indexes is not None}
+        if any(self.model.refuses(each) for each in wanted):
+            self.refused(lambda state: state.acknowledge(list(wanted), sets))
+            return
+        self.call(lambda state: state.acknowledge(list(wanted), sets))
+        for each, indexes in wanted.items():
+            self.model.ack(each, indexes)
+        self.model.settle()
+
+    @rule(ledger=LEDGERS, entries=st.lists(ENTRIES, max_size=5))
+    def acknowledge_entries(self, ledger: int, entries: list[int]) -> None:
+        if any(self.model.refuses(Position(ledger, entry)) for entry in entries):
+            self.refused(lambda state: state.acknowledge_entries(ledger, entries))
+            return
+        self.call(lambda state: state.acknowledge_entries(ledger, entries))
+        for entry in entries:
+            self.model.ack(Position(ledger, entry), None)
+        self.model.settle()
+
+    @rule(position=POSITIONS, through=st.none() | st.integers(0, SIZE - 1))
+    def acknowledge_cumulative(self, position: Position, through: int | None) -> None:
+        left = None if through is None else BatchSet.through(SIZE, through)
+        model = self.model
+        if position <= model.reached:
+            if position in {model.reached, model.cumulative}:
+                self.call(lambda state: state.acknowledge_cumulative(position, left))
+            else:
+                self.refused(lambda state: state.acknowledge_cumulative(position, left))
+            return
+        if not model.exists(position):
+            self.refused(lambda state: state.acknowledge_cumulative(position, left))
+            return
+        self.call(lambda state: state.acknowledge_cumulative(position, left))
+        model.cumulative = position
+        model.ack(position, None if through is None else set(range(through + 1)))
+        model.ack_before(position)
+        model.settle()
+
+    @rule(position=POSITIONS)
+    def reset(self, position: Position) -> None:
+        later = [ledger for ledger in self.ledgers if ledger > position.ledger]
+        end = self.ledgers.get(position.ledger)
+        if (end is None and not later) or (end is not None and position.entry > end):
+            self.refused(lambda state: state.reset(position))
+            return
+        self.call(lambda state: state.reset(position))
+        earlier = [each for each in self.model.existing() if each < position]
+        first = position.ledger if end is not None else min(later)
+        self.model.reached = earlier[-1] if earlier else Position(first, -1)
+        self.model.whole, self.model.left, self.model.cumulative = set(), {}, None
+
+    @rule(grow=st.integers(0, 2), gap=st.integers(0, 2), size=st.integers(0, 3))
+    def topic_grows(self, grow: int, gap: int, size: int) -> None:
+        last = max(self.ledgers)
+        self.ledgers[last] = min(6, self.ledgers[last] + grow)
+        if gap and last + gap < 10:
+            self.ledgers[last + gap] = size
+
+    @precondition(lambda self: len(self.ledgers) > 1)
+    @rule(data=st.data())
+    def topic_is_trimmed(self, data: st.DataObject) -> None:
+        del self.ledgers[data.draw(st.sampled_from(sorted(self.ledgers)[:-1]))]
+        self.call(lambda state: state.settle())
+        self.model.settle()
+
+    @rule()
+    def write(self) -> None:
+        ledgers, _ = self.state.take_dirty()
+        for ledger in ledgers:
+            acks = self.state.ledger_states.get(ledger)
+            if acks is None:
+                self.stored.pop(ledger, None)
+            else:
+                self.stored[ledger] = acks.copy()
+
+    @rule(ledger=LEDGERS)
+    def evict(self, ledger: int) -> None:
+        if ledger in self.state.ledger_states and ledger not in self.state.dirty:
+            self.state.evict(ledger)
+
+    @rule(unknown=st.sets(LEDGERS, max_size=2), noted=st.sets(LEDGERS, max_size=3))
+    def reopen(self, unknown: set[int], noted: set[int]) -> None:
+        """Write, and open again with some ledgers that are not loaded, of some of which nothing is known."""
+        self.write()
+        cumulative = self.model.cumulative
+        again = AckState(self.ledgers, self.state.mark_delete_position, ledger_size=len_of)
+        for ledger, acks in sorted(self.stored.items()):
+            acks = acks.copy()
+            if ledger in unknown:
+                again.note_evicted(ledger)
+            elif ledger in noted and ledger != again.mark_delete_position.ledger:
+                again.note_evicted(ledger, acks.summary, size=len_of(acks), ranges=acks.ranges.range_count)
+            else:
+                again.recover(ledger, acks)
+        self.state = again
+        if cumulative is not None and cumulative < self.model.reached:
+            self.model.cumulative = None  # it is not written
+
+    @invariant()
+    def knows_what_is_acknowledged(self) -> None:
+        model, state = self.model, self.state
+        assert state.mark_delete_position == model.reached
+        for ledger, acks in state.ledger_states.items():
+            assert acks
+            acks.ranges._verify()
+            whole = {entry for each, entry in model.whole if each == ledger}
+            assert [*acks.ranges.ranges()] == [
+                (low.entry + 1, high.entry) for low, high in model.intervals() if low.ledger == ledger
+            ]
+            assert len(acks.ranges) == len(whole)
+            left = {each.entry: set(indexes) for each, indexes in model.left.items() if each.ledger == ledger}
+            assert {entry: set(batch) for entry, batch in acks.batches.items()} == left
+        touched = {each.ledger for each in (*model.whole, *model.left)}
+        assert touched == {*state.ledger_states} | {*state.evicted}
+
+    @invariant()
+    def keeps_its_figures(self) -> None:
+        model, state = self.model, self.state
+        unacked = [each for each in model.existing() if each > model.reached and each not in model.whole]
+        assert state.next_position == (unacked[0] if unacked else None)
+        if None not in state.evicted.values():
+            assert state.backlog == len(unacked)
+            assert state.range_count == len(model.intervals())
+            assert state.highest_acked == max([model.reached, *model.whole])
+        if not state.evicted:
+            assert state.individually_deleted() == model.intervals()
+            assert state.size_bytes == len(model.intervals()) + len(model.left)
+
+    @invariant()
+    def is_dirty_where_storage_differs(self) -> None:
+        """What is not dirty is on storage as it is in memory, but for what the mark-delete position has passed."""
+        reached = self.state.mark_delete_position
+        for ledger in {*self.stored, *self.state.ledger_states} - self.state.dirty:
+            stored = self.stored[ledger].copy()
+            if ledger == reached.ledger:
+                stored.trim(reached.entry)
+            if ledger not in self.state.evicted:
+                assert self.state.ledger_states[ledger] == stored
+
+    def teardown(self) -> None:
+        """Load everything, and ask about each entry and index."""
+        if not hasattr(self, "state"):
+            return
+        for ledger in list(self.state.evicted):
+            assert self.state.restore(ledger, self.stored[ledger].copy())
+        assert self.state.individually_deleted() == self.model.intervals()
+        for position in (Position(ledger, entry) for ledger in range(10) for entry in range(7)):
+            acked = position <= self.model.reached or position in self.model.whole
+            assert self.state.is_acked(position) == acked
+            for index in range(SIZE):
+                left = self.model.left.get(position, {index})
+                assert self.state.is_acked(position, index) == (acked or index not in left)
+
+
+def len_of(acks: LedgerAcks) -> int:
+    """Return a size of a ledger's state that is easy to check."""
+    return acks.ranges.range_count + len(acks.batches)
+
+
+def snapshot(state: AckState) -> Any:
+    """Return everything that an error must not change."""
+    states = {ledger: acks.copy() for ledger, acks in state.ledger_states.items()}
+    return state.mark_delete_position, states, dict(state.evicted), set(state.dirty), state.mark_delete_is_dirty
+
+
+Acknowledging.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAcknowledging = Acknowledging.TestCase
+TestAcknowledging.__doc__ = "Whatever happens, the state is that of the reference, and what is not dirty is on storage."
