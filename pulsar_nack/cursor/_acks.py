@@ -285,7 +285,7 @@ class AckState:
         must_exist(self._ledgers, ledger, entry)
         acks = self._loaded(ledger)
         left = _left(acks, entry, batch_set)
-        target = wanted if left is None else max(reached, position_before(self._ledgers, ledger, entry))
+        target = wanted if left is None else self._before(ledger, entry)
         self._cumulative = wanted
         if target != reached:
             self._move_to(*target)
@@ -447,6 +447,12 @@ class AckState:
         self.mark_delete_is_dirty = True
         if self._md_entry + 1 >= end:
             self.settle()
+
+    def _before(self, ledger: int, entry: int) -> tuple[int, int]:
+        """Return the last position before this one, where the mark-delete position can go; at least where it is."""
+        before = position_before(self._ledgers, ledger, entry)
+        reached = self._md_ledger, self._md_entry
+        return reached if before[1] < 0 and not self._is_remote else max(before, reached)
 
     def _acknowledge_many(self, ledger: int, entries: list[int]) -> None:
         """Acknowledge entries of a ledger in memory that were checked and lie beyond the mark-delete position."""

@@ -19,7 +19,8 @@ LEDGERS = st.integers(0, 9)
 ENTRIES = st.integers(0, 6)
 POSITIONS = st.builds(Position, LEDGERS, ENTRIES)
 INDEXES = st.sets(st.integers(0, SIZE - 1), max_size=SIZE)
-ACKS = st.lists(st.tuples(POSITIONS, st.none() | INDEXES), max_size=6)
+STRAY = 12
+"""One in so many positions is any, which need not exist."""
 
 
 class Reference:
@@ -77,13 +78,22 @@ class Reference:
 class Acknowledging(RuleBasedStateMachine):
     """Acknowledges, resets, evicts, restores, writes and reopens, while ledgers appear, grow and go."""
 
-    @initialize(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=3), start=st.integers(-1, 2))
+    @initialize(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=4), start=st.integers(-1, 2))
     def begin(self, sizes: list[int], start: int) -> None:
         self.ledgers = {2 * number: size for number, size in enumerate(sizes)}
         self.model = Reference(self.ledgers, Position(0, min(start, self.ledgers[0] - 1)))
         self.state = AckState(self.ledgers, self.model.reached, ledger_size=len_of)
         self.stored: dict[int, LedgerAcks] = {}
         self.stored_reached = self.model.reached
+
+    def positions(self, data: st.DataObject, count: int) -> list[Position]:
+        """Draw positions, most of which exist."""
+        existing = self.model.existing()
+        drawn = []
+        for _ in range(count):
+            is_stray = not existing or data.draw(st.integers(1, STRAY)) == STRAY
+            drawn.append(data.draw(POSITIONS if is_stray else st.sampled_from(existing)))
+        return drawn
 
     def call(self, function: Callable[[AckState], Any]) -> Any:
         """Do something; where ledgers are needed, check that nothing has changed, restore them and try again."""
@@ -108,8 +118,9 @@ class Acknowledging(RuleBasedStateMachine):
             function(self.state)
         assert snapshot(self.state) == before
 
-    @rule(position=POSITIONS)
-    def acknowledge_one(self, position: Position) -> None:
+    @rule(data=st.data())
+    def acknowledge_one(self, data: st.DataObject) -> None:
+        [position] = self.positions(data, 1)
         if self.model.refuses(position):
             self.refused(lambda state: state.acknowledge([position]))
             return
@@ -117,9 +128,9 @@ class Acknowledging(RuleBasedStateMachine):
         self.model.ack(position, None)
         self.model.settle()
 
-    @rule(acks=ACKS)
-    def acknowledge_many(self, acks: list[tuple[Position, set[int] | None]]) -> None:
-        wanted = dict(acks)
+    @rule(data=st.data(), parts=st.lists(st.none() | INDEXES, max_size=4))
+    def acknowledge_many(self, data: st.DataObject, parts: list[set[int] | None]) -> None:
+        wanted = dict(zip(self.positions(data, len(parts)), parts, strict=True))
         sets = {each: BatchSet.acked(SIZE, indexes) for each, indexes in wanted.items() if indexes is not None}
         if any(self.model.refuses(each) for each in wanted):
             self.refused(lambda state: state.acknowledge(list(wanted), sets))
@@ -129,8 +140,11 @@ class Acknowledging(RuleBasedStateMachine):
             self.model.ack(each, indexes)
         self.model.settle()
 
-    @rule(ledger=LEDGERS, entries=st.lists(ENTRIES, max_size=5))
-    def acknowledge_entries(self, ledger: int, entries: list[int]) -> None:
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def acknowledge_entries(self, data: st.DataObject, count: int) -> None:
+        drawn = self.positions(data, count)
+        ledger = drawn[0].ledger
+        entries = [position.entry for position in drawn if position.ledger == ledger]
         if any(self.model.refuses(Position(ledger, entry)) for entry in entries):
             self.refused(lambda state: state.acknowledge_entries(ledger, entries))
             return
@@ -139,8 +153,9 @@ class Acknowledging(RuleBasedStateMachine):
             self.model.ack(Position(ledger, entry), None)
         self.model.settle()
 
-    @rule(position=POSITIONS, through=st.none() | st.integers(0, SIZE - 1))
-    def acknowledge_cumulative(self, position: Position, through: int | None) -> None:
+    @rule(data=st.data(), through=st.none() | st.integers(0, SIZE - 1))
+    def acknowledge_cumulative(self, data: st.DataObject, through: int | None) -> None:
+        [position] = self.positions(data, 1)
         left = None if through is None else BatchSet.through(SIZE, through)
         model = self.model
         if position <= model.reached:
@@ -158,8 +173,9 @@ class Acknowledging(RuleBasedStateMachine):
         model.ack_before(position)
         model.settle()
 
-    @rule(position=POSITIONS)
-    def reset(self, position: Position) -> None:
+    @rule(data=st.data())
+    def reset(self, data: st.DataObject) -> None:
+        [position] = self.positions(data, 1)
         later = [ledger for ledger in self.ledgers if ledger > position.ledger]
         end = self.ledgers.get(position.ledger)
         if (end is None and not later) or (end is not None and position.entry > end):
@@ -195,10 +211,12 @@ class Acknowledging(RuleBasedStateMachine):
             else:
                 self.stored[ledger] = acks.copy()
 
-    @rule(ledger=LEDGERS)
-    def evict(self, ledger: int) -> None:
-        if ledger in self.state.ledger_states and ledger not in self.state.dirty:
-            self.state.evict(ledger)
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        self.write()
+        for ledger in data.draw(st.sets(st.sampled_from(sorted(self.state.ledger_states) or [0]))):
+            if ledger in self.state.ledger_states:
+                self.state.evict(ledger)
 
     @rule(unknown=st.sets(LEDGERS, max_size=2), noted=st.sets(LEDGERS, max_size=3))
     def reopen(self, unknown: set[int], noted: set[int]) -> None:
