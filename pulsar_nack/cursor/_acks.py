@@ -47,7 +47,7 @@ from ._ledgers import (
     position_before,
     reset_target,
 )
-from ._requests import BatchSets, checked, must_exist, read_request
+from ._requests import BatchSets, checked, must_be_batch, must_exist, read_request
 
 __all__ = ["AckState", "BatchSets", "LedgerAcks", "LedgerSummary", "LedgersNotLoaded"]
 
@@ -277,6 +277,8 @@ class AckState:
         :raises LedgersNotLoaded: its ledger is evicted; nothing has changed
         """
         ledger, entry = wanted = checked(position)
+        if batch_set is not None:
+            must_be_batch(batch_set)
         reached = self._md_ledger, self._md_entry
         if wanted <= reached:
             if wanted not in {reached, self._cumulative}:

@@ -23,7 +23,7 @@ class BatchSet:
 
     :param size: number of messages in the batch, or the least that is known of it
     :param unacked: the bits; none at or beyond ``size``
-    :raises InvalidArgumentError: a bit beyond the size, or a size that no batch has
+    :raises InvalidArgumentError: a bit beyond the size, a size that no batch has, or another type
     """
 
     size: int = field(compare=False)
@@ -31,15 +31,15 @@ class BatchSet:
 
     def __post_init__(self) -> None:
         """Check both fields."""
-        if not 0 <= self.size <= _MAX_SIZE:
-            raise InvalidArgumentError("size", self.size, "a number of messages, 0 to 2**31 - 1")
-        if self.unacked < 0 or self.unacked.bit_length() > self.size:
+        _check_size(self.size)
+        if _number(self.unacked) < 0 or self.unacked.bit_length() > self.size:
             raise InvalidArgumentError("unacked", self.unacked, f"bits below the batch size {self.size}")
 
     @classmethod
     def full(cls, size: int) -> Self:
         """Return the set of a batch of which nothing is acknowledged."""
-        return cls(size, (1 << max(size, 0)) - 1)
+        _check_size(size)
+        return cls(size, (1 << size) - 1)
 
     @classmethod
     def acked(cls, size: int, indexes: Iterable[int]) -> Self:
@@ -49,8 +49,7 @@ class BatchSet:
         """
         unacked = cls.full(size).unacked
         for index in indexes:
-            if not 0 <= index < size:
-                raise InvalidArgumentError("batch_index", index, f"an index of a batch of {size}")
+            _check_index(index, size)
             unacked &= ~(1 << index)
         return cls(size, unacked)
 
@@ -60,8 +59,8 @@ class BatchSet:
 
         :raises InvalidArgumentError: an index that the batch does not have
         """
-        if not 0 <= index < size:
-            raise InvalidArgumentError("batch_index", index, f"an index of a batch of {size}")
+        _check_size(size)
+        _check_index(index, size)
         return cls(size, (1 << size) - (1 << (index + 1)))
 
     @classmethod
@@ -110,3 +109,18 @@ class BatchSet:
         while rest:
             yield (rest & -rest).bit_length() - 1
             rest &= rest - 1
+
+
+def _check_size(size: int) -> None:
+    if not 0 <= _number(size) <= _MAX_SIZE:
+        raise InvalidArgumentError("size", size, "a number of messages, 0 to 2**31 - 1")
+
+
+def _check_index(index: int, size: int) -> None:
+    if not 0 <= _number(index) < size:
+        raise InvalidArgumentError("batch_index", index, f"an index of a batch of {size}")
+
+
+def _number(value: object) -> int:
+    """Return an integer, -1 for anything else."""
+    return value if isinstance(value, int) else -1

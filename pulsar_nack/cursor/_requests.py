@@ -39,6 +39,8 @@ def read_request(
     """
     request = AckRequest()
     unused: dict[tuple[int, int], BatchSet] = dict((batch_sets or {}).items())
+    for batch in unused.values():
+        must_be_batch(batch)
     taken: dict[tuple[int, int], BatchSet] = {}
     for given in positions:
         ledger, entry = position = checked(given)
@@ -66,6 +68,15 @@ def must_exist(ledgers: Ledgers, ledger: int, entry: int) -> None:
         raise InvalidArgumentError("position", (ledger, entry), f"a ledger that exists, {ledger} does not")
     if entry >= end:
         raise InvalidArgumentError("position", (ledger, entry), f"an entry of ledger {ledger}, which has {end}")
+
+
+def must_be_batch(batch: BatchSet) -> None:
+    """Refuse what is no batch set.
+
+    :raises InvalidArgumentError: says what it is
+    """
+    if not isinstance(batch, BatchSet):
+        raise InvalidArgumentError("batch_set", batch, "a BatchSet")
 
 
 def checked(position: tuple[int, int], *, lowest: int = 0) -> tuple[int, int]:

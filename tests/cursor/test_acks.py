@@ -158,6 +158,18 @@ def test_k6_batch_sets_of_other_positions() -> None:
     assert snapshot(state) == before
 
 
+def test_k6_what_are_no_batch_sets() -> None:
+    """K6: something else in the place of a batch set is refused, and nothing is applied."""
+    state = AckState({1: 3}, (1, -1))
+    before = snapshot(state)
+    words: Any = [7]
+    with pytest.raises(InvalidArgumentError, match="batch_set"):
+        state.acknowledge([Position(1, 0), Position(1, 2)], {Position(1, 2): words})
+    with pytest.raises(InvalidArgumentError, match="batch_set"):
+        state.acknowledge_cumulative(Position(1, 2), words)
+    assert snapshot(state) == before
+
+
 def test_k7_hops_over_a_ledgers_end() -> None:
     """K7: ten single acks in ledgers 1 and 2, the last of which closes the gap at the end of ledger 1."""
     state = AckState({1: 10, 2: 10}, (1, 3))

@@ -16,7 +16,7 @@ from pulsar_nack.cursor._batch import BatchSet
 
 SIZE = 4
 LEDGERS = st.integers(0, 9)
-ENTRIES = st.integers(0, 6)
+ENTRIES = st.integers(0, 4)
 POSITIONS = st.builds(Position, LEDGERS, ENTRIES)
 INDEXES = st.sets(st.integers(0, SIZE - 1), max_size=SIZE)
 STRAY = 12
@@ -78,7 +78,7 @@ class Reference:
 class Acknowledging(RuleBasedStateMachine):
     """Acknowledges, resets, evicts, restores, writes and reopens, while ledgers appear, grow and go."""
 
-    @initialize(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=4), start=st.integers(-1, 2))
+    @initialize(sizes=st.lists(st.integers(0, 3), min_size=2, max_size=4), start=st.integers(-1, 2))
     def begin(self, sizes: list[int], start: int) -> None:
         self.ledgers = {2 * number: size for number, size in enumerate(sizes)}
         self.model = Reference(self.ledgers, Position(0, min(start, self.ledgers[0] - 1)))
@@ -190,7 +190,7 @@ class Acknowledging(RuleBasedStateMachine):
     @rule(grow=st.integers(0, 2), gap=st.integers(0, 2), size=st.integers(0, 3))
     def topic_grows(self, grow: int, gap: int, size: int) -> None:
         last = max(self.ledgers)
-        self.ledgers[last] = min(6, self.ledgers[last] + grow)
+        self.ledgers[last] = min(4, self.ledgers[last] + grow)
         if gap and last + gap < 10:
             self.ledgers[last + gap] = size
 
@@ -303,6 +303,6 @@ def snapshot(state: AckState) -> Any:
     return state.mark_delete_position, states, dict(state.evicted), set(state.dirty), state.mark_delete_is_dirty
 
 
-Acknowledging.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Acknowledging.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestAcknowledging = Acknowledging.TestCase
 TestAcknowledging.__doc__ = "Whatever happens, the state is that of the reference, and what is not dirty is on storage."
