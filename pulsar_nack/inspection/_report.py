@@ -110,8 +110,8 @@ class NacksReport:
 class AckedLedger:
     """The acknowledgement state of one ledger above the mark-delete position.
 
-    ``holes`` are runs of unacknowledged entries below its highest acknowledged one, ``bytes`` what is stored of it,
-    ``encoding`` the form of it.
+    ``holes`` are runs of unacknowledged entries below its highest acknowledged one, ``batches`` entries of which only
+    some messages are acknowledged, ``bytes`` what is stored of it, in the records of these numbers.
     """
 
     ledger: int
@@ -120,7 +120,6 @@ class AckedLedger:
     holes: int
     batches: int
     bytes: int
-    encoding: str
     records: tuple[int, ...]
 
 
@@ -128,16 +127,17 @@ class AckedLedger:
 class CursorReport:
     """A cursor of acknowledgements, as the next opening finds it.
 
-    ``marker`` is the record number of the last usable one, ``form`` how the state is written: ``ledgers`` (PIP-81),
-    ``single`` (all in one entry) or ``snapshot`` (the mark-delete position only, no marker can be used).
+    ``form`` is how the state is written: ``ledgers`` (PIP-81), ``single`` (all in one record, the old form), or
+    ``snapshot`` (the mark-delete position only: no marker can be used). ``marker`` is the record that says so,
+    ``size_bytes`` what it and the ledgers take, ``ignored`` are logs of the cursor that do not count.
     """
 
     name: str
     log: str
     form: str
-    marker: int | None
+    marker: int
     markers: int
-    mark_delete: tuple[int, int] | None
+    mark_delete: tuple[int, int]
     properties: dict[str, str]
     size_bytes: int
     records_in_use: int

@@ -65,6 +65,16 @@ class LogScan:
         """Return how many bytes its files have."""
         return sum(segment.bytes for segment in self.segments)
 
+    @property
+    def can_be_opened(self) -> bool:
+        """Return whether the library would open the log: it looks at the names of the files, and at the last one."""
+        looked_at = {segment_name(0) if not self.segments or self.segments[0].first else "", self._last_file}
+        return not any(each.kind != "torn" and each.file in looked_at for each in self.damage)
+
+    @property
+    def _last_file(self) -> str:
+        return self.segments[-1].file if self.segments else ""
+
     def records(self) -> Iterator[tuple[int, bytes]]:
         """Go through all good records and their numbers, 16 MiB at most in memory at a time.
 

@@ -31,8 +31,11 @@ class Inspected:
 
     def records(self) -> Iterator[bytes]:
         """Go through its records again; the damage is noted already."""
-        again = LogScan(self.scan.store, self.name)
-        return (data for _, data in again.records())
+        return (data for _, data in self.numbered())
+
+    def numbered(self) -> Iterator[tuple[int, bytes]]:
+        """Go through its records again with their numbers; some are left out where a file is damaged."""
+        return LogScan(self.scan.store, self.name).records()
 
     def report(self) -> LogReport:
         """Return what is told of it."""
