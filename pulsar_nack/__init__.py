@@ -3,7 +3,7 @@
 from ._version import __version__
 from .backoff import Backoff, Exponential, Fixed, Multiplier, Steps
 from .clock import AlarmClock, Clock, LoopClock, MonotonicClock, WallClock
-from .config import BucketConfig, DelayedDeliveryConfig, NackConfig
+from .config import BucketConfig, CursorConfig, DelayedDeliveryConfig, NackConfig
 from .consumer import (
     Consumer,
     ConsumerPort,
@@ -18,6 +18,7 @@ from .consumer import (
     subscribe,
     wrap,
 )
+from .cursor import Cursor, CursorStatistics
 from .delayed import (
     BucketDelayedDeliveryTracker,
     BucketSnapshotStorage,
@@ -85,6 +86,9 @@ __all__ = [
     "Consumer",
     "ConsumerPort",
     "ConsumerStatistics",
+    "Cursor",
+    "CursorConfig",
+    "CursorStatistics",
     "DelayedCursor",
     "DelayedDeliveryConfig",
     "DelayedDeliveryTracker",

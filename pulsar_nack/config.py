@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
-__all__ = ["MAX_PRECISION_BITS", "BucketConfig", "DelayedDeliveryConfig", "NackConfig"]
+__all__ = ["MAX_PRECISION_BITS", "BucketConfig", "CursorConfig", "DelayedDeliveryConfig", "NackConfig"]
 
 MAX_PRECISION_BITS: Final = 62
 _DAY_S: Final = 86_400
@@ -209,3 +209,60 @@ class BucketConfig(DelayedDeliveryConfig):
         """Return the size at which a bucket is sealed whatever its ledgers."""
         least = self.delayed_delivery_min_index_count_per_bucket
         return 2 * least if self.max_indexes_per_bucket is None else max(self.max_indexes_per_bucket, least)
+
+
+_METADATA_LIMIT: Final = "max_per_cursor_metadata_size_in_bytes"
+_METADATA_LIMIT_ALIASES: Final = (
+    _METADATA_LIMIT,
+    "maxPerCursorMetadataSizeInBytes",
+    "max_un_persist_ack_records_bytes_per_subscription",
+    "maxUnPersistAckRecordsBytesPerSubscription",
+)
+_LEAST_METADATA_LIMIT: Final = 1_024
+
+
+class CursorConfig(_Settings):
+    """How a subscription's acknowledgement state is kept (PIP-81), and when it is too large (PIP-299)."""
+
+    enable_lru_cache_max_unacked_ranges: bool = True
+    """True: an entry for each ledger and a marker, and a bounded cache. False: all in one entry, the old form."""
+    max_individual_ack_cache_bytes_per_cursor: int = Field(default=3 << 20, ge=0)
+    """Ledgers are put out of memory above this; at least one stays in it."""
+    managed_ledger_max_unacked_ranges_to_persist: int = Field(default=10_000, ge=0)
+    """Most ranges that the old form writes; what is more is written by no flush, and comes again after a restart."""
+    max_per_cursor_metadata_size_in_bytes: int = 5_242_880
+    """Dispatch stops before the state is larger, in bytes; at least 1,024, below 1: no limit.
+
+    Also ``maxUnPersistAckRecordsBytesPerSubscription``.
+    """
+    max_entry_bytes: int = Field(default=5 << 20, ge=1 << 10, le=15 << 20)
+    """Largest record; the state of a ledger that takes more is cut into parts."""
+    managed_ledger_cursor_max_entries_per_ledger: int = Field(default=50_000, ge=2)
+    """From so many records on the cursor goes on in a new log, when most of them do not count any more."""
+    rollover_bytes: int = Field(default=16 << 20, ge=0)
+    """From this size on the cursor goes on in a new log, when most of it does not count any more."""
+    flush_interval: DelayField = timedelta(seconds=1)
+    """How long after a change the state is written, unless :meth:`~pulsar_nack.Cursor.flush` is called before."""
+    close_timeout: DelayField = timedelta(seconds=10)
+    """How long closing waits for the last write."""
+
+    if TYPE_CHECKING:  # as above
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_limit(cls, data: Any) -> Any:
+        """Take the limit under each of its names, and refuse one that is on but too low to be of use."""
+        if not isinstance(data, dict):
+            return data
+        given = [name for name in _METADATA_LIMIT_ALIASES if name in data]
+        if len(given) > 1:
+            raise InvalidArgumentError(given[1], data[given[1]], "the limit to be given once")
+        if not given:
+            return data
+        data = dict(data)
+        value = data.pop(given[0])
+        if isinstance(value, int) and 1 <= value < _LEAST_METADATA_LIMIT:
+            raise InvalidArgumentError(given[0], value, f"below 1 for no limit, or at least {_LEAST_METADATA_LIMIT}")
+        return {**data, _METADATA_LIMIT: value}

@@ -1,6 +1,18 @@
 """Acknowledgement state of a subscription: what is acknowledged, kept small and durable."""
 
+from ._batch import BatchSet
+from ._cursor import Cursor
 from ._gate import DispatchGate, GateStatistics, adds_range
 from ._reserve import Reserve, worst_growth
+from ._statistics import CursorStatistics
 
-__all__ = ["DispatchGate", "GateStatistics", "Reserve", "adds_range", "worst_growth"]
+__all__ = [
+    "BatchSet",
+    "Cursor",
+    "CursorStatistics",
+    "DispatchGate",
+    "GateStatistics",
+    "Reserve",
+    "adds_range",
+    "worst_growth",
+]

@@ -1,0 +1,367 @@
+"""A cursor's log: the states of the ledgers that changed, then one marker, which alone makes them count.
+
+What lies there
+    *Entries*, one or several records for each ledger that was dirty, and *markers*: the mark-delete position, the
+    properties, and for each ledger the numbers of the records that hold its state. A marker is whole, or says what is
+    different from the one before it; a whole one comes when reading the chain back would cost more than it does.
+    In the old form a record is entry and marker in one.
+
+The commit point
+    is the last record of a marker. What was appended before it without one does not exist after a crash. Entries and
+    marker go into one append where they fit, hence one sync; nothing depends on that, for markers stand last and name
+    numbers, and the numbers of a log have no gaps.
+
+Which log counts
+    Each marker has a sequence number, a new one for each try. The usable marker with the highest one counts, in
+    whatever log it is: so a rollover that failed half way, even one whose marker may or may not be there, is overtaken
+    by the next commit to the old log. Whoever opens the cursor begins a higher range of numbers.
+
+Rollover
+    A new log; a snapshot beside it; exactly the records that count, copied; a whole marker; the seal of the old log;
+    then the pending commit, and only then the old log is deleted. The seal fails when somebody else has taken the old
+    log over, as may happen on object storage: then nothing of theirs is deleted. In the old form nothing is copied, for
+    the pending commit is whole.
+
+After an append failed, the log is as it was, and the next commit tries everything again under a new sequence number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..config import CursorConfig
+from ..errors import (
+    ClosedError,
+    LedgerError,
+    LogCorruptedError,
+    LogExistsError,
+    LogFencedError,
+    LogNotFoundError,
+    LogSealedError,
+)
+from ..ledger import Log, LogStore
+from ._generations import Names
+from ._markers import Contents, Head, encode_marker, encode_whole, marker_size
+from ._records import APPEND, RECORD_OVERHEAD, Stored, allot, groups, read_ledgers, read_numbers
+from ._snapshot import MOST, Snapshots
+
+EPOCH: Final = 32
+_GROWTH: Final = 4
+_MOST_DELTAS: Final = 64
+_SNAPSHOT_EVERY: Final = 1_000
+_TRIES: Final = 20
+
+
+@dataclass(slots=True)
+class Chain:
+    """The last marker's number, and how many, and how large, the deltas since the last whole one are."""
+
+    last: int
+    length: int = 0
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Found:
+    """What recovery found in the logs of a cursor, and where to go on.
+
+    ``contents`` and ``index`` are what the last usable marker says; without one, contents is None. ``is_single``: it is
+    a record of the old form. ``must_roll``: nothing can be appended to the log. ``snapshot``:
+    what the last snapshot says, when there is no marker.
+    """
+
+    log: Log
+    generation: int
+    next_generation: int
+    sequence: int = 0
+    contents: Contents | None = None
+    index: dict[int, Stored] = field(default_factory=dict)
+    is_single: bool = False
+    must_roll: bool = False
+    snapshot: Contents | None = None
+    rubbish: set[str] = field(default_factory=set)
+
+
+class CursorLog:
+    """The log of one cursor, open for writing. Commits are made one at a time, and are never cancelled."""
+
+    def __init__(self, store: LogStore, names: Names, config: CursorConfig, found: Found) -> None:
+        self.index: dict[int, Stored] = {}
+        """Where each ledger's state lies that the last marker names. Read only."""
+        self.commits = 0
+        self.rollovers = 0
+        self.bytes_written = 0
+        self._store = store
+        self._names = names
+        self._config = config
+        self._log = found.log
+        self._generation = found.generation
+        self._next_generation = found.next_generation
+        self._sequence = ((found.sequence >> EPOCH) + 1) << EPOCH
+        self._committed = found.contents
+        self._is_single = found.is_single
+        self._must_roll = found.must_roll
+        self._rubbish = set(found.rubbish)
+        self._owes_commit = False
+        self._snapshots = Snapshots(store, names.snapshot(found.generation))
+        self._chain: Chain | None = None
+        self._roll_floor = 0
+        self._live_size = 0
+        self._live_records = 0
+        self._update(found.index, ())
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes the log takes."""
+        return self._log.size
+
+    @property
+    def name(self) -> str:
+        """Return what the log in use is called."""
+        return self._log.name
+
+    @property
+    def committed(self) -> Contents | None:
+        """Return what the last marker says, beside where the ledgers are."""
+        return self._committed
+
+    async def commit(self, entries: Mapping[int, Sequence[bytes]], gone: Iterable[int], contents: Contents) -> None:
+        """Write ledgers' states and a marker; all of it counts when this returns, and none when it fails.
+
+        :param entries: the records of each ledger that changed
+        :param gone: ledgers of which nothing is to be kept
+        :raises LedgerError: it could not be written; the last marker counts
+        """
+        await self._prepare(contents)
+        dropped = [ledger for ledger in gone if ledger in self.index]
+        whole = self._wants_whole(len(entries) + len(dropped))
+        records = [record for parts in entries.values() for record in parts]
+        *first, last = [*groups(records)] or [[]]
+        numbers: list[int] = []
+        for group in first:
+            numbers += await self._append(group)
+        predicted = range(self._log.length, self._log.length + len(last))
+        changes = allot(entries, [*numbers, *predicted])
+        marker = self._marker(changes, dropped, contents, is_whole=whole)
+        if _size(last) + _size(marker) > 2 * APPEND:
+            await self._append(last)
+            last = []
+        numbers = await self._append([*last, *marker])
+        self._check_numbers(numbers[: len(last)], predicted if last else ())
+        self._link(numbers[-1], _size(marker), is_whole=whole)
+        self._update(changes, dropped)
+        await self._note_commit(contents, is_single=False)
+
+    async def commit_single(self, record: bytes, contents: Contents) -> None:
+        """Write the whole state in the old form: one record, which counts when this returns.
+
+        :raises LedgerError: it could not be written; what was there counts
+        """
+        await self._prepare(contents)
+        await self._append([record])
+        self._chain = None
+        self._update({}, list(self.index))
+        await self._note_commit(contents, is_single=True)
+
+    def next_head(self, contents: Contents) -> Head:
+        """Return what a record that commits begins with, under a new sequence number."""
+        self._sequence += 1
+        return Head(self._sequence, contents)
+
+    async def read(self, ledger: int) -> list[bytes]:
+        """Read a ledger's records.
+
+        :raises LogCorruptedError: one is damaged
+        :raises LogStorageError: the store refused
+        """
+        while True:
+            log = self._log
+            try:
+                return await read_numbers(log, self.index[ledger].numbers)
+            except (ClosedError, LedgerError):
+                if log is self._log:
+                    raise  # else it goes on in a new log since
+
+    async def aclose(self) -> None:
+        """Leave a snapshot and close the log; what was not committed is not written. Idempotent."""
+        if self._committed is not None and self.commits:
+            with suppress(LedgerError):
+                await self._snapshots.advance(self.next_head(self._committed))
+        if not self._owes_commit:
+            await self._clean()
+        await self._snapshots.aclose()
+        await self._log.aclose()
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    async def _prepare(self, contents: Contents) -> None:
+        """Do what has to be done before a marker is written: go on in a new log, or say that the position goes back."""
+        if self._must_roll:
+            await self._roll_over()
+        elif self._is_due():
+            await self._try_to_roll_over()
+        last = self._committed
+        if last is not None and contents.mark_delete < last.mark_delete:
+            await self._snapshots.write(self.next_head(contents))
+
+    async def _append(self, records: Sequence[bytes]) -> list[int]:
+        """Append records, about as many bytes at a time as one append takes; return their numbers."""
+        numbers: list[int] = []
+        for group in groups(records, 2 * APPEND):
+            try:
+                first = await self._log.append_many(group)
+            except LogSealedError:
+                self._must_roll = True
+                raise
+            numbers += range(first, first + len(group))
+            self.bytes_written += _size(group)
+        return numbers
+
+    def _marker(
+        self, changes: Mapping[int, Stored], dropped: Collection[int], contents: Contents, *, is_whole: bool
+    ) -> list[bytes]:
+        head = self.next_head(contents)
+        limit = self._config.max_entry_bytes
+        if not is_whole and self._chain is not None:
+            return encode_marker(head, changes, dropped, base=self._chain.last, limit=limit)
+        index = {**self.index, **changes}
+        for ledger in dropped:
+            index.pop(ledger, None)
+        return encode_whole(head, index, limit=limit)
+
+    def _wants_whole(self, changes: int) -> bool:
+        chain = self._chain
+        if chain is None or chain.length >= _MOST_DELTAS or 2 * changes >= len(self.index):
+            return True
+        return chain.size >= marker_size(len(self.index))
+
+    def _link(self, number: int, size: int, *, is_whole: bool) -> None:
+        if is_whole or self._chain is None:
+            self._chain = Chain(number)
+        else:
+            self._chain = Chain(number, self._chain.length + 1, self._chain.size + size)
+
+    def _check_numbers(self, numbers: Sequence[int], predicted: Sequence[int]) -> None:
+        if list(numbers) != list(predicted):
+            raise LogCorruptedError(self._log.name, f"record {numbers[0]}", 0, "somebody else appends to this log")
+
+    def _update(self, changes: Mapping[int, Stored], dropped: Iterable[int]) -> None:
+        """Make the index what the last marker says."""
+        for ledger in [*changes, *dropped]:
+            before = self.index.pop(ledger, None)
+            if before is not None:
+                self._live_size -= before.size
+                self._live_records -= len(before.numbers)
+        for ledger, stored in changes.items():
+            self.index[ledger] = stored
+            self._live_size += stored.size
+            self._live_records += len(stored.numbers)
+
+    async def _note_commit(self, contents: Contents, *, is_single: bool) -> None:
+        """Take over what was committed; only now may the log that was left be deleted."""
+        self._committed, self._is_single = contents, is_single
+        self.commits += 1
+        if self.commits % _SNAPSHOT_EVERY == 1:
+            with suppress(LedgerError):
+                await self._snapshots.advance(self.next_head(contents))
+        if self._owes_commit or self.commits == 1:
+            self._owes_commit = False
+            await self._clean()
+
+    # --- going on in a new log ---------------------------------------------------------------------------------------
+
+    def _is_due(self) -> bool:
+        log, config = self._log, self._config
+        if log.size < self._roll_floor:
+            return False
+        live = self._live_size + marker_size(len(self.index))
+        if log.size >= max(config.rollover_bytes, _GROWTH * live):
+            return True
+        most = max(config.managed_ledger_cursor_max_entries_per_ledger, _GROWTH * (self._live_records + 1))
+        return log.length >= most or self._snapshots.length >= MOST
+
+    async def _try_to_roll_over(self) -> None:
+        """Go on in a new log; where that fails, the old one will do, until it has grown further."""
+        try:
+            await self._roll_over()
+        except LogFencedError:
+            raise
+        except LedgerError:
+            self._roll_floor = 2 * self._log.size
+
+    async def _roll_over(self) -> None:
+        new, generation = await self._create()
+        snapshots = Snapshots(self._store, self._names.snapshot(generation))
+        old = self._log
+        try:
+            index, last = await self._copy(new, snapshots)
+            await old.seal()
+        except BaseException:
+            self._rubbish |= {new.name, snapshots.name}
+            self._must_roll |= old.is_sealed
+            await snapshots.aclose()
+            await new.aclose()
+            raise
+        self._rubbish |= {old.name, self._snapshots.name}
+        old_snapshots = self._snapshots
+        self._log, self._generation, self._snapshots = new, generation, snapshots
+        self._chain = None if last is None else Chain(last)
+        self._must_roll, self._roll_floor, self._owes_commit = False, 0, True
+        self._update(index, ())
+        self.rollovers += 1
+        await old_snapshots.aclose()
+        await old.aclose()
+
+    async def _create(self) -> tuple[Log, int]:
+        for _ in range(_TRIES):
+            generation = self._next_generation
+            self._next_generation += 1
+            with suppress(LogExistsError):
+                return await self._store.create(self._names.log(generation)), generation
+        raise LogExistsError(self._names.log(self._next_generation - 1))
+
+    async def _copy(self, new: Log, snapshots: Snapshots) -> tuple[dict[int, Stored], int | None]:
+        """Copy what counts to a new log; return where it lies there, and the number of its marker."""
+        if self._committed is None or self._is_single:
+            return {}, None  # the pending commit is whole
+        await snapshots.write(self.next_head(self._committed))
+        wanted = {ledger: self.index[ledger].numbers for ledger in sorted(self.index)}
+        index: dict[int, Stored] = {}
+        pending: dict[int, list[bytes]] = {}
+        size = 0
+        async for ledger, records in read_ledgers(self._log, wanted):
+            pending[ledger] = records
+            size += _size(records)
+            if size >= APPEND:
+                index |= await self._copy_some(new, pending)
+                pending, size = {}, 0
+        index |= await self._copy_some(new, pending)
+        marker = encode_whole(self.next_head(self._committed), index, limit=self._config.max_entry_bytes)
+        number = 0
+        for group in groups(marker, 2 * APPEND):
+            number = await new.append_many(group) + len(group) - 1
+            self.bytes_written += _size(group)
+        return index, number
+
+    async def _copy_some(self, new: Log, pending: Mapping[int, Sequence[bytes]]) -> dict[int, Stored]:
+        numbers: list[int] = []
+        for group in groups((record for records in pending.values() for record in records), 2 * APPEND):
+            first = await new.append_many(group)
+            numbers += range(first, first + len(group))
+            self.bytes_written += _size(group)
+        return allot(pending, numbers)
+
+    async def _clean(self) -> None:
+        """Delete what does not count any more; what cannot be deleted is tried again later."""
+        for name in sorted(self._rubbish):
+            with suppress(LedgerError):
+                with suppress(LogNotFoundError):
+                    await self._store.delete(name)
+                self._rubbish.discard(name)
+
+
+def _size(records: Iterable[bytes]) -> int:
+    return sum(len(record) + RECORD_OVERHEAD for record in records)

@@ -1,0 +1,272 @@
+"""How a cursor's state is found again: from the last record back to the last marker that can be used.
+
+A marker can be used when all of its parts are there, when those before it that it is the difference to are, and when
+every record that it names is there and can be decoded, as the state of the ledger for which it is named. Otherwise the
+one before it is tried; so recovery never claims more than that marker does. A record in the old form can be used when
+it can be decoded.
+
+Every state is decoded once, newest ledger first; those that fit into the cache stay in memory, at least one, and of the
+others a summary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ..errors import LogCorruptedError, LogExistsError, LogLockedError, LogNotFoundError
+from ..ids import Position
+from ..ledger import Log, LogStore
+from ._generations import Names
+from ._ledger_acks import LedgerAcks, LedgerSummary
+from ._log import Found
+from ._markers import Contents, UnreadableError, decode_state, is_entry, is_marker, is_single, read_marker, read_single
+from ._records import Stored, read_ledgers
+from ._snapshot import newest_snapshot
+
+_TRIES: Final = 20
+_SLICE_S: Final = 0.004
+_AT_ONCE: Final = 16
+_LARGE: Final = 1 << 17
+_log = logging.getLogger("pulsar_nack.cursor")
+
+
+class OnStorage(NamedTuple):
+    """What is known of a ledger that was decoded and not kept: bytes that it takes on storage, and its ranges."""
+
+    summary: LedgerSummary
+    size: int
+    ranges: int
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What recovery has in memory: states, and what is known of ledgers whose state is on storage only."""
+
+    states: dict[int, LedgerAcks] = field(default_factory=dict)
+    summaries: dict[int, OnStorage] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Usable:
+    """A marker, or a record of the old form, that can be used."""
+
+    sequence: int
+    contents: Contents
+    index: dict[int, Stored]
+    loaded: Loaded
+    is_single: bool = False
+
+
+async def recover(store: LogStore, names: Names, cache_bytes: int | None) -> tuple[Found, Loaded]:
+    """Find what counts, open its log for writing, or make the first one.
+
+    What was found to be damaged is told by a warning, and is left where it is.
+
+    :param cache_bytes: up to how much is kept in memory; None: all
+    :raises LogLockedError: somebody else has the cursor open
+    :raises LogVersionError: a later release wrote it
+    :raises LogStorageError: the store refused
+    """
+    for _ in range(_TRIES):
+        with suppress(LogNotFoundError, LogExistsError):  # its owner goes on in a new log, or makes it, at this time
+            return await _Search(store, names, cache_bytes).run()
+    raise LogLockedError(names.cursor)
+
+
+class _Search:
+    """One look at all logs of a cursor."""
+
+    def __init__(self, store: LogStore, names: Names, cache_bytes: int | None) -> None:
+        self._store = store
+        self._names = names
+        self._cache_bytes = cache_bytes
+        self._opened: dict[int, Log] = {}
+        self._damaged: set[int] = set()
+        self._has_lost = False
+
+    async def run(self) -> tuple[Found, Loaded]:
+        try:
+            return await self._run()
+        except BaseException:
+            for log in self._opened.values():
+                await log.aclose()
+            raise
+
+    async def _run(self) -> tuple[Found, Loaded]:
+        generations = self._names.generations(await self._store.names())
+        best: tuple[int, Usable] | None = None
+        for generation in reversed(generations):
+            usable = await self._look(generation)
+            if usable is not None and (best is None or usable.sequence > best[1].sequence):
+                best = generation, usable
+        if best is None:
+            return await self._begin(generations)
+        generation, usable = best
+        log = self._opened[generation]
+        if log.is_sealed and self._names.generations(await self._store.names()) != generations:
+            raise LogNotFoundError(log.name)  # it goes on in a log that was made after we looked
+        found = Found(log, generation, generations[-1] + 1, usable.sequence, usable.contents, usable.index)
+        found.is_single = usable.is_single
+        found.must_roll = log.is_sealed
+        found.rubbish = await self._rubbish(generation)
+        return found, usable.loaded
+
+    async def _look(self, generation: int) -> Usable | None:
+        """Open a log and return its last usable marker, if there is one."""
+        name = self._names.log(generation)
+        try:
+            log = self._opened[generation] = await self._store.open_log(name)
+            usable, has_lost = await last_usable(log, self._cache_bytes)
+        except LogCorruptedError as error:
+            _log.warning("the log %s of a cursor is damaged, and is not used: %s", name, error)
+            self._damaged.add(generation)
+            return None
+        self._has_lost |= usable is None and has_lost
+        return usable
+
+    async def _begin(self, generations: Sequence[int]) -> tuple[Found, Loaded]:
+        """Begin without a marker: from the last snapshot, or where a new cursor begins."""
+        snapshot = await newest_snapshot(self._store, self._names)
+        contents = None if snapshot is None else snapshot.contents
+        if self._damaged or self._has_lost:
+            _log.warning(
+                "no marker of the cursor %s can be used: it goes on %s; everything that was acknowledged after that is"
+                " delivered again",
+                self._names.cursor,
+                "at its beginning" if contents is None else f"after {tuple(contents.mark_delete)}, its last snapshot",
+            )
+        generation = next((each for each in reversed(generations) if each not in self._damaged), None)
+        following = generations[-1] + 1 if generations else 1
+        if generation is None:
+            generation, following = following, following + 1
+            log = self._opened[generation] = await self._store.create(self._names.log(generation))
+        else:
+            log = self._opened[generation]
+        found = Found(log, generation, following, 0 if snapshot is None else snapshot.sequence)
+        found.snapshot = contents
+        found.must_roll = log.is_sealed
+        found.rubbish = await self._rubbish(generation, keep_all=self._has_lost)
+        return found, Loaded()
+
+    async def _rubbish(self, generation: int, *, keep_all: bool = False) -> set[str]:
+        """Close the other logs, and return the names of those that nobody needs; what is damaged is kept this time."""
+        for other, log in self._opened.items():
+            if other != generation:
+                await log.aclose()
+        if keep_all:
+            return set()
+        kept = {generation, *self._damaged}
+        keep = {self._names.log(each) for each in kept} | {self._names.snapshot(each) for each in kept}
+        return set(self._names.own(await self._store.names())) - keep
+
+
+async def last_usable(log: Log, cache_bytes: int | None) -> tuple[Usable | None, bool]:
+    """Go from the last record back to the last marker that can be used; return also whether anything was passed over.
+
+    Entries without a marker are what a crash leaves, and nothing that was passed over.
+
+    :raises LogStorageError: the store refused
+    :raises LogVersionError: a later release wrote it
+    """
+    has_lost = False
+    async for number, record in _backwards(log):
+        if record is not None and is_entry(record):
+            continue
+        try:
+            return await _use(log, number, record, cache_bytes), has_lost
+        except (UnreadableError, LogCorruptedError) as error:
+            if not has_lost:
+                _log.warning(
+                    "record %d of %s cannot be used: %s; an older state is looked for", number, log.name, error
+                )
+            has_lost = True
+    return None, has_lost
+
+
+async def _use(log: Log, number: int, record: bytes | None, cache_bytes: int | None) -> Usable:
+    """Return what a record says.
+
+    :raises UnreadableError: it cannot be used
+    """
+    if record is None:
+        raise UnreadableError("it is damaged")
+    if is_marker(record):
+        return await _use_marker(log, number, cache_bytes)
+    if is_single(record):
+        return _use_single(record)
+    raise UnreadableError("it is neither a marker, nor a ledger's state, nor in the old form")
+
+
+async def _backwards(log: Log) -> AsyncIterator[tuple[int, bytes | None]]:
+    """Go through the records from the last one back; None for one that is damaged."""
+    end, count = log.length, 1
+    while end:
+        begin = max(end - count, 0)
+        try:
+            records: Sequence[bytes | None] = await log.read(begin, end - 1)
+        except LogCorruptedError:
+            records = [await _read_or_none(log, number) for number in range(begin, end)]
+        for number in reversed(range(begin, end)):
+            yield number, records[number - begin]
+        end, count = begin, min(2 * count, _AT_ONCE)
+
+
+async def _read_or_none(log: Log, number: int) -> bytes | None:
+    with suppress(LogCorruptedError):
+        return (await log.read(number, number))[0]
+    return None
+
+
+def _use_single(record: bytes) -> Usable:
+    sequence, contents, states = read_single(record)
+    return Usable(sequence, contents, {}, Loaded(states), is_single=True)
+
+
+async def _use_marker(log: Log, number: int, cache_bytes: int | None) -> Usable:
+    head, references = await read_marker(log, number)
+    for ledger, numbers in references.items():
+        if not all(0 <= each < number for each in numbers):
+            raise UnreadableError(f"it names a record for ledger {ledger} that is not there before it: {numbers}")
+    newest_first = {ledger: references[ledger] for ledger in sorted(references, reverse=True)}
+    loaded, sizes = await _load(log, newest_first, head.mark_delete, cache_bytes)
+    index = {ledger: Stored(tuple(numbers), sizes[ledger]) for ledger, numbers in references.items()}
+    return Usable(head.sequence, head.contents, index, loaded)
+
+
+async def _load(
+    log: Log, references: Mapping[int, Sequence[int]], mark_delete: Position, cache_bytes: int | None
+) -> tuple[Loaded, dict[int, int]]:
+    """Decode every state, and keep those that fit, in this order; return them, and each one's bytes in the log."""
+    loaded, sizes = Loaded(), dict[int, int]()
+    kept, is_full, paused_at = 0, False, time.monotonic()
+    async for ledger, records in read_ledgers(log, references):
+        size = sizes[ledger] = sum(map(len, records))
+        acks = await decode_off_loop(ledger, records)
+        if ledger == mark_delete.ledger:
+            acks.trim(mark_delete.entry)
+        kept += acks.memory_bytes
+        is_full = is_full or (cache_bytes is not None and kept > cache_bytes and bool(loaded.states))
+        if is_full:
+            loaded.summaries[ledger] = OnStorage(acks.summary, size, acks.ranges.range_count)
+        else:
+            loaded.states[ledger] = acks
+        if time.monotonic() - paused_at > _SLICE_S:
+            await asyncio.sleep(0)
+            paused_at = time.monotonic()
+    return loaded, sizes
+
+
+async def decode_off_loop(ledger: int, records: Sequence[bytes]) -> LedgerAcks:
+    """Decode a ledger's state; what takes long is done in a thread.
+
+    :raises UnreadableError: it cannot be decoded, or is another ledger's
+    """
+    if sum(map(len, records)) < _LARGE:
+        return decode_state(ledger, records)
+    return await asyncio.get_running_loop().run_in_executor(None, decode_state, ledger, records)

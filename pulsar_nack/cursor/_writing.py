@@ -1,0 +1,129 @@
+"""One write of a cursor: encode what is dirty, commit it, and make it dirty again if that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from ..config import CursorConfig
+from ._acks import AckState
+from ._ledger_acks import LedgerAcks
+from ._log import CursorLog
+from ._markers import Contents, encode_old, encode_state
+from ._properties import Properties
+
+_SLICE_S: Final = 0.004
+_MANY_RANGES: Final = 10_000
+_log = logging.getLogger("pulsar_nack.cursor")
+
+
+class Writing:
+    """Writes one cursor's state to its log; one write at a time."""
+
+    def __init__(self, state: AckState, log: CursorLog, properties: Properties, config: CursorConfig) -> None:
+        self.in_flight: Collection[int] = ()
+        """Ledgers that a write under way has taken: clean if it succeeds, and not on storage yet."""
+        self.dropped_ranges = 0
+        """Ranges that the last write in the old form left out."""
+        self._state = state
+        self._log = log
+        self._properties = properties
+        self._config = config
+        self._encoded = asyncio.Event()
+        self._encoded.set()
+        self._has_warned = False
+        self.long_properties: dict[str, int] = dict(log.committed.properties) if log.committed else {}
+
+    @property
+    def is_encoding(self) -> bool:
+        """Return whether ledgers are being encoded, so that nothing may be reset."""
+        return not self._encoded.is_set()
+
+    @property
+    def is_dirty(self) -> bool:
+        """Return whether anything has changed that no write has begun with."""
+        state = self._state
+        return bool(state.dirty) or state.mark_delete_is_dirty or self._properties.is_dirty
+
+    async def when_encoded(self) -> None:
+        """Wait until no ledgers are being encoded; the caller runs before anything else does."""
+        while self.is_encoding:
+            await self._encoded.wait()
+
+    async def write(self) -> None:
+        """Write what is dirty, durably.
+
+        :raises LedgerError: it could not be written; it is dirty again
+        """
+        state, properties = self._state, self._properties
+        taken, mark_delete = state.take_dirty()
+        changes = properties.take()
+        if not (taken or mark_delete or changes):
+            return
+        self.in_flight = taken
+        try:
+            after = properties.with_changes(changes)
+            if self._config.enable_lru_cache_max_unacked_ranges:
+                await self._write_ledgers(taken, after)
+            else:
+                await self._write_old(after)
+        except BaseException as error:
+            state.put_back_dirty(
+                taken, mark_delete=mark_delete or bool(changes)
+            )  # what is in doubt of it is to be written over
+            properties.give_up(changes, error)
+            raise
+        finally:
+            self.in_flight = ()
+        properties.commit(changes)
+
+    async def _write_ledgers(self, taken: Iterable[int], properties: dict[str, str]) -> None:
+        self._encoded.clear()
+        try:
+            entries, gone = await self._encode(sorted(taken))
+            contents = Contents(self._state.mark_delete_position, self.long_properties, properties)
+        finally:
+            self._encoded.set()
+        await self._log.commit(entries, gone, contents)
+
+    async def _encode(self, ledgers: Iterable[int]) -> tuple[dict[int, list[bytes]], list[int]]:
+        """Encode ledgers, and let others run in between; return also those of which nothing is left."""
+        states, limit = self._state.ledger_states, self._config.max_entry_bytes
+        entries: dict[int, list[bytes]] = {}
+        gone: list[int] = []
+        paused_at = time.monotonic()
+        for ledger in ledgers:
+            acks = states.get(ledger)
+            if acks is None:
+                gone.append(ledger)
+            elif _is_large(acks):
+                loop = asyncio.get_running_loop()
+                entries[ledger] = await loop.run_in_executor(None, encode_state, ledger, acks.copy(), limit)
+            else:
+                entries[ledger] = encode_state(ledger, acks, limit)
+            if time.monotonic() - paused_at > _SLICE_S:
+                await asyncio.sleep(0)
+                paused_at = time.monotonic()
+        return entries, gone
+
+    async def _write_old(self, properties: dict[str, str]) -> None:
+        state, most = self._state, self._config.managed_ledger_max_unacked_ranges_to_persist
+        contents = Contents(state.mark_delete_position, self.long_properties, properties)
+        record, dropped = encode_old(self._log.next_head(contents), state.ledger_states, most)
+        self.dropped_ranges = dropped
+        if dropped and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%d ranges of acknowledged messages are not written, for %d are the most in one entry; after a restart"
+                " they are delivered again (enable_lru_cache_max_unacked_ranges writes all of them)",
+                dropped,
+                most,
+            )
+        await self._log.commit_single(record, contents)
+
+
+def _is_large(acks: LedgerAcks) -> bool:
+    return acks.ranges.range_count + len(acks.batches) > _MANY_RANGES

@@ -1,0 +1,232 @@
+"""Random lives of a cursor on a home that crashes, beside a model that knows what may be found then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from itertools import product
+from random import Random
+
+from pulsar_nack import LedgerError, Position
+from pulsar_nack.config import CursorConfig
+from pulsar_nack.cursor import BatchSet, Cursor
+from pulsar_nack.testing import SimulatedCrash
+from tests.delayed.bucket.crash_homes import CrashHome
+
+LEDGERS = {3: 9, 4: 12, 7: 1, 8: 14, 20: 7}
+BATCH = 4
+ENTRIES = [Position(ledger, entry) for ledger, entries in LEDGERS.items() for entry in range(entries)]
+ALL = frozenset(product(ENTRIES, range(BATCH)))
+
+Messages = frozenset[tuple[Position, int]]
+
+
+class Model:
+    """What outlives the crashes: every state since the last one that was reported durable."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.steps: list[Messages] = [frozenset()]
+        self.durable = 0
+        self.properties: dict[str, set[str | None]] = {}
+
+    @property
+    def acked(self) -> Messages:
+        """Return what is acknowledged by now."""
+        return self.steps[-1]
+
+    def acknowledge(self, messages: Messages) -> None:
+        """Take an acknowledgement over."""
+        self.steps.append(self.acked | messages)
+
+    def reset(self, position: Position) -> None:
+        """Take a reset over."""
+        self.steps.append(frozenset(each for each in ALL if each[0] < position))
+
+    def is_flushed(self, at: int) -> None:
+        """Note that everything up to a step was reported durable."""
+        self.durable = max(self.durable, at)
+
+    def check(self, found: Messages) -> None:
+        """Compare with what a new process found: a state that there was, not older than the one that is durable."""
+        assert any(step == found for step in self.steps[self.durable :])
+        self.steps, self.durable = [found], 0
+
+    def check_properties(self, found: dict[str, str]) -> None:
+        """Compare properties; what was not reported may be there or not."""
+        for key in {*self.properties, *found}:
+            assert found.get(key) in self.properties.get(key, {None})
+        self.properties = {key: {value} for key, value in found.items()}
+
+
+class Run:
+    """The life of one process: opens the cursor a few times, does random things, and ends well or in a crash."""
+
+    def __init__(self, home: CrashHome, model: Model, seed: int, *, old_form: bool | None = None) -> None:
+        self.home = home
+        self.model = model
+        self.random = Random(seed)
+        chance = Random(model.seed)
+        self.config = CursorConfig(
+            enable_lru_cache_max_unacked_ranges=(chance.random() < 0.8) if old_form is None else not old_form,
+            max_individual_ack_cache_bytes_per_cursor=chance.choice([0, 1_500, 3 << 20]),
+            rollover_bytes=chance.choice([0, 600, 1_500, 1 << 20]),
+            managed_ledger_cursor_max_entries_per_ledger=chance.choice([3, 20, 50_000]),
+            max_entry_bytes=chance.choice([1 << 10, 5 << 20]),
+            flush_interval=chance.choice([0, 0.002, 1]),
+            close_timeout=5,
+        )
+        self.cursor: Cursor
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Open the cursor, and compare it with the model."""
+        async with (
+            await self.home.open() as store,
+            await Cursor.open(store, LEDGERS, self.config, start=(3, -1)) as self.cursor,
+        ):
+            self._alive()
+            self.model.check(await self.found())
+            self.model.check_properties(dict(self.cursor.properties()))
+            yield
+            self._alive()
+            at = len(self.model.steps) - 1
+        self._alive()
+        self.model.is_flushed(at)
+
+    async def found(self) -> Messages:
+        """Return what the cursor says is acknowledged."""
+        acked = {each for each in ALL if await self.cursor.is_acked(*each)}
+        whole = [each for each in ENTRIES if await self.cursor.is_acked(each)]
+        assert {(each, index) for each in whole for index in range(BATCH)} <= acked
+        assert self.cursor.backlog == len(ENTRIES) - len(whole)
+        return frozenset(acked)
+
+    async def play(self, restarts: int, steps: int) -> None:
+        """Live; when something cannot be read or written, nothing fails from then on."""
+        for _ in range(restarts):
+            try:
+                await self._play(steps)
+            except LedgerError:
+                self.home.heal()
+                await self._play(steps)
+
+    async def finish(self) -> None:
+        """Live on for some steps, acknowledge the rest, and look for what lies about."""
+        async with self.opened():
+            for _ in range(4):
+                await self._step()
+            await self.cursor.acknowledge_cumulative(ENTRIES[-1])
+            self.model.acknowledge(ALL)
+            assert self.cursor.mark_delete_position == ENTRIES[-1]
+            assert await self.cursor.individually_deleted() == []
+        async with self.opened():
+            assert self.cursor.backlog == 0
+            await self.cursor.put_property("end", "")
+            self.model.properties["end"] = {""}
+        async with await self.home.open() as store:
+            names = set(await store.names())
+        assert len([name for name in names if not name.endswith("-snapshot")]) == 1
+        assert len(names) <= 2
+        self.home.check_clean(names)
+
+    async def _play(self, steps: int) -> None:
+        async with self.opened():
+            for _ in range(steps):
+                await self._step()
+                self._alive()
+
+    def _alive(self) -> None:
+        if self.home.is_crashed:
+            raise SimulatedCrash
+
+    async def _step(self) -> None:
+        names = ["ack", "some", "batch", "cumulative", "reset", "flush", "beside", "property", "switch", "look", "wait"]
+        weights = [6, 4, 4, 1, 0.6, 4, 3, 1, 1, 1, 1]
+        match self.random.choices(names, weights, k=1)[0]:
+            case "ack":
+                await self._acknowledge([self.random.choice(ENTRIES)])
+            case "some":
+                await self._acknowledge(self.random.sample(ENTRIES, 5))
+            case "batch":
+                await self._acknowledge_part()
+            case "cumulative":
+                await self._acknowledge_cumulatively()
+            case "reset":
+                await self._reset()
+            case "flush":
+                await self._flush()
+            case "beside":
+                await self._change_beside_flushes()
+            case "property":
+                await self._change_property()
+            case "switch":
+                with suppress(LedgerError):
+                    await self.cursor.lru_switch(self.random.choice([*LEDGERS]))
+            case "look":
+                with suppress(LedgerError):
+                    assert await self.found() == self.model.acked
+            case "wait":
+                await asyncio.sleep(self.random.choice([0, 0.001, 0.003]))
+
+    async def _acknowledge(self, positions: Sequence[Position]) -> None:
+        with suppress(LedgerError):
+            await self.cursor.acknowledge(list(positions))
+            self.model.acknowledge(frozenset(product(positions, range(BATCH))))
+
+    async def _acknowledge_part(self) -> None:
+        position = self.random.choice(ENTRIES)
+        indexes = self.random.sample(range(BATCH), self.random.choice([1, 2, 3]))
+        with suppress(LedgerError):
+            await self.cursor.acknowledge([position], batch_sets={position: BatchSet.acked(BATCH, indexes)})
+            self.model.acknowledge(frozenset((position, index) for index in indexes))
+
+    async def _acknowledge_cumulatively(self) -> None:
+        later = [each for each in ENTRIES if each > self.cursor.mark_delete_position]
+        if later:
+            position = self.random.choice(later[:8])
+            with suppress(LedgerError):
+                await self.cursor.acknowledge_cumulative(position)
+                self.model.acknowledge(frozenset(each for each in ALL if each[0] <= position))
+
+    async def _reset(self) -> None:
+        position = self.random.choice(ENTRIES)
+        await self.cursor.reset(position)
+        self.model.reset(position)
+
+    async def _flush(self) -> None:
+        at = len(self.model.steps) - 1
+        try:
+            await self.cursor.flush()
+        except LedgerError:
+            return
+        self._alive()
+        self.model.is_flushed(at)
+
+    async def _change_beside_flushes(self) -> None:
+        """Let several flushes run, one of which is cancelled, and acknowledge meanwhile."""
+        flushes = [asyncio.create_task(self._flush()) for _ in range(3)]
+        for _ in range(self.random.choice([0, 1, 2, 4])):
+            await asyncio.sleep(0)
+        await self._acknowledge([self.random.choice(ENTRIES)])
+        if self.random.random() < 0.3:
+            await self._reset()
+            await self._acknowledge([self.random.choice(ENTRIES)])
+        flushes[0].cancel()
+        results = await asyncio.gather(*flushes, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+
+    async def _change_property(self) -> None:
+        key, value = self.random.choice("ab"), self.random.choice(["1", "2", None])
+        known = self.model.properties.setdefault(key, {None})
+        known.add(value)
+        try:
+            await (self.cursor.remove_property(key) if value is None else self.cursor.put_property(key, value))
+        except LedgerError:
+            return
+        self._alive()
+        self.model.properties[key] = {value}
+        assert self.cursor.properties().get(key) == value

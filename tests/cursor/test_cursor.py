@@ -1,0 +1,635 @@
+"""The cursor: what is acknowledged comes back, only what changed is written, and memory stays within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pulsar_nack import (
+    ClosedError,
+    InvalidArgumentError,
+    LogFencedError,
+    LogLockedError,
+    LogStorageError,
+    Position,
+    WouldBlockError,
+)
+from pulsar_nack.config import CursorConfig
+from pulsar_nack.cursor import BatchSet, Cursor
+from pulsar_nack.testing import run, virtual_time
+
+from .stage import Home, acked, config_of, faulty_home, local_home, memory_home, object_home, positions
+
+TWENTY = {1: 20}
+
+
+@pytest.fixture(params=["memory", "local", "object"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
+    """Return a place for logs: files in memory, real ones, or object storage."""
+    makers: dict[str, Callable[[], Home]] = {
+        "memory": memory_home,
+        "local": lambda: local_home(tmp_path),
+        "object": object_home,
+    }
+    return makers[request.param]()
+
+
+# -- what comes back -------------------------------------------------------------------------------------------------
+
+
+async def test_comes_back_after_close(home: Home) -> None:
+    """K20: 20 entries, 2, 5, 7, 8 and 9 acknowledged, closed and opened again: backlog 15, and these are acked."""
+    async with home.cursor(TWENTY) as cursor:
+        for entry in (2, 5, 7, 8, 9):
+            await cursor.acknowledge([Position(1, entry)])
+        assert cursor.backlog == 15
+    async with home.cursor(TWENTY) as cursor:
+        assert cursor.backlog == 15
+        assert cursor.mark_delete_position == (1, -1)
+        unacked = [entry for entry in range(20) if not await cursor.is_acked((1, entry))]
+        assert unacked == [0, 1, 3, 4, 6, *range(10, 20)]
+
+
+async def test_comes_back_without_close() -> None:
+    """K20: the same without a close, after a flush was reported, when the machine loses all that was not synced."""
+    home, files = faulty_home()
+    store = await home.open()
+    cursor = await Cursor.open(store, TWENTY, config_of())
+    await cursor.acknowledge(positions(1, (2, 5, 7, 8, 9)))
+    await cursor.flush()
+    found = memory_home(files.inner.after_crash())  # type: ignore[attr-defined]
+    async with found.cursor(TWENTY) as other:
+        assert await acked(other) == [(1, 2), (1, 5), (1, 7), (1, 8), (1, 9)]
+        assert other.backlog == 15
+    await cursor.aclose()
+    await store.aclose()
+
+
+async def test_batches_come_back(home: Home) -> None:
+    """K15: partials on p6 {1-3} and p5 {3-6}, p0..p4 whole; after a restart the same, and p5 whole moves on."""
+    sets = {
+        Position(1, 6): BatchSet.acked(10, range(1, 4)),
+        Position(1, 5): BatchSet.acked(10, range(3, 7)),
+    }
+    async with home.cursor(TWENTY) as cursor:
+        await cursor.acknowledge([*positions(1, range(5)), *sets], batch_sets=sets)
+    async with home.cursor(TWENTY) as cursor:
+        assert cursor.mark_delete_position == (1, 4)
+        assert [index for index in range(10) if await cursor.is_acked((1, 5), index)] == [3, 4, 5, 6]
+        rest = BatchSet.acked(10, [0, 1, 2, 7, 8, 9])
+        await cursor.acknowledge([Position(1, 5)], batch_sets={Position(1, 5): rest})
+        assert cursor.mark_delete_position == (1, 5)
+        assert [index for index in range(10) if await cursor.is_acked((1, 6), index)] == [1, 2, 3]
+
+
+async def test_reset_comes_back(home: Home) -> None:
+    """K17: after a reset to p, what lies before p counts as acked and nothing from p on, also after a restart."""
+    async with home.cursor(TWENTY) as cursor:
+        await cursor.acknowledge_cumulative((1, 12))
+        await cursor.acknowledge([Position(1, 15)])
+        await cursor.flush()
+        await cursor.reset((1, 4))
+        assert cursor.backlog == 16
+    async with home.cursor(TWENTY) as cursor:
+        assert cursor.mark_delete_position == (1, 3)
+        assert await acked(cursor) == []
+
+
+async def test_begins_where_it_is_told(home: Home) -> None:
+    """A new cursor begins before the first ledger, or after the position that it is given."""
+    async with home.cursor({4: 5, 6: 5}) as cursor:
+        assert cursor.mark_delete_position == (4, -1)
+    async with home.cursor({4: 5, 6: 5}, name="other", start=(4, 3)) as cursor:
+        assert (cursor.mark_delete_position, cursor.backlog) == ((4, 3), 6)
+
+
+async def test_several_cursors_in_one_store() -> None:
+    """Cursors of other names, and other logs, are left alone."""
+    home = memory_home()
+    async with await home.open() as store:
+        await (await store.create("topic-0000000001")).aclose()
+        async with (
+            await Cursor.open(store, TWENTY, name="a") as one,
+            await Cursor.open(store, TWENTY, name="a-b") as other,
+        ):
+            await one.acknowledge([Position(1, 3)])
+            await other.acknowledge([Position(1, 5)])
+        async with await Cursor.open(store, TWENTY, name="a") as one:
+            assert await acked(one) == [(1, 3)]
+        assert "topic-0000000001" in await store.names()
+
+
+# -- what is written -------------------------------------------------------------------------------------------------
+
+
+async def test_each_change_is_written() -> None:
+    """K21: an ack, a mark-delete move, a property, a partial batch, a ledger that becomes empty: each has a marker."""
+    home = memory_home()
+    async with home.cursor({1: 3, 2: 5}) as cursor:
+        written = cursor.statistics().flushes
+
+        async def check() -> None:
+            nonlocal written
+            await cursor.flush()
+            assert cursor.statistics().flushes == written + 1
+            written += 1
+
+        await cursor.acknowledge([Position(2, 3)])
+        await check()
+        await cursor.acknowledge([Position(1, 0)])
+        await check()
+        await cursor.put_property("key", "value")
+        written += 1
+        await check_nothing(cursor, written)
+        await cursor.acknowledge([Position(2, 1)], batch_sets={Position(2, 1): BatchSet.acked(4, [2])})
+        await check()
+        await cursor.acknowledge_cumulative((2, 3))
+        await check()
+        assert cursor._log.index == {}
+    assert (await home.kinds()).count("m") >= 5
+    async with home.cursor({1: 3, 2: 5}) as cursor:
+        assert (cursor.mark_delete_position, dict(cursor.properties())) == ((2, 3), {"key": "value"})
+
+
+async def check_nothing(cursor: Cursor, written: int) -> None:
+    """Check that a flush without a change writes nothing."""
+    await cursor.flush()
+    assert cursor.statistics().flushes == written
+
+
+async def test_only_dirty_ledgers_are_written() -> None:
+    """K22: an ack in ledger 3 of {1, 2, 3}: one entry and one marker, which names the old entries of 1 and 2."""
+    home = memory_home()
+    async with home.cursor(dict.fromkeys((1, 2, 3), 10)) as cursor:
+        await cursor.acknowledge([Position(1, 3), Position(2, 3), Position(3, 3)])
+        await cursor.flush()
+        before = dict(cursor._log.index)
+        await cursor.acknowledge([Position(3, 5)])
+        await cursor.flush()
+        after = dict(cursor._log.index)
+    assert await home.kinds() == "eeemem"
+    assert {ledger: stored.numbers for ledger, stored in before.items()} == {1: (0,), 2: (1,), 3: (2,)}
+    assert {ledger: stored.numbers for ledger, stored in after.items()} == {1: (0,), 2: (1,), 3: (4,)}
+
+
+async def test_ledgers_behind_the_mark_delete_position_go() -> None:
+    """K23: the position moves to the last entry of ledger 1: the marker names ledger 2 only; short of it, 1 as well."""
+    home = memory_home()
+    ledgers = {0: 5, 1: 11, 2: 10}
+    async with home.cursor(ledgers) as cursor:
+        await cursor.acknowledge([Position(0, 2), Position(1, 4), Position(2, 4)])
+        await cursor.flush()
+        assert sorted(cursor._log.index) == [0, 1, 2]
+        await cursor.acknowledge_cumulative((1, 10))
+        await cursor.flush()
+        assert sorted(cursor._log.index) == [2]
+    async with home.cursor({0: 5, 1: 20, 2: 10}, name="other") as cursor:
+        await cursor.acknowledge([Position(0, 2), *positions(1, (13, 14, 15)), Position(2, 4)])
+        await cursor.acknowledge_cumulative((1, 10))
+        await cursor.flush()
+        assert sorted(cursor._log.index) == [1, 2]
+
+
+async def test_flushes_share_writes() -> None:
+    """Flushes that are called together are one write, and those that come meanwhile one more."""
+    async with memory_home().cursor(TWENTY) as cursor:
+        await cursor.acknowledge([Position(1, 3)])
+        await asyncio.gather(*(cursor.flush() for _ in range(50)))
+        assert cursor.statistics().flushes == 1
+        await cursor.acknowledge([Position(1, 5)])
+        first = asyncio.create_task(cursor.flush())
+        while not cursor._writing.in_flight:
+            await asyncio.sleep(0)
+        await cursor.acknowledge([Position(1, 7)])
+        await asyncio.gather(first, *(cursor.flush() for _ in range(50)))
+        assert cursor.statistics().flushes == 3
+        assert cursor.statistics().dirty_ledgers == 0
+
+
+async def test_what_is_acked_during_a_write_is_written_next() -> None:
+    """An ack in the very ledger that is being written is dirty, and not lost."""
+    home, files = faulty_home()
+    async with home.cursor(TWENTY) as cursor:
+        await cursor.acknowledge([Position(1, 3)])
+        flush = asyncio.create_task(cursor.flush())
+        while not cursor._writing.in_flight:
+            await asyncio.sleep(0)
+        await cursor.acknowledge([Position(1, 5)])
+        await flush
+        assert cursor.statistics().dirty_ledgers == 1
+        await cursor.flush()
+        async with memory_home(files.inner.after_crash()).cursor(TWENTY) as other:  # type: ignore[attr-defined]
+            assert await acked(other) == [(1, 3), (1, 5)]
+
+
+@virtual_time
+async def test_written_by_itself() -> None:
+    """Nobody has to flush: a change is written ``flush_interval`` later, once, and then nothing more."""
+    loop = asyncio.get_running_loop()
+    async with memory_home().cursor(TWENTY, CursorConfig(flush_interval=1)) as cursor:
+        begun = loop.time()
+        await cursor.acknowledge([Position(1, 3)])
+        await cursor.acknowledge([Position(1, 5)])
+        while not cursor.statistics().flushes:
+            await asyncio.sleep(0.01)
+        assert loop.time() - begun == pytest.approx(1, abs=0.02)
+        await asyncio.sleep(100)
+        assert cursor.statistics().flushes == 1
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+
+async def test_reset_and_ack_in_line() -> None:
+    """K31: a reset that waits, then an ack that waits, then one flush: both are applied, in that order."""
+    home = memory_home()
+    async with home.cursor({1: 20, 2: 20, 3: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
+        await cursor.acknowledge([Position(1, 3), Position(2, 3), Position(3, 3)])
+        await cursor.flush()
+        (evicted, *_) = cursor._state.evicted
+        await asyncio.gather(
+            cursor.acknowledge([Position(evicted, 9)]),
+            cursor.reset((2, 0)),
+            cursor.acknowledge([Position(2, 7)]),
+            cursor.flush(),
+        )
+        assert cursor.statistics().dirty_ledgers == 0
+    async with home.cursor({1: 20, 2: 20, 3: 20}) as cursor:
+        assert cursor.mark_delete_position == (1, 19)
+        assert await acked(cursor) == [(2, 7)]
+
+
+async def test_cancelled_in_line() -> None:
+    """A call that is cancelled while it waits for a ledger changes nothing, and those after it go on."""
+    home = memory_home()
+    async with home.cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
+        await cursor.acknowledge([Position(1, 3), Position(2, 3)])
+        await cursor.flush()
+        (evicted,) = cursor._state.evicted
+        waiting = [asyncio.create_task(cursor.acknowledge([Position(evicted, entry)])) for entry in (5, 7, 9)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        waiting[1].cancel()
+        await asyncio.wait(waiting)
+        assert [task.cancelled() for task in waiting] == [True, True, False]
+        assert [entry for ledger, entry in await acked(cursor) if ledger == evicted] == [3, 9]
+
+
+async def test_cancelled_flush() -> None:
+    """A cancelled flush stops no write; the next one has nothing more to do than wait for it."""
+    home = memory_home()
+    async with home.cursor(TWENTY) as cursor:
+        await cursor.acknowledge([Position(1, 3)])
+        flush = asyncio.create_task(cursor.flush())
+        while not cursor._writing.in_flight:
+            await asyncio.sleep(0)
+        flush.cancel()
+        await asyncio.wait([flush])
+        await cursor.flush()
+        assert cursor.statistics().flushes == 1
+
+
+# -- failures --------------------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_failed_write_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """K32: a write fails: the flush says so, nothing is durable, and it is written later without another ack."""
+    home, files = faulty_home()
+    async with home.cursor(TWENTY, CursorConfig(flush_interval=1)) as cursor:
+        await cursor.acknowledge([Position(1, 3)])
+        files.fail(errno.ENOSPC, "write", times=math.inf)
+        with pytest.raises(LogStorageError):
+            await cursor.flush()
+        assert cursor.statistics().dirty_ledgers == 1
+        async with memory_home(files.inner.after_crash()).cursor(TWENTY) as other:  # type: ignore[attr-defined]
+            assert await acked(other) == []
+        await asyncio.sleep(60)
+        failures = cursor.statistics().failed_flushes
+        assert 5 <= failures <= 15
+        assert len([record for record in caplog.records if record.name == "pulsar_nack.cursor"]) == 1
+        files.heal()
+        await asyncio.sleep(11)
+        assert cursor.statistics().failed_flushes == failures
+        assert cursor.statistics().dirty_ledgers == 0
+        async with memory_home(files.inner.after_crash()).cursor(TWENTY) as other:  # type: ignore[attr-defined]
+            assert await acked(other) == [(1, 3)]
+
+
+async def test_failed_property() -> None:
+    """K32: a property that could not be written has not changed, nor after a restart."""
+    home, files = faulty_home()
+    async with home.cursor(TWENTY) as cursor:
+        await cursor.put_property("a", "1")
+        files.fail(errno.ENOSPC, "write")
+        with pytest.raises(LogStorageError):
+            await cursor.put_property("a", "2")
+        assert cursor.properties() == {"a": "1"}
+        await cursor.put_property("b", "3")
+        await cursor.remove_property("a")
+    async with home.cursor(TWENTY) as cursor:
+        assert cursor.properties() == {"b": "3"}
+
+
+async def test_failed_load_changes_nothing() -> None:
+    """A ledger that cannot be read lets the call fail, nothing of it is applied, and the next try works."""
+    home, files = faulty_home()
+    async with home.cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
+        await cursor.acknowledge([Position(1, 3), Position(2, 3)])
+        await cursor.flush()
+        (evicted,) = cursor._state.evicted
+        files.fail(errno.EIO, "read")
+        with pytest.raises(LogStorageError):
+            await cursor.acknowledge([Position(1, 5), Position(2, 5)])
+        await cursor.acknowledge([Position(evicted, 7)])
+        assert sorted(await acked(cursor)) == sorted([(1, 3), (2, 3), (evicted, 7)])
+
+
+async def test_taken_over(caplog: pytest.LogCaptureFixture) -> None:
+    """On object storage, who opens it later has it: the other one is told, and writes nothing any more."""
+    home = object_home()
+    async with await home.open() as store:
+        one = await Cursor.open(store, TWENTY, config_of())
+        await one.acknowledge([Position(1, 3)])
+        await one.flush()
+        async with home.cursor(TWENTY) as other:
+            await one.acknowledge([Position(1, 5)])
+            with pytest.raises(LogFencedError):
+                await one.flush()
+            with pytest.raises(LogFencedError):
+                await one.acknowledge([Position(1, 7)])
+            await other.acknowledge([Position(1, 9)])
+            await other.flush()
+        await one.aclose()
+    assert "taken over" in caplog.text
+    async with home.cursor(TWENTY) as cursor:
+        assert await acked(cursor) == [(1, 3), (1, 9)]
+
+
+async def test_open_twice() -> None:
+    """In a folder, a cursor is open once."""
+    home = memory_home()
+    async with home.cursor(TWENTY):
+        with pytest.raises(LogLockedError):
+            async with home.cursor(TWENTY):
+                pass
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+async def test_recovery_loads_newest_first(home: Home) -> None:
+    """K29: limit 0, ledgers 5, 6, 7: the newest is loaded, the others stay on storage, come on demand, and last."""
+    ledgers = dict.fromkeys((5, 6, 7), 50)
+    tight = config_of(max_individual_ack_cache_bytes_per_cursor=0)
+    async with home.cursor(ledgers) as cursor:
+        await cursor.acknowledge([Position(5, 3), Position(6, 3), Position(7, 3)])
+    async with home.cursor(ledgers, tight) as cursor:
+        assert list(cursor._state.ledger_states) == [7]
+        assert sorted(cursor._log.index) == [5, 6, 7]
+        await cursor.acknowledge([Position(7, 9)])
+        await cursor.flush()
+        assert sorted(cursor._log.index) == [5, 6, 7]
+        assert cursor.statistics().loads == 0
+        await cursor.acknowledge([Position(5, 9)])
+        assert cursor.statistics().loads == 1
+        assert await cursor.is_acked((6, 3))
+        assert cursor.backlog == 150 - 5
+    async with home.cursor(ledgers) as cursor:
+        assert await acked(cursor) == [(5, 3), (5, 9), (6, 3), (7, 3), (7, 9)]
+
+
+async def test_cache_smaller_than_a_ledger() -> None:
+    """K30: a cache smaller than one ledger's state: saved and restored right, dirty ledgers are written first."""
+    ledgers = dict.fromkeys(range(1, 6), 10_000)
+    home = memory_home()
+    async with home.cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=100)) as cursor:
+        expected = []
+        for around in range(3):
+            for ledger in ledgers:
+                entries = range(around * 500, around * 500 + 500, 2)
+                for entry in entries:
+                    await cursor.acknowledge([Position(ledger, entry)])
+                expected += positions(ledger, [entry for entry in entries if entry or ledger > 1])
+                await cursor.flush()
+        statistics = cursor.statistics()
+        assert (statistics.ledgers_in_memory, statistics.ledgers_on_storage) == (1, 4)
+        assert statistics.loads >= 8
+        found = await acked(cursor)
+        assert found == sorted(expected)
+    async with home.cursor(ledgers) as cursor:
+        assert await acked(cursor) == found
+
+
+async def test_a_load_that_evicts_two() -> None:
+    """K30: one large ledger comes in, two small ones go out; the dirty one is on storage before."""
+    ledgers = dict.fromkeys((1, 2, 3), 100_000)
+    home = memory_home()
+    async with home.cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=9_500)) as cursor:
+        await cursor.acknowledge(positions(1, range(1, 30_000, 7)))
+        await cursor.flush()
+        await cursor.acknowledge(positions(2, range(1, 9_000, 5)))
+        await cursor.acknowledge(positions(3, range(1, 9_000, 5)))
+        await cursor.flush()
+        assert sorted(cursor._state.evicted) == [1]
+        await cursor.acknowledge([Position(3, 50_001)])
+        await cursor.lru_switch(1)
+        await cursor.flush()
+        assert sorted(cursor._state.ledger_states) == [1]
+        assert await cursor.is_acked((3, 50_001))
+        assert cursor.statistics().evictions >= 3
+
+
+async def test_ranges_of_evicted_ledgers() -> None:
+    """K16: ranges in 3 and 5, one of them out of memory: two lists, in ledger order, and nothing stays in memory."""
+    ledgers = {3: 20, 5: 20}
+    async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
+        await cursor.acknowledge([*positions(5, (4, 5)), *positions(3, (2, 7, 8))])
+        await cursor.flush()
+        assert len(cursor._state.evicted) == 1
+        found = await cursor.build_individual_deleted_message_ranges()
+        assert found == [[((3, 1), (3, 2)), ((3, 6), (3, 8))], [((5, 3), (5, 5))]]
+        assert len(cursor._state.evicted) == 1
+
+
+async def test_two_acks_in_many_ledgers() -> None:
+    """K46: 5 000 ledgers of 50 000 entries, the first and the very last acked: at most 64 bytes of ranges."""
+    ledgers = dict.fromkeys(range(1, 5_001), 50_000)
+    home = memory_home()
+    async with home.cursor(ledgers) as cursor:
+        await cursor.acknowledge([Position(1, 0)])
+        await cursor.acknowledge([Position(5_000, 49_999)])
+        await cursor.flush()
+        assert cursor._state.size_bytes <= 64
+        assert cursor.mark_delete_position == (1, 0)
+    first, last = BatchSet.acked(1_000, [0]), BatchSet.acked(1_000, [999])
+    async with home.cursor(ledgers, name="other") as cursor:
+        sets = {Position(1, 0): first, Position(5_000, 49_999): last}
+        await cursor.acknowledge(list(sets), batch_sets=sets)
+        await cursor.flush()
+        assert await cursor.individually_deleted() == []
+        assert cursor.metadata_size_bytes < 1_024
+        assert cursor._state.batch_set((1, 0)) == first
+
+
+async def test_remote_topic(home: Home) -> None:
+    """K50: without ledgers there is no end, no hop and no backlog; the rest holds, also after a restart."""
+    async with home.cursor(None) as cursor:
+        await cursor.acknowledge([Position(7, 0), Position(7, 1), Position(10**12, 2**40)])
+        assert cursor.backlog is None
+        await cursor.acknowledge_cumulative((7, 5))
+    async with home.cursor(None) as cursor:
+        assert cursor.mark_delete_position == (7, 5)
+        assert await acked(cursor) == [(10**12, 2**40)]
+
+
+# -- the calls -------------------------------------------------------------------------------------------------------
+
+
+async def test_bad_positions() -> None:
+    """K6: a position beyond the end, also among good ones, is refused, and nothing of the call is applied."""
+    async with memory_home().cursor(TWENTY) as cursor:
+        for wrong in ([Position(1, 20)], [Position(1, 3), Position(1, 20)], [Position(2, 0)], [Position(1, -1)]):
+            with pytest.raises(InvalidArgumentError):
+                await cursor.acknowledge(wrong)
+            with pytest.raises(InvalidArgumentError):
+                cursor.acknowledge_nowait(wrong)
+        with pytest.raises(InvalidArgumentError):
+            await cursor.acknowledge_cumulative((1, 20))
+        with pytest.raises(InvalidArgumentError):
+            await cursor.reset((1, 22))
+        await cursor.acknowledge_cumulative((1, 5))
+        with pytest.raises(InvalidArgumentError):
+            await cursor.acknowledge_cumulative((1, 3))
+        assert cursor.mark_delete_position == (1, 5)
+        assert await acked(cursor) == []
+
+
+async def test_without_waiting() -> None:
+    """``acknowledge_nowait`` does what can be done at once, and else says that it would have to wait."""
+    async with memory_home().cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
+        cursor.acknowledge_nowait([Position(1, 3)])
+        cursor.acknowledge_nowait(positions(2, (4, 5)))
+        await cursor.flush()
+        (evicted,) = cursor._state.evicted
+        with pytest.raises(WouldBlockError):
+            cursor.acknowledge_nowait([Position(evicted, 9)])
+        waiting = asyncio.create_task(cursor.acknowledge([Position(evicted, 9)]))
+        await asyncio.sleep(0)
+        with pytest.raises(WouldBlockError):
+            cursor.acknowledge_nowait([Position(3 - evicted, 9)])
+        await waiting
+        assert sorted(await acked(cursor)) == sorted([(1, 3), (2, 4), (2, 5), (evicted, 9)])
+
+
+async def test_closed() -> None:
+    """Closing writes what is there, can be done again, and after it every call says that it is closed."""
+    home = memory_home()
+    async with await home.open() as store:
+        cursor = await Cursor.open(store, TWENTY, config_of())
+        await cursor.acknowledge([Position(1, 3)])
+        await asyncio.gather(cursor.aclose(), cursor.aclose())
+        await cursor.aclose()
+        for call in (
+            cursor.acknowledge([Position(1, 5)]),
+            cursor.acknowledge_cumulative((1, 5)),
+            cursor.reset((1, 5)),
+            cursor.flush(),
+            cursor.is_acked((1, 5)),
+            cursor.individually_deleted(),
+            cursor.lru_switch(1),
+            cursor.put_property("a", "b"),
+        ):
+            with pytest.raises(ClosedError):
+                await call
+        with pytest.raises(ClosedError):
+            cursor.acknowledge_nowait([Position(1, 5)])
+    async with home.cursor(TWENTY) as cursor:
+        assert await acked(cursor) == [(1, 3)]
+
+
+async def test_close_that_cannot_write() -> None:
+    """Closing says that the last write failed, and gives everything up all the same."""
+    home, files = faulty_home()
+    async with await home.open() as store:
+        cursor = await Cursor.open(store, TWENTY, config_of())
+        await cursor.acknowledge([Position(1, 3)])
+        files.fail(errno.ENOSPC, "write", times=math.inf)
+        with pytest.raises(LogStorageError):
+            await cursor.aclose()
+        files.heal()
+        async with await Cursor.open(store, TWENTY, config_of()) as again:
+            assert await acked(again) == []
+
+
+async def test_unclosed(tmp_path: Path) -> None:
+    """A cursor that is dropped without being closed is told of."""
+    cursor = await Cursor.open_local(tmp_path, TWENTY, config_of())
+    owned = cursor._owned
+    del cursor
+    with pytest.warns(ResourceWarning, match="unclosed <Cursor open"):
+        gc.collect()
+    assert owned is not None
+    await owned.aclose()
+
+
+async def test_in_a_folder(tmp_path: Path) -> None:
+    """``open_local`` has its own store, and gives it up."""
+    for entry in (3, 5):
+        async with await Cursor.open_local(tmp_path / "new", TWENTY) as cursor:
+            await cursor.acknowledge([Position(1, entry)])
+            assert await cursor.is_acked((1, 3))
+    async with await Cursor.open_local(tmp_path / "new", TWENTY) as cursor:
+        assert await acked(cursor) == [(1, 3), (1, 5)]
+
+
+async def test_bad_arguments(tmp_path: Path) -> None:
+    """What cannot be a store, settings, a name, ledgers or a start is refused before anything is made."""
+    home = memory_home()
+    async with await home.open() as store:
+        for arguments, options in (
+            ((None, TWENTY), {}),
+            ((store, TWENTY, object()), {}),
+            ((store, TWENTY), {"name": "a/b"}),
+            ((store, {"a": 1}), {}),
+            ((store, 7), {}),
+            ((store, TWENTY), {"start": (-2, 0)}),
+        ):
+            with pytest.raises(InvalidArgumentError):
+                await Cursor.open(*arguments, **options)
+        assert await store.names() == []
+        async with await Cursor.open(store, TWENTY) as cursor:
+            with pytest.raises(InvalidArgumentError):
+                await cursor.put_property("a", 1)  # type: ignore[arg-type]
+
+
+def test_metadata_limits() -> None:
+    """K40: below 1 the limit is off, 1 to 1 023 is refused, 1 024 is on; the draft's name is taken too."""
+    for name in ("max_per_cursor_metadata_size_in_bytes", "maxUnPersistAckRecordsBytesPerSubscription"):
+        for value in (-1, 0, 1_024):
+            assert CursorConfig(**{name: value}).max_per_cursor_metadata_size_in_bytes == value
+        for value in (1, 1_023, True):
+            with pytest.raises(ValueError, match="at least 1024"):
+                CursorConfig(**{name: value})
+    with pytest.raises(ValueError, match="given once"):
+        CursorConfig(maxPerCursorMetadataSizeInBytes=0, maxUnPersistAckRecordsBytesPerSubscription=0)
+
+
+def test_run_alone() -> None:
+    """The cursor works on the virtual clock of the test tools."""
+
+    async def main() -> list[tuple[int, int]]:
+        async with memory_home().cursor(TWENTY) as cursor:
+            await cursor.acknowledge([Position(1, 3)])
+            await cursor.flush()
+            return await acked(cursor)
+
+    logging.getLogger("asyncio").debug("begin")
+    assert run(main()) == [(1, 3)]
