@@ -133,17 +133,17 @@ class AckState:
     @property
     def size_bytes(self) -> int:
         """Return what all ledgers take when written, evicted ones included; O(ledgers changed since the last call)."""
-        return self._figures.total.size
+        return self._figures.size
 
     @property
     def memory_bytes(self) -> int:
         """Return about what the ledgers in memory take; O(ledgers changed since the last call)."""
-        return self._figures.total.memory
+        return self._figures.memory
 
     @property
     def range_count(self) -> int:
         """Return how many ranges there are, those of evicted ledgers included, as far as they are known."""
-        return self._figures.total.ranges
+        return self._figures.ranges
 
     def is_acked(self, position: tuple[int, int], batch_index: int | None = None) -> bool:
         """Return whether an entry is acknowledged as a whole, or at least this index of its batch.
@@ -350,10 +350,9 @@ class AckState:
         """
         if ledger not in self.ledger_states or ledger in self.dirty:
             raise InvalidArgumentError("ledger", ledger, "a ledger that is in memory and was written")
-        figure = self._figures.of(ledger)
+        self._figures.leave_memory(ledger)
         acks = self.ledger_states.pop(ledger)
         self._evicted[ledger] = acks.summary
-        self._figures.keep_size(ledger, figure.size, figure.ranges)
         return acks
 
     def note_evicted(
@@ -370,7 +369,7 @@ class AckState:
         if ledger < self._md_ledger:
             return
         self._evicted[ledger] = summary
-        self._figures.keep_size(ledger, size, ranges)
+        self._figures.keep(ledger, size, ranges)
         if summary is not None and summary.acked:
             self._top = max(self._top, ledger)
 

@@ -3,69 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Final
 
 from ._ledger_acks import LedgerAcks
 
-
-class Figure(NamedTuple):
-    """Bytes that a ledger's state takes when written and in memory, and its ranges."""
-
-    size: int
-    memory: int
-    ranges: int
-
-
-_NOTHING = Figure(0, 0, 0)
+_NOTHING: Final = 0, 0, 0
 
 
 class Figures:
-    """The sums of all ledgers' figures. A ledger is measured anew when it changed and a sum is asked for.
+    """Sums over all ledgers: bytes when written, bytes in memory, ranges.
+
+    A ledger is measured anew when it has changed and a sum is asked for. So asking after each acknowledgement measures
+    one ledger, and acknowledging a thousand times before asking measures each ledger once.
 
     :param states: the ledgers in memory
     :param ledger_size: bytes that one ledger's state takes when written; None: not asked for, and 0
     """
 
-    __slots__ = ("_known", "_ledger_size", "_states", "_total", "changed")
+    __slots__ = ("_known", "_ledger_size", "_memory", "_ranges", "_size", "_states", "changed")
 
     def __init__(self, states: Mapping[int, LedgerAcks], ledger_size: Callable[[LedgerAcks], int] | None) -> None:
         self.changed: set[int] = set()
         """Ledgers that differ from what was measured. Add to it whatever changes."""
         self._states = states
         self._ledger_size = ledger_size
-        self._known: dict[int, Figure] = {}
-        self._total = _NOTHING
+        self._known: dict[int, tuple[int, int, int]] = {}
+        self._size = self._memory = self._ranges = 0
 
     @property
-    def total(self) -> Figure:
-        """Return the sums; O(ledgers changed since the last time)."""
+    def size(self) -> int:
+        """Return the bytes of all ledgers when written; O(ledgers that changed)."""
+        if self.changed:
+            self._measure()
+        return self._size
+
+    @property
+    def memory(self) -> int:
+        """Return the bytes of the ledgers in memory; O(ledgers that changed)."""
+        if self.changed:
+            self._measure()
+        return self._memory
+
+    @property
+    def ranges(self) -> int:
+        """Return how many ranges there are; O(ledgers that changed)."""
+        if self.changed:
+            self._measure()
+        return self._ranges
+
+    def leave_memory(self, ledger: int) -> None:
+        """Say that a ledger stays on storage only: it takes no memory from now on."""
+        self._measure()
+        size, _, ranges = self._known.get(ledger, _NOTHING)
+        self.keep(ledger, size, ranges)
+
+    def keep(self, ledger: int, size: int, ranges: int) -> None:
+        """Say what a ledger takes that is on storage only."""
+        self.changed.discard(ledger)
+        self._set(ledger, size, 0, ranges)
+
+    def _measure(self) -> None:
         while self.changed:
             ledger = self.changed.pop()
-            self._set(ledger, self._measure(ledger))
-        return self._total
+            acks = self._states.get(ledger)
+            if acks is None:
+                self._set(ledger, 0, 0, 0)
+            else:
+                size = 0 if self._ledger_size is None else self._ledger_size(acks)
+                self._set(ledger, size, acks.memory_bytes, acks.ranges.range_count)
 
-    def of(self, ledger: int) -> Figure:
-        """Return the figures of one ledger."""
-        if ledger in self.changed:
-            self.changed.remove(ledger)
-            self._set(ledger, self._measure(ledger))
-        return self._known.get(ledger, _NOTHING)
-
-    def keep_size(self, ledger: int, size: int, ranges: int) -> None:
-        """Say what a ledger takes that is not in memory."""
-        self.changed.discard(ledger)
-        self._set(ledger, Figure(size, 0, ranges))
-
-    def _measure(self, ledger: int) -> Figure:
-        acks = self._states.get(ledger)
-        if acks is None:
-            return _NOTHING
-        size = 0 if self._ledger_size is None else self._ledger_size(acks)
-        return Figure(size, acks.memory_bytes, acks.ranges.range_count)
-
-    def _set(self, ledger: int, figure: Figure) -> None:
-        before = self._known.pop(ledger, _NOTHING)
-        if figure is not _NOTHING:
-            self._known[ledger] = figure
-        total = self._total
-        self._total = Figure(*(sum_ - old + new for sum_, old, new in zip(total, before, figure, strict=True)))
+    def _set(self, ledger: int, size: int, memory: int, ranges: int) -> None:
+        old_size, old_memory, old_ranges = self._known.get(ledger, _NOTHING)
+        self._size += size - old_size
+        self._memory += memory - old_memory
+        self._ranges += ranges - old_ranges
+        if size or memory or ranges:
+            self._known[ledger] = size, memory, ranges
+        else:
+            self._known.pop(ledger, None)

@@ -9,7 +9,7 @@ from ..index import EntryRanges
 from ._batch import BatchSet
 
 _BATCH_BYTES: Final = 200
-_FRAME_BYTES: Final = 150
+_FRAME_BYTES: Final = 260
 
 
 class LedgersNotLoaded(Exception):  # noqa: N818  it tells the shell what to load, and never reaches a user

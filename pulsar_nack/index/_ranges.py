@@ -44,15 +44,26 @@ class EntryRanges:
     65 536th of the span holds. Do not change it while iterating over :meth:`ranges`.
     """
 
-    __slots__ = ("_bits", "_count", "_entries_max", "_measured", "_tidied", "_tidy_at", "range_count")
+    __slots__ = (
+        "_bits",
+        "_count",
+        "_entries_max",
+        "_entry_bytes",
+        "_measured",
+        "_tidied",
+        "_tidied_ranges",
+        "_tidy_at",
+        "range_count",
+    )
 
     def __init__(self) -> None:
         self._bits: Any = BitMap()
         self._entries_max = _NARROW_MAX
         self._count = 0
-        self._tidied = 0
+        self._tidied = self._tidied_ranges = 0
         self._tidy_at = _FEW
-        self._measured = 0
+        self._measured = _FRAME_BYTES
+        self._entry_bytes = 2
         self.range_count = 0
         """How many ranges there are, O(1)."""
 
@@ -98,8 +109,9 @@ class EntryRanges:
 
     @property
     def memory_bytes(self) -> int:
-        """Return about what it takes in memory; O(1), never much too low."""
-        return _FRAME_BYTES + self._measured + 4 * max(0, self._count - self._tidied)
+        """Return about what it takes in memory; O(1). It may be 8 KB too low until it is measured again."""
+        grown = self._entry_bytes * (self._count - self._tidied) + 4 * (self.range_count - self._tidied_ranges)
+        return self._measured + grown if grown > 0 else self._measured
 
     def add(self, entry: int) -> bool:
         """Add an entry; return whether it is new.
@@ -328,12 +340,15 @@ class EntryRanges:
         figures = bits.get_statistics()
         containers = figures["n_containers"]
         self._measured = (
-            figures["n_bytes_array_containers"]
+            _FRAME_BYTES
+            + figures["n_bytes_array_containers"]
             + figures["n_bytes_run_containers"]
             + figures["n_bytes_bitset_containers"]
             + 32 * containers
         )
         self._tidied = self._count
+        self._tidied_ranges = self.range_count
+        self._entry_bytes = 2 if figures["n_array_containers"] or not containers else 0
         self._tidy_at = self._count + max(_FEW, min(self._count, _MANY), 16 * containers)
 
     def _check(self, first: int, last: int) -> None:
