@@ -46,6 +46,7 @@ _T = TypeVar("_T")
 _LOOK_EVERY: Final = 256
 _SLACK: Final = 1 << 20
 _FEW_RANGES: Final = 5_000
+_BUCKETS: Final = "#pulsar.internal.delayed.bucket"
 
 
 class Cursor(CursorFigures):
@@ -234,6 +235,7 @@ class Cursor(CursorFigures):
 
         :param batch_sets: by position
         :raises InvalidArgumentError: a position does not exist; nothing of the call was applied
+        :raises LedgerError: memory is full or lacks a ledger, and storage refuses; nothing of the call was applied
         :raises ClosedError: after :meth:`aclose`
         """
         if positions.__class__ is not list:
@@ -336,6 +338,23 @@ class Cursor(CursorFigures):
         """
         check_text("key", key)
         await self._change_property(key, None)
+
+    async def forget(self, snapshot_id: int) -> None:
+        """Remove the properties that name a bucket's snapshot; it may be deleted when this returns.
+
+        So it is ours to delete: had somebody else taken the cursor over, this would have failed.
+
+        :raises LogFencedError: somebody else has taken the cursor over
+        :raises LedgerError: it could not be written; nothing has changed
+        """
+        self._ensure_open()
+        value = str(snapshot_id)
+        named = [key for key, held in self.properties().items() if held == value and key.startswith(_BUCKETS)]
+        for key in named:
+            await self._change_property(key, None)
+        if not named:
+            self._state.put_back_dirty((), mark_delete=True)
+            await self._flusher.flush()
 
     async def flush(self) -> None:
         """Return when everything that was acknowledged, reset or changed before the call is durable.

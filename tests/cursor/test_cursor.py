@@ -7,23 +7,27 @@ import errno
 import gc
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from pulsar_nack import (
+    BucketConfig,
+    BucketDelayedDeliveryTracker,
     ClosedError,
+    DelayedCursor,
     InvalidArgumentError,
     LogFencedError,
     LogLockedError,
     LogStorageError,
     Position,
+    SupportsForgetting,
     WouldBlockError,
 )
 from pulsar_nack.config import CursorConfig
-from pulsar_nack.cursor import BatchSet, Cursor
-from pulsar_nack.testing import run, virtual_time
+from pulsar_nack.cursor import BatchSet, Cursor, _cursor
+from pulsar_nack.testing import ManualClock, MemorySnapshotStorage, run, virtual_time
 
 from .stage import Home, acked, config_of, faulty_home, local_home, memory_home, object_home, positions
 
@@ -490,6 +494,38 @@ async def test_remote_topic(home: Home) -> None:
         assert await acked(cursor) == [(10**12, 2**40)]
 
 
+async def acknowledge_one_by_one(cursor: Cursor, several: Sequence[Position]) -> None:
+    """Acknowledge positions, each with a call of its own."""
+    for position in several:
+        await cursor.acknowledge([position])
+
+
+async def test_acks_wait_when_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory stays within bounds while a write is slow: acks wait for it; where it fails, they say so."""
+    monkeypatch.setattr(_cursor, "_SLACK", 0)
+    home, files = faulty_home()
+    ledgers = dict.fromkeys(range(1, 2_001), 1_000)
+    settings = config_of(max_individual_ack_cache_bytes_per_cursor=50_000)
+    async with home.cursor(ledgers, settings) as cursor:
+        largest = 0
+        for ledger in ledgers:
+            await cursor.acknowledge([Position(ledger, 5)])
+            largest = max(largest, cursor.statistics().memory_bytes)
+        assert largest < 50_000 * 2 + 300 * 600
+        assert cursor.range_count == 2_000
+        files.fail(errno.ENOSPC, "write", times=math.inf)
+        with pytest.raises(LogStorageError):
+            await acknowledge_one_by_one(cursor, [Position(ledger, 7) for ledger in ledgers])
+        with pytest.raises(WouldBlockError):
+            cursor.acknowledge_nowait([Position(1, 9)])
+        acked_by_then = cursor.range_count
+        files.heal()
+        await cursor.acknowledge([Position(2_000, 9)])
+        assert cursor.range_count == acked_by_then + 1
+    async with home.cursor(ledgers) as cursor:
+        assert cursor.range_count == acked_by_then + 1
+
+
 # -- the calls -------------------------------------------------------------------------------------------------------
 
 
@@ -510,6 +546,45 @@ async def test_bad_positions() -> None:
             await cursor.acknowledge_cumulative((1, 3))
         assert cursor.mark_delete_position == (1, 5)
         assert await acked(cursor) == []
+
+
+async def test_entries_of_one_ledger() -> None:
+    """Many entries of a ledger are acknowledged in one call, and what is left can be asked for in ranges."""
+    ledgers = {1: 100, 2: 100}
+    async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
+        await cursor.acknowledge_entries(1, range(0, 100, 2))
+        await cursor.acknowledge_entries(2, [5])
+        await cursor.flush()
+        assert list(cursor._state.evicted) == [1]
+        assert await cursor.unacked(1, 1, 5) == [(1, 1), (3, 3), (5, 5)]
+        assert await cursor.unacked(2, 0, 99) == [(0, 4), (6, 99)]
+        assert (cursor.next_position, cursor.highest_acked, cursor.range_count) == ((1, 1), (2, 5), 50)
+        assert not cursor.adds_range((1, 1))
+        assert cursor.adds_range((2, 50))
+        with pytest.raises(InvalidArgumentError):
+            await cursor.acknowledge_entries(1, [3, 100])
+
+
+async def test_batch_sets_can_be_asked_for() -> None:
+    """What is left of a batch can be asked for, also when its ledger is not in memory."""
+    ledgers = {1: 10, 2: 10}
+    async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
+        sets = {Position(1, 3): BatchSet.acked(4, [1]), Position(2, 3): BatchSet.acked(4, [2])}
+        await cursor.acknowledge(list(sets), batch_sets=sets)
+        await cursor.flush()
+        assert len(cursor._state.evicted) == 1
+        assert [await cursor.batch_set(position) for position in sets] == list(sets.values())
+        assert await cursor.batch_set((1, 4)) is None
+
+
+async def test_deleted_ledgers_are_passed() -> None:
+    """Once a ledger was deleted from the topic, the mark-delete position moves on over it when it is told."""
+    ledgers = {1: 10, 2: 10}
+    async with memory_home().cursor(ledgers) as cursor:
+        await cursor.acknowledge(positions(2, range(4)))
+        del ledgers[1]
+        cursor.settle()
+        assert cursor.mark_delete_position == (2, 3)
 
 
 async def test_without_waiting() -> None:
@@ -608,6 +683,48 @@ async def test_bad_arguments(tmp_path: Path) -> None:
         async with await Cursor.open(store, TWENTY) as cursor:
             with pytest.raises(InvalidArgumentError):
                 await cursor.put_property("a", 1)  # type: ignore[arg-type]
+
+
+async def test_carries_a_bucket_tracker() -> None:
+    """It is the cursor of a tracker of delayed messages in buckets: the snapshots' ids are its properties."""
+    home, storage, clock = memory_home(), MemorySnapshotStorage(), ManualClock(0)
+    settings = BucketConfig(delayed_delivery_min_index_count_per_bucket=2, delayed_delivery_tick_time_millis=1)
+    ledgers = dict.fromkeys(range(1, 9), 10)
+    async with home.cursor(ledgers) as cursor:
+        assert isinstance(cursor, DelayedCursor)
+        assert isinstance(cursor, SupportsForgetting)
+        async with await BucketDelayedDeliveryTracker.open(storage, cursor, settings, clock=clock) as tracker:
+            for ledger in ledgers:
+                assert tracker.add_message(ledger, 0, 10_000)
+            await tracker.wait_until_idle()
+        assert len(cursor.properties()) >= 3
+    async with home.cursor(ledgers) as cursor:
+        async with await BucketDelayedDeliveryTracker.open(storage, cursor, settings, clock=clock) as tracker:
+            await tracker.wait_until_idle()
+            assert tracker.number_of_delayed_messages >= 6
+            clock.advance(10_000)
+            while tracker.number_of_delayed_messages:
+                tracker.get_scheduled_messages(10)
+                await tracker.wait_until_idle()
+            await tracker.clear()
+            await tracker.wait_until_idle()
+        assert cursor.properties() == {}
+
+
+async def test_forgetting_a_snapshot() -> None:
+    """On object storage who has lost the cursor is told before it deletes anything."""
+    home = object_home()
+    key = "#pulsar.internal.delayed.bucket_1_2"
+    async with await home.open() as store:
+        one = await Cursor.open(store, TWENTY, config_of())
+        await one.put_property(key, "7")
+        await one.put_property("other", "7")
+        await one.forget(7)
+        assert dict(one.properties()) == {"other": "7"}
+        async with home.cursor(TWENTY):
+            with pytest.raises(LogFencedError):
+                await one.forget(8)
+        await one.aclose()
 
 
 def test_metadata_limits() -> None:
