@@ -144,6 +144,11 @@ class Cursor(CursorFigures):
     def __repr__(self) -> str:
         return f"<Cursor {'closed' if self._is_closed else 'open'}, after {tuple(self._state.mark_delete_position)}>"
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it was closed."""
+        return self._is_closed
+
     async def aclose(self) -> None:
         """Carry out what waits, write, and give the cursor up. Takes ``close_timeout`` at most. Idempotent.
 

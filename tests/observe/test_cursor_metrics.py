@@ -7,12 +7,13 @@ import gc
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import prometheus_client as prometheus
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pulsar_nack import ClosedError, InvalidArgumentError
+from pulsar_nack import ClosedError, Cursor, InvalidArgumentError
 from pulsar_nack.observe import CursorMetrics
 
 NAME = "pulsar_cursor_metadata_size_bytes"
@@ -78,6 +79,22 @@ def test_closed_cursors_are_left_out() -> None:
     reopened = Sized(7)
     metrics.add(reopened, topic_name="t", subscription="a")
     assert list(scraped(registry).values()) == [7]
+
+
+async def test_real_cursor(tmp_path: Path) -> None:
+    """K47: a cursor's gauge is its size with what was not flushed yet; closed, it is told no more."""
+    registry = prometheus.CollectorRegistry()
+    metrics = CursorMetrics(registry)
+    async with await Cursor.open_local(tmp_path, {1: 1_000}) as cursor:
+        metrics.add(cursor, topic_name="orders", subscription="billing")
+        (empty,) = scraped(registry).values()
+        await cursor.acknowledge([(1, entry) for entry in range(1, 1_000, 2)])
+        (full,) = (await asyncio.to_thread(scraped, registry)).values()
+        assert full == cursor.metadata_size_bytes > empty
+        await cursor.acknowledge_cumulative((1, 999))
+        (drained,) = scraped(registry).values()
+        assert drained < full
+    assert scraped(registry) == {}
 
 
 async def test_scraped_in_another_thread() -> None:
