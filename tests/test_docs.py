@@ -32,6 +32,8 @@ from pulsar_nack import (
     BucketConfig,
     BucketStatistics,
     ConsumerStatistics,
+    CursorConfig,
+    CursorStatistics,
     DelayedDeliveryConfig,
     DelayedFactoryStatistics,
     MessageId,
@@ -239,6 +241,17 @@ def test_every_setting_of_delayed_delivery_is_listed() -> None:
     assert list(rows)[: len(DelayedDeliveryConfig.model_fields)] == list(DelayedDeliveryConfig.model_fields)
 
 
+def test_every_setting_of_cursors_is_listed() -> None:
+    """The configuration page names each field of CursorConfig with its aliases."""
+    rows = {cells[0].strip("` "): cells[1] for cells in table_rows("configuration.md", "Acknowledgement state")}
+    first = {name: cell.partition(",")[0].strip("`") for name, cell in rows.items()}
+    assert first == {name: field.alias for name, field in CursorConfig.model_fields.items()}
+    limit = "max_per_cursor_metadata_size_in_bytes"
+    (other,) = re.findall(r", `(\w+)`", rows[limit])
+    assert CursorConfig(**{other: 2_048}).max_per_cursor_metadata_size_in_bytes == 2_048
+    assert CursorConfig().max_per_cursor_metadata_size_in_bytes == DEFAULT_LIMIT
+
+
 def test_every_error_is_listed() -> None:
     """The configuration page says of each error what to do."""
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -254,6 +267,7 @@ def test_every_statistic_is_listed() -> None:
     assert first_names("delayed-buckets.md", "A factory's statistics") == [
         field.name for field in fields(DelayedFactoryStatistics)
     ]
+    assert first_names("acknowledgements.md", "Statistics") == [field.name for field in fields(CursorStatistics)]
     assert first_names("gate.md", "When it is paused") == [field.name for field in fields(GateStatistics)]
 
 

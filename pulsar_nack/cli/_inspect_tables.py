@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..inspection import BucketReport, DelayedReport, FolderReport, NacksReport, StoreReport
+from ..inspection import BucketReport, CursorReport, DelayedReport, FolderReport, NacksReport, StoreReport
 from ..planning import format_size
 
 _WIDTH: Final = 120
@@ -40,6 +40,8 @@ def _show_store(console: Console, store: StoreReport, *, with_files: bool) -> No
         _show_delayed(console, delayed)
     if store.nacks is not None:
         _show_nacks(console, store.nacks)
+    for cursor in store.cursors:
+        _show_cursor(console, cursor)
     plain = [log for log in store.logs if log.kind == "plain"]
     if with_files:
         _show_files(console, store)
@@ -90,6 +92,32 @@ def _show_nacks(console: Console, nacks: NacksReport) -> None:
         _print_table(console, "Unsettled", ("ledger", "partition", "topic", "messages"), rows)
 
 
+def _show_cursor(console: Console, cursor: CursorReport) -> None:
+    forms = {
+        "ledgers": f"{_count(len(cursor.ledgers), 'ledger')}, marker at record {cursor.marker}",
+        "single": f"all in record {cursor.marker}, the old form",
+        "snapshot": "[red]no marker can be used, only the mark-delete position is known[/]",
+    }
+    console.print(
+        f"[bold]Acknowledgements, cursor {escape(cursor.name)}[/]: mark-delete {_position(cursor.mark_delete)}, "
+        f"{format_size(cursor.size_bytes)} in use; {forms[cursor.form]}"
+    )
+    if cursor.properties:
+        console.print(f"  {_count(len(cursor.properties), 'property', 'properties')}")
+    if cursor.ignored:
+        console.print(f"  does not count: {escape(', '.join(cursor.ignored))}")
+    columns = ("ledger", "acked", "ranges", "holes", "batches", "size", "record")
+    rows = [
+        (*(f"{each:,}" for each in (row.acked, row.ranges, row.holes, row.batches)), format_size(row.bytes))
+        for row in cursor.ledgers
+    ]
+    places = [
+        f"{row.records[0]}{'...' if len(row.records) > 1 else ''}" if row.records else "" for row in cursor.ledgers
+    ]
+    table = [(str(row.ledger), *cells, place) for row, cells, place in zip(cursor.ledgers, rows, places, strict=True)]
+    _print_table(console, "", columns, table)
+
+
 def _show_files(console: Console, store: StoreReport) -> None:
     rows: list[tuple[str, ...]] = []
     for log in store.logs:
@@ -120,9 +148,23 @@ def _print_table(
     most: int | None = _MOST_ROWS,
 ) -> None:
     rows = list(rows)
-    console.print(f"[bold]{title}[/]")
+    if title:
+        console.print(f"[bold]{title}[/]")
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 2))
-    numbers = {"messages", "segments", "size", "records", "byte", "ledger", "partition"}
+    numbers = {
+        "messages",
+        "segments",
+        "size",
+        "records",
+        "byte",
+        "ledger",
+        "partition",
+        "acked",
+        "ranges",
+        "holes",
+        "batches",
+        "record",
+    }
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows[:most]:

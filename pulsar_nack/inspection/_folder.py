@@ -12,6 +12,7 @@ from typing import Final
 from ..errors import InvalidArgumentError
 from ..ledger._folder import as_folder
 from ..ledger._names import LOG, log_of
+from ._cursors import inspect_cursors
 from ._delayed import inspect_delayed
 from ._nacks import inspect_nacks
 from ._report import FolderReport, StoreReport
@@ -73,11 +74,13 @@ def _look(folder: Path, only: str | None) -> StoreReport:
     store.look(only)
     nacks = inspect_nacks(store)
     delayed = inspect_delayed(store)
+    cursors = inspect_cursors(store)
     return StoreReport(
         path=str(folder),
         logs=tuple(log.report() for log in store.logs.values()),
         delayed=delayed,
         nacks=nacks,
+        cursors=cursors,
         leftovers=tuple(store.leftovers),
         foreign=tuple(store.foreign),
         notes=tuple(store.notes),

@@ -1,0 +1,200 @@
+"""Cursors of acknowledgements: the marker that the next opening would use, and what the records that it names say.
+
+The rules are those of the cursor's own recovery, carried out on records that were read without opening the log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Coroutine, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+from ..cursor._ledger_acks import LedgerAcks
+from ..cursor._markers import (
+    Contents,
+    UnreadableError,
+    decode_head,
+    decode_state,
+    is_marker,
+    is_single,
+    read_marker,
+    read_single,
+)
+from ..errors import LogCorruptedError, LogVersionError, MissingExtraError
+from ..ids import Position
+from ..ledger import Log
+from ._report import AckedLedger, CursorReport
+from ._store import Inspected, Store
+
+_T = TypeVar("_T")
+_Numbered = Mapping[int, bytes]
+_NAME: Final = re.compile(r"(.+)-(\d{10})(-snapshot)?")
+
+
+class _Stored(NamedTuple):
+    """What a marker, a record of the old form, or a snapshot says."""
+
+    sequence: int
+    contents: Contents
+    states: dict[int, LedgerAcks]
+    numbers: dict[int, tuple[int, ...]]
+    marker: int
+    form: str
+
+
+def inspect_cursors(store: Store) -> tuple[CursorReport, ...]:
+    """Return the cursors of a store."""
+    cursors: dict[str, dict[str, Inspected]] = {}
+    for log in store.untaken():
+        match = _NAME.fullmatch(log.name)
+        if match:
+            cursors.setdefault(match[1], {})[log.name] = log
+    return tuple(report for name, logs in sorted(cursors.items()) if (report := _inspect(store, name, logs)))
+
+
+def _inspect(store: Store, name: str, logs: dict[str, Inspected]) -> CursorReport | None:
+    """Return what a cursor of this name says; None where the logs only look like those of one."""
+    try:
+        records: dict[str, _Numbered] = {each: dict(log.numbered()) for each, log in logs.items()}
+        if not any(is_marker(record) or is_single(record) for some in records.values() for record in some.values()):
+            return None
+        for log in logs.values():
+            log.kind = "cursor"
+        return _newest(store, name, logs, records)
+    except MissingExtraError as error:
+        store.lacks(error)
+        return None
+
+
+def _newest(store: Store, name: str, logs: dict[str, Inspected], records: dict[str, _Numbered]) -> CursorReport | None:
+    main = [each for each, log in sorted(logs.items(), reverse=True) if _is_main(each) and log.scan.can_be_opened]
+    found = [(each, stored) for each in main if (stored := _last_usable(store, each, records[each]))]
+    if not found:
+        snapshots = [each for each in sorted(logs, reverse=True) if not _is_main(each)]
+        found = [(each, stored) for each in snapshots if (stored := _last_snapshot(records[each]))]
+        store.note(max(logs), "", "inconsistent", f"no marker of the cursor {name} can be used")
+    if not found:
+        return None
+    log, stored = max(found, key=lambda each: each[1].sequence)
+    return _report(name, log, records[log], stored, tuple(sorted(logs.keys() - {log, f"{log}-snapshot"})))
+
+
+def _is_main(log: str) -> bool:
+    return not log.endswith("-snapshot")
+
+
+def _last_usable(store: Store, name: str, records: _Numbered) -> _Stored | None:
+    """Go from the last record back to the last marker that can be used."""
+    for number in sorted(records, reverse=True):
+        try:
+            if is_marker(records[number]):
+                return _use_marker(name, number, records)
+            if is_single(records[number]):
+                sequence, contents, states = read_single(records[number])
+                return _Stored(sequence, contents, dict(states), {}, number, "single")
+        except LogVersionError as error:
+            store.note(name, f"record {number}", "newer", f"version {error.version} of the format")
+        except (UnreadableError, LogCorruptedError) as error:
+            store.note(name, f"record {number}", "inconsistent", str(error))
+    return None
+
+
+def _use_marker(name: str, number: int, records: _Numbered) -> _Stored:
+    head, references = _now(read_marker(cast("Log", _Records(name, records)), number))
+    states, numbers = {}, {}
+    for ledger, named in references.items():
+        if not all(each < number and each in records for each in named):
+            raise UnreadableError(f"it names a record for ledger {ledger} that is not there before it: {named}")
+        states[ledger] = decode_state(ledger, [records[each] for each in named])
+        numbers[ledger] = tuple(named)
+    return _Stored(head.sequence, head.contents, states, numbers, number, "ledgers")
+
+
+def _last_snapshot(records: _Numbered) -> _Stored | None:
+    for number in sorted(records, reverse=True):
+        try:
+            head = decode_head(records[number])
+        except UnreadableError:
+            continue
+        return _Stored(head.sequence, head.contents, {}, {}, number, "snapshot")
+    return None
+
+
+class _Records:
+    """Records that were read, as the log that they are of."""
+
+    def __init__(self, name: str, records: _Numbered) -> None:
+        self.name = name
+        self._records = records
+
+    @property
+    def length(self) -> int:
+        """Return how many there are."""
+        return max(self._records, default=-1) + 1
+
+    async def read(self, first: int, last: int) -> list[bytes]:
+        """Return records ``first`` to ``last``."""
+        missing = next((number for number in range(first, last + 1) if number not in self._records), None)
+        if missing is not None:
+            raise LogCorruptedError(self.name, f"record {missing}", 0, "the record is missing")
+        return [self._records[number] for number in range(first, last + 1)]
+
+
+def _now(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run to its end what awaits only records that are here."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return cast("_T", done.value)
+    work.close()
+    raise RuntimeError("it waits for something else than records")
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+def _report(name: str, log: str, records: _Numbered, stored: _Stored, ignored: tuple[str, ...]) -> CursorReport:
+    ledgers = tuple(_ledgers(stored, records))
+    in_use = sum(len(numbers) for numbers in stored.numbers.values())
+    position = stored.contents.mark_delete
+    return CursorReport(
+        name=name,
+        log=log,
+        form=stored.form,
+        marker=stored.marker,
+        markers=sum(map(is_marker, records.values())),
+        mark_delete=(position.ledger, position.entry),
+        properties=dict(stored.contents.cursor_properties),
+        size_bytes=sum(each.bytes for each in ledgers) + len(records[stored.marker]),
+        records_in_use=in_use + 1,
+        ignored=ignored,
+        ledgers=ledgers,
+    )
+
+
+def _ledgers(stored: _Stored, records: _Numbered) -> Iterator[AckedLedger]:
+    mark_delete = stored.contents.mark_delete
+    for ledger, acks in sorted(stored.states.items()):
+        if ledger == mark_delete.ledger:
+            acks.trim(mark_delete.entry)
+        if ledger < mark_delete.ledger or not acks:
+            continue
+        numbers = stored.numbers.get(ledger, ())
+        yield AckedLedger(
+            ledger=ledger,
+            acked=len(acks.ranges),
+            ranges=acks.ranges.range_count,
+            holes=_holes(ledger, acks, mark_delete),
+            batches=len(acks.batches),
+            bytes=sum(len(records[number]) for number in numbers),
+            records=numbers,
+        )
+
+
+def _holes(ledger: int, acks: LedgerAcks, mark_delete: Position) -> int:
+    """Return how many runs of unacknowledged entries lie below the highest acknowledged one of a ledger."""
+    first = acks.ranges.first
+    if first is None:
+        return 0
+    begin = mark_delete.entry + 1 if ledger == mark_delete.ledger else 0
+    return acks.ranges.range_count - (first <= begin)

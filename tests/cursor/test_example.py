@@ -1,0 +1,28 @@
+"""The example of a cursor, run as its users run it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "cursor.py"
+
+
+def test_example() -> None:
+    """No job is reported twice though the worker is killed twice, and in the end none is left."""
+    pytest.importorskip("google.protobuf")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    left = [int(count) for count in re.findall(r"^done up to .*; (\d+) jobs are left$", done.stdout, re.MULTILINE)]
+    assert left[0] == 24
+    assert left == sorted(left, reverse=True)
+    assert "all done: 0 jobs are left" in done.stdout
+    assert ", and beyond it (1:2, " in done.stdout
+    (reported,) = re.findall(r"^(\d+) jobs, none of them twice$", done.stdout, re.MULTILINE)
+    assert 18 < int(reported) <= 24
