@@ -29,6 +29,7 @@ from ._markers import Contents, UnreadableError, decode_state, is_entry, is_mark
 from ._records import Stored, read_ledgers
 from ._snapshot import newest_snapshot
 
+_IN_USE: Final = "this cursor is open already, here or in another process; it has one owner at a time"
 _TRIES: Final = 20
 _SLICE_S: Final = 0.004
 _AT_ONCE: Final = 16
@@ -74,9 +75,13 @@ async def recover(store: LogStore, names: Names, cache_bytes: int | None) -> tup
     :raises LogStorageError: the store refused
     """
     for _ in range(_TRIES):
-        with suppress(LogNotFoundError, LogExistsError):  # its owner goes on in a new log, or makes it, at this time
+        try:
             return await _Search(store, names, cache_bytes).run()
-    raise LogLockedError(names.cursor)
+        except (LogNotFoundError, LogExistsError):
+            continue  # its owner goes on in a new log, or makes it, at this time
+        except LogLockedError as error:
+            raise LogLockedError(error.log, _IN_USE) from error
+    raise LogLockedError(names.cursor, _IN_USE)
 
 
 class _Search:

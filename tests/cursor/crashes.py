@@ -25,8 +25,9 @@ Messages = frozenset[tuple[Position, int]]
 class Model:
     """What outlives the crashes: every state since the last one that was reported durable."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_mixed: bool = False) -> None:
         self.seed = seed
+        self.is_mixed = is_mixed
         self.steps: list[Messages] = [frozenset()]
         self.durable = 0
         self.properties: dict[str, set[str | None]] = {}
@@ -50,8 +51,17 @@ class Model:
 
     def check(self, found: Messages) -> None:
         """Compare with what a new process found: a state that there was, not older than the one that is durable."""
-        assert any(step == found for step in self.steps[self.durable :])
+        assert any(self._may_be(at, found) for at in range(self.durable, len(self.steps)))
         self.steps, self.durable = [found], 0
+
+    def _may_be(self, at: int, found: Messages) -> bool:
+        """Return whether this is a state, or where ledgers were written by turns, between one and a later one."""
+        if not self.is_mixed:
+            return self.steps[at] == found
+        end = at + 1
+        while end < len(self.steps) and self.steps[end - 1] <= self.steps[end]:
+            end += 1
+        return self.steps[at] <= found <= self.steps[end - 1]
 
     def check_properties(self, found: dict[str, str]) -> None:
         """Compare properties; what was not reported may be there or not."""

@@ -52,8 +52,8 @@ def changes_of(kind: str, seed: int, most: int = 10_000) -> list[int]:
 
 def recover(run: Run, random: Random) -> None:
     """Open what a crash left, in one form or the other, and go on to the end."""
-    other_form = {None: None, True: True}[None if random.random() < 0.8 else True]
-    again = Run(run.home.found(), run.model, run.model.seed + 1, old_form=other_form)
+    old_form = None if random.random() < 0.8 else True
+    again = Run(run.home.found(), run.model, run.model.seed + 1, old_form=old_form)
     if random.random() < 0.3:
         asyncio.run(again.play(1, 4))
     asyncio.run(again.finish())
@@ -120,6 +120,20 @@ def test_crash_while_recovering(kind: str) -> None:
 def test_crash_after_failures(kind: str) -> None:
     """K32: the store refuses something, the run goes on, and stops later: what was reported is there all the same."""
     assert sum(fail_everywhere(kind, seed, 16) for seed in (1, 2, 3)) >= 10
+
+
+def test_crash_while_ledgers_are_written_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K24, K31: others run after each ledger that is encoded: what is found was acknowledged, and no reset undone."""
+    monkeypatch.setattr(_writing, "_SLICE_S", -1)
+    points = 0
+    for seed in (1, 2, 3, 4, 7):
+        for at in changes_of("local", seed, 40):
+            random = Random(f"{seed} {at}")
+            run = Run(LocalCrashHome(random), Model(seed, is_mixed=True), seed)
+            run.home.crash(at, after=random.random() < 0.5)
+            points += live(run)
+            recover(run, random)
+    assert points >= 100
 
 
 @pytest.mark.slow

@@ -382,7 +382,7 @@ async def test_open_twice() -> None:
     """In a folder, a cursor is open once."""
     home = memory_home()
     async with home.cursor(TWENTY):
-        with pytest.raises(LogLockedError):
+        with pytest.raises(LogLockedError, match="one owner at a time"):
             async with home.cursor(TWENTY):
                 pass
 
