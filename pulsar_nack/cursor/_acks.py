@@ -252,6 +252,10 @@ class AckState(KnownAcks):
             if entry <= md_entry:
                 return
             if entry == md_entry + 1:
+                if acks is None and entry + 1 < end and ledger not in self._evicted:  # in order: the commonest case
+                    self._md_entry = entry
+                    self.mark_delete_is_dirty = True
+                    return
                 self._advance(acks, entry, end)
                 return
         elif ledger < self._md_ledger:
