@@ -205,3 +205,14 @@ def test_next_absent_over_long_runs() -> None:
         ranges.discard_range(9_000_001, 9_000_001)
         ranges.add_range(9_000_000, 8_999_999 + length)
         assert ranges.last_range == (9_000_000, 8_999_999 + length)
+
+
+@pytest.mark.parametrize("boundary", [65_536, 2**20, 2**32, 2**33, 2**48])
+def test_runs_end_at_a_boundary(boundary: int) -> None:
+    """A run that ends where 65 536 entries do is not taken to go on, though entries follow far away."""
+    for length in range(1, 9):
+        ranges = EntryRanges.from_ranges([(boundary - length, boundary - 1), (2**63 - 4, 2**63 - 4)])
+        assert [ranges.next_absent(boundary - before) for before in range(1, length + 1)] == [boundary] * length
+        ranges = EntryRanges.from_ranges([(1, 1), (2**40, 2**40), (2**50, 2**50 + length)])
+        assert ranges.last_range == (2**50, 2**50 + length)
+        assert ranges.pop_run(2**50) == 2**50 + length + 1
