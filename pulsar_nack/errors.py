@@ -14,6 +14,7 @@
     ├── SnapshotError                        a snapshot of a bucket could not be read or written
     │   ├── SnapshotNotFoundError            there is none of this id
     │   └── SnapshotFormatError  (ValueError)   its bytes are corrupt, truncated or something else
+    ├── CursorFormatError     (ValueError)   a record of acknowledgement state is corrupt, truncated or something else
     ├── InjectedError                        a test asked for it
     ├── VirtualDeadlockError                 a virtual loop would have slept for ever
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
@@ -40,6 +41,7 @@ __all__ = [
     "AlreadySettledError",
     "BrokerError",
     "ClosedError",
+    "CursorFormatError",
     "InjectedError",
     "InvalidArgumentError",
     "LedgerError",
@@ -295,6 +297,15 @@ class SnapshotNotFoundError(SnapshotError):
 
 class SnapshotFormatError(SnapshotError, ValueError):
     """The bytes of a snapshot are corrupt, truncated or something else; ``part`` says which part of it."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        self.part = part
+        self.reason = reason
+        super().__init__(f"{part}: {reason}")
+
+
+class CursorFormatError(PulsarNackError, ValueError):
+    """A record of acknowledgement state is corrupt, truncated or something else; ``part`` says which part of it."""
 
     def __init__(self, part: str, reason: str) -> None:
         self.part = part

@@ -67,7 +67,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
     "_pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
     "pulsar_lite": ("cli/", "testing/_lite"),
-    "google": ("delayed/bucket/",),
+    "google": ("delayed/bucket/", "cursor/"),
     "obstore": ("ledger/_object_",),
     "prometheus_client": ("observe/_cursor_", "observe/_delayed_"),
     "structlog": ("observe/_structlog",),

@@ -5,6 +5,7 @@ from ._due import DueIds
 from ._entries import as_entries
 from ._entry_sets import MAX_ENTRY, EntrySets
 from ._front import NEVER, Front
+from ._pieces import Piece, add_runs, add_words, pieces_of, varint_bytes
 from ._position_ranges import PositionRange, PositionRanges
 from ._ranges import EntryRanges
 from ._slots import Slot
@@ -16,9 +17,14 @@ __all__ = [
     "EntryRanges",
     "EntrySets",
     "Front",
+    "Piece",
     "PositionRange",
     "PositionRanges",
     "Slot",
     "TimeBuckets",
+    "add_runs",
+    "add_words",
     "as_entries",
+    "pieces_of",
+    "varint_bytes",
 ]

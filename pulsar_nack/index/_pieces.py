@@ -1,0 +1,159 @@
+"""Acknowledged entries as they are written down: cut into pieces, each as edges of ranges, as bits, or measured.
+
+A piece is a bitmap whose lowest entry is moved to 0. How many bytes the lengths of its ranges take as varints is found
+without listing them: of a bitmap ``b``, ``b & b.shift(-k)`` is what is left when each run loses k entries at its end.
+Doubling k leaves, after seven steps, one run for each run of 128 entries or more, which are those that take a second
+byte; and so on. This takes microseconds where a list of the lengths takes hundreds of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import compress
+from operator import sub
+from typing import Any, Final
+
+from pyroaring import BitMap64
+
+from ._ranges import EntryRanges
+
+WHOLE: Final = 1 << 16
+"""Entries with no more ranges than this are one piece."""
+WINDOW: Final = 1 << 20
+"""Entries from the lowest to the highest of a piece, where there are several pieces."""
+_VARINT_BITS: Final = 7
+_SLICE: Final = 1 << 13
+_FEW: Final = 128
+_DENSE_SPAN: Final = 1 << 28
+_TO_FLAGS: Final = bytes.maketrans(b"01", b"\0\1")
+
+
+def pieces_of(ranges: EntryRanges) -> Iterator[Piece]:
+    """Cut entries into pieces, lowest first; a range may lie in several. Nothing for no entries."""
+    bits = ranges._bits
+    if ranges.range_count <= WHOLE:
+        if ranges.range_count:
+            yield Piece(bits, bits.min(), bits.max(), ranges.range_count)
+        return
+    first, top = bits.min(), bits.max()
+    while first <= top:
+        part = bits & type(bits)(range(first, min(first + WINDOW, top + 1)))
+        yield Piece(part, first, part.max(), _runs(part))
+        first = top + 1 if part.max() == top else bits.next_set_bit(first + WINDOW)
+
+
+class Piece:
+    """Some entries, at least one; immutable, and must be used before what it was made of changes.
+
+    :param bits: a bitmap of the entries
+    :param range_count: how many ranges they form
+    """
+
+    __slots__ = ("_bits", "count", "first", "range_count", "span")
+
+    def __init__(self, bits: Any, first: int, last: int, range_count: int) -> None:
+        self._bits = bits
+        self.first = first
+        """The lowest entry."""
+        self.span = last - first + 1
+        """How many entries there are from the lowest to the highest, both included."""
+        self.count = len(bits)
+        self.range_count = range_count
+
+    @property
+    def run_bytes(self) -> int:
+        """Return how many bytes the lengths of the ranges take as varints."""
+        if self._is_listed:
+            return sum(map(varint_bytes, self.lengths()[::2]))
+        return self.range_count + _longer(self._bits)
+
+    @property
+    def gap_bytes(self) -> int:
+        """Return how many bytes the lengths of what lies between the ranges take as varints."""
+        if self._is_listed:
+            return sum(map(varint_bytes, self.lengths()[1::2]))
+        return self.range_count - 1 + _longer(self._bits.flip(self.first, self.first + self.span))
+
+    def lengths(self) -> list[int]:
+        """Return the lengths of a range, of what lies between it and the next, and so on, up to the last range."""
+        if self.range_count == 1:
+            return [self.span]
+        bits = self._bits
+        edges = (bits ^ bits.shift(1)).to_array().tolist()
+        return list(map(sub, edges[1:], edges))
+
+    def entries(self) -> array[int]:
+        """Return all entries."""
+        entries: array[int] = self._bits.to_array()
+        return entries
+
+    def words(self) -> bytes:
+        """Return the entries as bits: bit i is entry ``first + i``, the lowest bit of the lowest byte first."""
+        first, span = self.first, self.span
+        is_full = 2 * self.count > span
+        chosen = self._bits.flip(first, first + span) if is_full else self._bits
+        digits = bytearray(b"1" if is_full else b"0") * span
+        digit = ord("0" if is_full else "1")
+        for entry in chosen.to_array():
+            digits[entry - first] = digit
+        digits.reverse()
+        return int(digits, 2).to_bytes((span + 7) // 8, "little")
+
+    @property
+    def _is_listed(self) -> bool:
+        """Return whether to list the lengths: they are few, or a bitmap of what is left out would be too large."""
+        return self.range_count <= _FEW or self.span > _DENSE_SPAN
+
+
+def add_runs(ranges: EntryRanges, runs: Iterable[tuple[int, int]]) -> None:
+    """Add (first, end) pairs, the end not in it, of which nothing is there; all below 2**63. O(pairs) and one count."""
+    for first, end in runs:
+        ranges._fit(end - 1)
+        ranges._bits.add_range(first, end)
+    ranges._recount()
+
+
+def add_words(ranges: EntryRanges, data: bytes, first: int) -> tuple[int, int]:
+    """Add entries that are written as bits, see :meth:`Piece.words`, none of which is there or reaches 2**63.
+
+    Done in slices, so that it takes little more memory than the bits and the result.
+
+    :returns: what follows the last of them, and how many they are; ``(first, 0)`` for none
+    """
+    end, count = first, 0
+    for at in range(0, len(data), _SLICE):
+        bits = int.from_bytes(data[at : at + _SLICE], "little")
+        if not bits:
+            continue
+        flags = format(bits, "b").encode().translate(_TO_FLAGS)[::-1]
+        start = first + 8 * at
+        end = start + len(flags)
+        ranges._fit(end - 1)
+        kind = "Q" if isinstance(ranges._bits, BitMap64) else "I"
+        ranges._bits.update(array(kind, compress(range(start, end), flags)))
+        count += bits.bit_count()
+    ranges._recount()
+    return end, count
+
+
+def varint_bytes(value: int) -> int:
+    """Return how many bytes a number below 2**64 takes as a varint."""
+    return (value.bit_length() + _VARINT_BITS - 1) // _VARINT_BITS or 1
+
+
+def _runs(bits: Any) -> int:
+    return int(bits.symmetric_difference_cardinality(bits.shift(1))) // 2
+
+
+def _longer(bits: Any) -> int:
+    """Return how many bytes the lengths of the runs take as varints beyond one each."""
+    total = steps = 0
+    left, by = bits, 1
+    while left:
+        left = left & left.shift(-by)
+        by <<= 1
+        steps += 1
+        if steps % _VARINT_BITS == 0:
+            total += _runs(left)
+    return total
