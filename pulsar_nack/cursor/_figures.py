@@ -20,7 +20,7 @@ class Figures:
     :param ledger_size: bytes that one ledger's state takes when written; None: not asked for, and 0
     """
 
-    __slots__ = ("_known", "_ledger_size", "_memory", "_ranges", "_size", "_states", "changed")
+    __slots__ = ("_known", "_ledger_size", "_memory", "_ranges", "_size", "_states", "_unsized", "changed")
 
     def __init__(self, states: Mapping[int, LedgerAcks], ledger_size: Callable[[LedgerAcks], int] | None) -> None:
         self.changed: set[int] = set()
@@ -29,12 +29,16 @@ class Figures:
         self._ledger_size = ledger_size
         self._known: dict[int, tuple[int, int, int]] = {}
         self._size = self._memory = self._ranges = 0
+        self._unsized: set[int] = set()
+        """Ledgers whose bytes when written are not measured yet: that takes much longer than the rest."""
 
     @property
     def size(self) -> int:
         """Return the bytes of all ledgers when written; O(ledgers that changed)."""
         if self.changed:
             self._measure()
+        while self._unsized:
+            self._measure_size(self._unsized.pop())
         return self._size
 
     @property
@@ -54,23 +58,35 @@ class Figures:
     def leave_memory(self, ledger: int) -> None:
         """Say that a ledger stays on storage only: it takes no memory from now on."""
         self._measure()
+        if ledger in self._unsized:
+            self._measure_size(ledger)
         size, _, ranges = self._known.get(ledger, _NOTHING)
         self.keep(ledger, size, ranges)
 
     def keep(self, ledger: int, size: int, ranges: int) -> None:
         """Say what a ledger takes that is on storage only."""
         self.changed.discard(ledger)
+        self._unsized.discard(ledger)
         self._set(ledger, size, 0, ranges)
 
     def _measure(self) -> None:
+        """Measure what is quickly found."""
         while self.changed:
             ledger = self.changed.pop()
             acks = self._states.get(ledger)
             if acks is None:
+                self._unsized.discard(ledger)
                 self._set(ledger, 0, 0, 0)
             else:
-                size = 0 if self._ledger_size is None else self._ledger_size(acks)
-                self._set(ledger, size, acks.memory_bytes, acks.ranges.range_count)
+                self._unsized.add(ledger)
+                self._set(ledger, self._known.get(ledger, _NOTHING)[0], acks.memory_bytes, acks.ranges.range_count)
+
+    def _measure_size(self, ledger: int) -> None:
+        _, memory, ranges = self._known.get(ledger, _NOTHING)
+        acks = self._states.get(ledger)
+        size = 0 if acks is None or self._ledger_size is None else self._ledger_size(acks)
+        self._unsized.discard(ledger)
+        self._set(ledger, size, memory, ranges)
 
     def _set(self, ledger: int, size: int, memory: int, ranges: int) -> None:
         old_size, old_memory, old_ranges = self._known.get(ledger, _NOTHING)
