@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pulsar_nack import InvalidArgumentError, Position
 from pulsar_nack.cursor._gate import DEFAULT_LIMIT, DispatchGate, adds_range
 from pulsar_nack.cursor._reserve import LEDGER_BYTES, RANGE_BYTES, Reserve, worst_growth
+from pulsar_nack.index import EntryRanges
 from pulsar_nack.testing import ManualClock
 
 BASE = 40  # what is stored without any acknowledgement
@@ -454,6 +455,28 @@ def test_reserve() -> None:
     assert reserve.bytes == RANGE_BYTES + worst_growth(100) + LEDGER_BYTES
     reserve.clear()
     assert (len(reserve), reserve.bytes) == (0, 0)
+
+
+def test_stretch() -> None:
+    """Entries in flight beyond what is acknowledged count a bit for each entry between, where that may be bits."""
+    acked = EntryRanges.from_ranges((entry, entry) for entry in range(1_000, 3_000, 2))
+    reserve = Reserve({1: acked}.get)
+    one = RANGE_BYTES + LEDGER_BYTES
+    reserve.add(Position(1, 2_001))
+    assert reserve.bytes == one
+    reserve.add(Position(1, 10_998))
+    assert reserve.bytes == one + RANGE_BYTES + 8_000 // 8
+    reserve.add(Position(1, 200))
+    assert reserve.bytes == one + 2 * RANGE_BYTES + 8_800 // 8
+    reserve.add(Position(1, 10**9))
+    assert reserve.bytes == one + 3 * RANGE_BYTES + 4 * acked.range_count
+    reserve.add(Position(2, 10**9))  # nothing is acknowledged there
+    assert list(reserve) == [(1, 2_001), (1, 10_998), (1, 200), (1, 10**9), (2, 10**9)]
+    for position in list(reserve):
+        assert reserve.discard(position)
+    assert reserve.bytes == 0
+    reserve.add(Position(1, 2_001))
+    assert reserve.bytes == one
 
 
 # -- all of it, in any order -----------------------------------------------------------------------------------------
