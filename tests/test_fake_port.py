@@ -435,6 +435,24 @@ async def test_lost_answers() -> None:
 
 
 @virtual_time
+async def test_lost_requests() -> None:
+    """Calls that were told to be lost are accepted and change nothing; of a receive there is nothing to lose."""
+    port = FakePort()
+    sent = port.topic.publish(b"x")
+    await take(port, 1)
+    port.lose_next("acknowledge")
+    port.lose_next("redeliver")
+    await port.acknowledge([sent])
+    await port.redeliver([sent])
+    assert not port.subscription.is_acked(sent)
+    assert (port.requests("acknowledge"), port.requests("redeliver")) == ([(sent,)], [(sent,)])
+    await port.redeliver([sent])
+    assert (await port.receive()).redelivery_count == 1
+    with pytest.raises(InvalidArgumentError, match="call"):
+        port.lose_next("receive")  # type: ignore[arg-type]
+
+
+@virtual_time
 async def test_delayed_calls() -> None:
     """Calls that were told to be slow take effect after their delay, and not at all when cancelled before."""
     port = FakePort()

@@ -205,7 +205,8 @@ class Consumer:
                         on_failed=self._on_ack_failed,
                         durable=durable,
                     )
-                    background = [tasks.create_task(self._pump()), tasks.create_task(self._acks.run())]
+                    runs = (self._pump(), self._acks.run(), self._holds.watch())
+                    background = [tasks.create_task(run) for run in runs]
                     if durable is not None:
                         background.append(tasks.create_task(durable.run()))
                     opened.set_result(None)
@@ -497,6 +498,7 @@ class Consumer:
             nacked=self._nacked,
             redelivered_local=self._holds.redelivered_local,
             redelivered_broker=self._holds.redelivered_broker,
+            asked_again=self._holds.asked_again,
             in_work=self._states.in_work,
             ready=len(self._inbox),
             held=self._states.held,

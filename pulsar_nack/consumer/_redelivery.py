@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 from ..clock import Clock
 from ..config import NackConfig
-from ..errors import RedeliveryError
+from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
 from ..nack import HookLike, NegativeAcksTracker, RedeliveryCallback
 from ._batches import EntryKey, entry_key, is_member
@@ -42,6 +43,7 @@ class Holds:
         self.ways = Ways(redelivery, port.traits)
         self.redelivered_local = 0
         self.redelivered_broker = 0
+        self.asked_again = 0
         self._port = port
         self._states = states
         self._store = store
@@ -49,7 +51,9 @@ class Holds:
         self._clock = clock
         self._show = show
         self._freed = freed
-        most = min(config.max_batch, port.traits.max_ids_per_request)
+        self._watched_until_ms: int | None = None
+        self._is_earlier = asyncio.Event()
+        most = self._most_at_once = min(config.max_batch, port.traits.max_ids_per_request)
         self.tracker = NegativeAcksTracker(
             self.on_due,
             config.model_copy(update={"max_batch": most, "max_held": None}),
@@ -144,6 +148,7 @@ class Holds:
         now_ms = self._clock.now_ms()
         for record in records:
             self._states.request(record, now_ms)
+        self._watch_from(self._states.next_request_at())
         ids = [record.id for record in records]
         try:
             await self._send(ids)
@@ -157,6 +162,50 @@ class Holds:
             if record.state is State.REQUESTED:
                 self._store.pop(record.id)
         self._freed()
+
+    # --- what was asked for in vain ----------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Make requests again that brought nothing, until cancelled; a callable of the user's is called once."""
+        while self._custom is None:
+            next_at = self._states.next_request_at()
+            self._watched_until_ms = next_at
+            self._is_earlier.clear()
+            delay_ms = None if next_at is None else next_at - self._clock.now_ms()
+            if delay_ms is None or delay_ms > 0:
+                await self._sleep(delay_ms)
+            elif not await self._ask_again():
+                return
+
+    async def _sleep(self, delay_ms: int | None) -> None:
+        try:
+            async with asyncio.timeout(None if delay_ms is None else delay_ms / 1000):
+                await self._is_earlier.wait()
+        except TimeoutError:
+            return
+
+    def _watch_from(self, at_ms: int | None) -> None:
+        if at_ms is not None and (self._watched_until_ms is None or at_ms < self._watched_until_ms):
+            self._is_earlier.set()
+
+    async def _ask_again(self) -> bool:
+        """Ask for what is due; False: the port is closed."""
+        unanswered, now_ms = self._states.unanswered, self._clock.now_ms()
+        self._states.expire(now_ms)
+        due = unanswered.pop_due(now_ms, self._most_at_once)
+        try:
+            if due:
+                await self._port.redeliver([one.id for one in due])
+        except ClosedError:
+            return False
+        except Exception:  # noqa: BLE001 - tried again
+            unanswered.failed((one for one in due if self._states.is_awaited(one.id)), self._clock.now_ms())
+        else:
+            self.asked_again += len(due)
+            for one in due:
+                if self._states.is_awaited(one.id):
+                    unanswered.add(one.id, now_ms, one.turn + 1)
+        return True
 
     async def _send(self, ids: Sequence[MessageId]) -> None:
         if self._custom is None:

@@ -22,7 +22,8 @@ settled        acknowledge it again, while the acknowledgement is younger than `
 =============  ==========================================================================================
 
 State decides, not time, with two limits that keep it from being wrong for ever: REQUESTED ends after 30 s, and what is
-settled is remembered for ``ack_memory``. Forgetting is always safe: a message that is not known is shown.
+settled is remembered for ``ack_memory``. Forgetting is always safe: a message that is not known is shown. What was
+asked for in vain is asked for again, see ``_unanswered``.
 
 Memory: unacknowledged messages are bounded by the broker and by ``most_in_work``, of which the oldest are forgotten;
 settled ones and the counts of forgotten requests by numbers below.
@@ -38,6 +39,7 @@ from typing import Final
 from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._batches import Batches, EntryKey, entry_key, is_member, is_same_topic
+from ._unanswered import AskAgain
 
 REQUEST_MEMORY_MS: Final = 30_000
 _MOST_SETTLED: Final = 100_000
@@ -93,6 +95,7 @@ class States:
 
     def __init__(self, *, ack_memory_ms: int = 60_000, most_in_work: int = 100_000) -> None:
         self.batches = Batches()
+        self.unanswered = AskAgain()
         self.held = 0
         self.in_work = 0
         self.requested = 0
@@ -208,8 +211,7 @@ class States:
         """Note that the broker is asked for a held message."""
         self.expire(now_ms)
         record.is_held = False
-        record.expires_at_ms = now_ms + REQUEST_MEMORY_MS
-        self._requests.append((record.expires_at_ms, record))
+        self._expect(record, now_ms)
         self._move(record, State.REQUESTED)
 
     def request_failed(self, record: Record) -> bool:
@@ -258,6 +260,7 @@ class States:
         gone = [record for record in self._records.values() if _is_through(record.id, message_id)]
         for record in gone:
             self._remove(record)
+        self.unanswered.discard_if(lambda known: _is_through(known, message_id))
         self.batches.acked_through(message_id)
         self._marks[message_id.topic, message_id.partition] = (message_id, now_ms)
         return [record.id for record in gone]
@@ -267,6 +270,7 @@ class States:
         self._records.clear()
         self._requests.clear()
         self._counts.clear()
+        self.unanswered.clear()
         self.held = self.in_work = self.requested = 0
         self.clear_settled()
 
@@ -280,6 +284,7 @@ class States:
 
     def _add(self, record: Record) -> None:
         self._records[record.id] = record
+        self.unanswered.discard(record.id)
         self._count(record.state, 1)
         if self.in_work > self._most_in_work:
             self._forget_oldest()
@@ -306,13 +311,40 @@ class States:
             self.in_work += change
 
     def expire(self, now_ms: int) -> None:
-        """Forget requests that nothing came of for 30 s."""
+        """Forget requests that nothing came of for 30 s; they are made again."""
         while self._requests and self._requests[0][0] <= now_ms:
             expires_at_ms, record = self._requests.popleft()
-            is_stale = self._records.get(record.id) is not record or record.expires_at_ms != expires_at_ms
-            if not is_stale and record.state is State.REQUESTED:
-                self._remove(record)
-                self._remember_count(record)
+            if not self._is_awaited(expires_at_ms, record):
+                continue
+            if record.state is State.ACKING:  # which may fail
+                self._expect(record, now_ms)
+                continue
+            self._remove(record)
+            self._remember_count(record)
+            self.unanswered.add(record.id, now_ms)
+
+    def next_request_at(self) -> int | None:
+        """Return when the next request expires, or is made again; None: nothing is asked for. Amortized O(1)."""
+        while self._requests and not self._is_awaited(*self._requests[0]):
+            self._requests.popleft()
+        next_at = self.unanswered.next_at()
+        if not self._requests:
+            return next_at
+        expires_at = self._requests[0][0]
+        return expires_at if next_at is None else min(expires_at, next_at)
+
+    def _is_awaited(self, expires_at_ms: int, record: Record) -> bool:
+        is_stale = self._records.get(record.id) is not record or record.expires_at_ms != expires_at_ms
+        state = record.before_ack if record.state is State.ACKING else record.state
+        return not is_stale and state is State.REQUESTED
+
+    def is_awaited(self, message_id: MessageId) -> bool:
+        """Return whether a message that was asked for in vain has not come or been settled since."""
+        return message_id in self._counts and message_id not in self._records
+
+    def _expect(self, record: Record, now_ms: int) -> None:
+        record.expires_at_ms = now_ms + REQUEST_MEMORY_MS
+        self._requests.append((record.expires_at_ms, record))
 
     def _remember_count(self, record: Record) -> None:
         self._counts.pop(record.id, None)

@@ -20,6 +20,7 @@ class ConsumerStatistics:
     :param nacked: negative acknowledgements
     :param redelivered_local: messages shown again from memory
     :param redelivered_broker: messages that the broker was asked for
+    :param asked_again: messages that the broker was asked for once more, because nothing had come within 30 s
     :param in_work: shown (or ready to be) and not settled
     :param ready: of these, how many wait for a call of ``receive``
     :param held: nacked and not due
@@ -46,6 +47,7 @@ class ConsumerStatistics:
     nacked: int
     redelivered_local: int
     redelivered_broker: int
+    asked_again: int
     in_work: int
     ready: int
     held: int

@@ -26,11 +26,15 @@ class FakeCall:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to one call: a delay first, then an error, before or after the call took effect."""
+    """What happens to one call: a delay first, then an error, before or after the call took effect.
+
+    Or it is accepted and lost on its way: no error and no effect.
+    """
 
     delay: float = 0.0
     error: BaseException | None = None
     is_carried_out: bool = False
+    is_lost: bool = False
 
 
 NO_FAULT = Fault()

@@ -52,7 +52,7 @@ class FakePort:
             assert (await port.receive()).redelivery_count == 1
             await port.close()
 
-    Faults are injected with :meth:`fail_next`, :meth:`delay_next`, :meth:`duplicate_next` and
+    Faults are injected with :meth:`fail_next`, :meth:`lose_next`, :meth:`delay_next`, :meth:`duplicate_next` and
     :meth:`redeliver_acked_next`; :attr:`calls` tells what was asked.
     """
 
@@ -127,6 +127,12 @@ class FakePort:
             raise InvalidArgumentError("carried_out", carried_out, "False for receive: it would lose a message")
         self._faults.add(call, fault, times)
 
+    def lose_next(self, call: Literal["acknowledge", "redeliver"], times: int = 1) -> None:
+        """Let the next calls of one kind be accepted, and lost: clients drop what they could not send yet."""
+        if call not in {"acknowledge", "redeliver"}:
+            raise InvalidArgumentError("call", call, "acknowledge or redeliver")
+        self._faults.add(call, Fault(is_lost=True), times)
+
     def delay_next(self, call: CallName, delay: float, times: int = 1) -> None:
         """Let the next calls of one kind begin only after ``delay`` seconds."""
         self._faults.add(call, Fault(delay=seconds("delay", delay)), times)
@@ -198,7 +204,8 @@ class FakePort:
         ids = tuple(ids)
         fault = await self._begin(name, ids)
         self._check_topics(ids)
-        carry_out(ids)
+        if not fault.is_lost:
+            carry_out(ids)
         self._end(name, ids, fault)
 
     async def _begin(self, name: CallName, ids: tuple[MessageId, ...]) -> Fault:
