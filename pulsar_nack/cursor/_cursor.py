@@ -35,7 +35,7 @@ from ._batch import BatchSet
 from ._flusher import Flusher
 from ._generations import names_of
 from ._ledger_acks import LedgersNotLoaded
-from ._line import IsWanted, Line
+from ._line import IsWanted, Line, retrieve
 from ._loading import Range, as_positions
 from ._opening import Opened, Topic, open_state
 from ._properties import check_text
@@ -158,6 +158,7 @@ class Cursor(CursorFigures):
         if self._closing is None:
             self._is_closed = True
             self._closing = asyncio.get_running_loop().create_task(self._close(), name="pulsar_nack.Cursor close")
+            self._closing.add_done_callback(retrieve)
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:

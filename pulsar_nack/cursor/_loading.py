@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from ..errors import LogCorruptedError
+from ..errors import CursorFormatError, LogCorruptedError
 from ..ids import Position
 from ._acks import AckState
 from ._cache import LedgerCache
 from ._ledger_acks import LedgerAcks, LedgersNotLoaded
 from ._line import IsWanted
 from ._log import CursorLog
-from ._markers import UnreadableError
 from ._recovery import decode_off_loop
 
 _T = TypeVar("_T")
@@ -84,7 +83,7 @@ class Loading:
         """Read a ledger's state; one that cannot be decoded counts as one with nothing acknowledged (K34)."""
         try:
             return await decode_off_loop(ledger, await self._log.read(ledger))
-        except (UnreadableError, LogCorruptedError) as error:
+        except (CursorFormatError, LogCorruptedError) as error:
             _log.warning(
                 "what was acknowledged in ledger %d after the mark-delete position %s cannot be read, and is delivered"
                 " again: %s",

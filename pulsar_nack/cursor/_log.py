@@ -43,8 +43,8 @@ from ..errors import (
     LogSealedError,
 )
 from ..ledger import Log, LogStore
+from ._chain import Contents, Head, encode_delta, encode_whole, rough_size
 from ._generations import Names
-from ._markers import Contents, Head, encode_marker, encode_whole, marker_size
 from ._records import APPEND, RECORD_OVERHEAD, Stored, allot, groups, read_ledgers, read_numbers
 from ._snapshot import MOST, Snapshots
 
@@ -225,8 +225,9 @@ class CursorLog:
     ) -> list[bytes]:
         head = self.next_head(contents)
         limit = self._config.max_entry_bytes
-        if not is_whole and self._chain is not None:
-            return encode_marker(head, changes, dropped, base=self._chain.last, limit=limit)
+        before = self._committed
+        if not is_whole and self._chain is not None and before is not None:
+            return encode_delta(head, changes, dropped, base=self._chain.last, before=before, limit=limit)
         index = {**self.index, **changes}
         for ledger in dropped:
             index.pop(ledger, None)
@@ -236,7 +237,7 @@ class CursorLog:
         chain = self._chain
         if chain is None or chain.length >= _MOST_DELTAS or 2 * changes >= len(self.index):
             return True
-        return chain.size >= marker_size(len(self.index))
+        return chain.size >= rough_size(len(self.index))
 
     def _link(self, number: int, size: int, *, is_whole: bool) -> None:
         if is_whole or self._chain is None:
@@ -277,7 +278,7 @@ class CursorLog:
         log, config = self._log, self._config
         if log.size < self._roll_floor:
             return False
-        live = self._live_size + marker_size(len(self.index))
+        live = self._live_size + rough_size(len(self.index))
         if log.size >= max(config.rollover_bytes, _GROWTH * live):
             return True
         most = max(config.managed_ledger_cursor_max_entries_per_ledger, _GROWTH * (self._live_records + 1))

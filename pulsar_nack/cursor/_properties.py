@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ..errors import InvalidArgumentError
+from ._chain import strings_size
 from ._line import refuse
 
 _MOST_TEXT: Final = 1 << 19
@@ -28,7 +29,7 @@ class Properties:
         self._taken: list[_Change] = []
         self._in_doubt: set[str] = set()
         self.view: Mapping[str, str] = MappingProxyType(self._values)
-        self.size = _size(self._values)
+        self.size = strings_size(self._values)
 
     @property
     def is_dirty(self) -> bool:
@@ -74,7 +75,7 @@ class Properties:
         values = self.with_changes(changes)
         self._values.clear()
         self._values.update(values)
-        self.size = _size(values)
+        self.size = strings_size(values)
         for change in changes:
             if not change.done.done():
                 change.done.set_result(None)
@@ -91,7 +92,3 @@ def check_text(field: str, value: object) -> None:
     """Refuse what cannot be a key or value of a property."""
     if not isinstance(value, str) or len(value) > _MOST_TEXT:
         raise InvalidArgumentError(field, value, f"text, at most {_MOST_TEXT:,} characters")
-
-
-def _size(values: Mapping[str, str]) -> int:
-    return sum(len(key.encode()) + len(value.encode()) + 8 for key, value in values.items())

@@ -19,15 +19,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ..errors import LogCorruptedError, LogExistsError, LogLockedError, LogNotFoundError
+from ..errors import CursorFormatError, LogCorruptedError, LogExistsError, LogLockedError, LogNotFoundError
 from ..ids import Position
 from ..ledger import Log, LogStore
+from ._chain import Contents, check_version, decode_state, read_marker, read_single
 from ._generations import Names
 from ._ledger_acks import LedgerAcks, LedgerSummary
 from ._log import Found
-from ._markers import Contents, UnreadableError, decode_state, is_entry, is_marker, is_single, read_marker, read_single
 from ._records import Stored, read_ledgers
 from ._snapshot import newest_snapshot
+from ._wire import Kind, kind_of
 
 _IN_USE: Final = "this cursor is open already, here or in another process; it has one owner at a time"
 _TRIES: Final = 20
@@ -181,11 +182,12 @@ async def last_usable(log: Log, cache_bytes: int | None) -> tuple[Usable | None,
     """
     has_lost = False
     async for number, record in _backwards(log):
-        if record is not None and is_entry(record):
+        kind = Kind.FOREIGN if record is None else kind_of(record)
+        if kind in {Kind.LEDGER, Kind.MARKER_PART}:
             continue
         try:
-            return await _use(log, number, record, cache_bytes), has_lost
-        except (UnreadableError, LogCorruptedError) as error:
+            return await _use(log, number, record, kind, cache_bytes), has_lost
+        except (CursorFormatError, LogCorruptedError) as error:
             if not has_lost:
                 _log.warning(
                     "record %d of %s cannot be used: %s; an older state is looked for", number, log.name, error
@@ -194,18 +196,19 @@ async def last_usable(log: Log, cache_bytes: int | None) -> tuple[Usable | None,
     return None, has_lost
 
 
-async def _use(log: Log, number: int, record: bytes | None, cache_bytes: int | None) -> Usable:
+async def _use(log: Log, number: int, record: bytes | None, kind: Kind, cache_bytes: int | None) -> Usable:
     """Return what a record says.
 
-    :raises UnreadableError: it cannot be used
+    :raises CursorFormatError: it cannot be used
     """
     if record is None:
-        raise UnreadableError("it is damaged")
-    if is_marker(record):
+        raise CursorFormatError("record", "it is damaged")
+    check_version(log.name, number, record)
+    if kind is Kind.MARKER:
         return await _use_marker(log, number, cache_bytes)
-    if is_single(record):
+    if kind is Kind.SINGLE:
         return _use_single(record)
-    raise UnreadableError("it is neither a marker, nor a ledger's state, nor in the old form")
+    raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the old form")
 
 
 async def _backwards(log: Log) -> AsyncIterator[tuple[int, bytes | None]]:
@@ -237,9 +240,9 @@ async def _use_marker(log: Log, number: int, cache_bytes: int | None) -> Usable:
     head, references = await read_marker(log, number)
     for ledger, numbers in references.items():
         if not all(0 <= each < number for each in numbers):
-            raise UnreadableError(f"it names a record for ledger {ledger} that is not there before it: {numbers}")
+            raise CursorFormatError("a marker", f"it names records {numbers} for ledger {ledger}, which are not there")
     newest_first = {ledger: references[ledger] for ledger in sorted(references, reverse=True)}
-    loaded, sizes = await _load(log, newest_first, head.mark_delete, cache_bytes)
+    loaded, sizes = await _load(log, newest_first, head.contents.mark_delete, cache_bytes)
     index = {ledger: Stored(tuple(numbers), sizes[ledger]) for ledger, numbers in references.items()}
     return Usable(head.sequence, head.contents, index, loaded)
 
@@ -270,7 +273,7 @@ async def _load(
 async def decode_off_loop(ledger: int, records: Sequence[bytes]) -> LedgerAcks:
     """Decode a ledger's state; what takes long is done in a thread.
 
-    :raises UnreadableError: it cannot be decoded, or is another ledger's
+    :raises CursorFormatError: it cannot be decoded, or is another ledger's
     """
     if sum(map(len, records)) < _LARGE:
         return decode_state(ledger, records)

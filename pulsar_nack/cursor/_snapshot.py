@@ -10,10 +10,17 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from ..errors import LedgerError, LogCorruptedError, LogExistsError, LogNotFoundError, LogVersionError
+from ..errors import (
+    CursorFormatError,
+    LedgerError,
+    LogCorruptedError,
+    LogExistsError,
+    LogNotFoundError,
+    LogVersionError,
+)
 from ..ledger import Log, LogStore
+from ._chain import Head, decode_head, encode_head
 from ._generations import Names
-from ._markers import Head, UnreadableError, decode_head, encode_head
 
 MOST: Final = 1_000
 """The log of snapshots is begun anew with the next log of the cursor when it has so many."""
@@ -46,7 +53,7 @@ class Snapshots:
     async def advance(self, head: Head) -> None:
         """Write one, unless the last one says the same."""
         last = self._last
-        if last is None or (last.mark_delete, last.cursor_properties) != (head.mark_delete, head.cursor_properties):
+        if last is None or last.contents != head.contents:
             await self.write(head)
 
     async def aclose(self) -> None:
@@ -73,7 +80,7 @@ async def _last(store: LogStore, name: str) -> Head | None:
     with suppress(LogNotFoundError, LogCorruptedError):
         async with await store.open_log(name) as log:
             for number in reversed(range(log.length)):
-                with suppress(LogCorruptedError, UnreadableError):
+                with suppress(LogCorruptedError, CursorFormatError):
                     return decode_head((await log.read(number, number))[0])
     return None
 

@@ -10,7 +10,7 @@ from ..ids import Position
 from ._cache import LedgerCache
 from ._flusher import Flusher
 from ._loading import Loading
-from ._markers import marker_size
+from ._marker_size import MarkerSize
 from ._opening import Opened
 from ._writing import Writing
 
@@ -31,6 +31,7 @@ class CursorStatistics:
     :param loads: ledgers that were read back from storage
     :param evictions: ledgers that were put out of memory
     :param dropped_ranges: ranges that the last write in the old form left out
+    :param dropped_batches: sets of partly acknowledged batches that it left out
     """
 
     ledgers_in_memory: int
@@ -45,6 +46,7 @@ class CursorStatistics:
     loads: int
     evictions: int
     dropped_ranges: int
+    dropped_batches: int
 
 
 class CursorFigures:
@@ -59,6 +61,7 @@ class CursorFigures:
         is_bounded = config.enable_lru_cache_max_unacked_ranges
         self._cache = LedgerCache(self._state, config.max_individual_ack_cache_bytes_per_cursor if is_bounded else None)
         self._loading = Loading(self._state, self._log, self._cache)
+        self._marker_size = MarkerSize(self._state)
 
     @property
     def mark_delete_position(self) -> Position:
@@ -88,9 +91,7 @@ class CursorFigures:
     @property
     def metadata_size_bytes(self) -> int:
         """Return what writing the whole live state would take now: all ledgers, the properties, and the marker."""
-        state = self._state
-        known = len(state.ledger_states) + len(state.evicted)
-        return state.size_bytes + self._properties.size + marker_size(known)
+        return self._state.size_bytes + self._properties.size + self._marker_size.now()
 
     def adds_range(self, position: tuple[int, int]) -> bool:
         """Return whether acknowledging this entry as a whole would make one range more; on storage only: taken so."""
@@ -116,4 +117,5 @@ class CursorFigures:
             loads=self._loading.loads,
             evictions=self._cache.evictions,
             dropped_ranges=self._writing.dropped_ranges,
+            dropped_batches=self._writing.dropped_batches,
         )

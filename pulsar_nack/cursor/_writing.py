@@ -6,17 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Final
 
 from ..config import CursorConfig
 from ._acks import AckState
+from ._chain import Contents
+from ._codec import encode_ledger
 from ._ledger_acks import LedgerAcks
 from ._log import CursorLog
-from ._markers import Contents, encode_old, encode_state
 from ._properties import Properties
+from ._single import MOST_BATCHES, Single, Written, encode_single
 
 _SLICE_S: Final = 0.004
 _MANY_RANGES: Final = 10_000
+_FEW: Final = 500
 _log = logging.getLogger("pulsar_nack.cursor")
 
 
@@ -27,7 +31,8 @@ class Writing:
         self.in_flight: Collection[int] = ()
         """Ledgers that a write under way has taken: clean if it succeeds, and not on storage yet."""
         self.dropped_ranges = 0
-        """Ranges that the last write in the old form left out."""
+        """Ranges that the last write in the old form left out; likewise ``dropped_batches``."""
+        self.dropped_batches = 0
         self._state = state
         self._log = log
         self._properties = properties
@@ -91,7 +96,8 @@ class Writing:
 
     async def _encode(self, ledgers: Iterable[int]) -> tuple[dict[int, list[bytes]], list[int]]:
         """Encode ledgers, and let others run in between; return also those of which nothing is left."""
-        states, limit = self._state.ledger_states, self._config.max_entry_bytes
+        states = self._state.ledger_states
+        encode = partial(encode_ledger, limit=self._config.max_entry_bytes)
         entries: dict[int, list[bytes]] = {}
         gone: list[int] = []
         paused_at = time.monotonic()
@@ -101,28 +107,53 @@ class Writing:
                 gone.append(ledger)
             elif _is_large(acks):
                 loop = asyncio.get_running_loop()
-                entries[ledger] = await loop.run_in_executor(None, encode_state, ledger, acks.copy(), limit)
+                entries[ledger] = await loop.run_in_executor(None, encode, ledger, acks.copy())
             else:
-                entries[ledger] = encode_state(ledger, acks, limit)
+                entries[ledger] = encode(ledger, acks)
             if time.monotonic() - paused_at > _SLICE_S:
                 await asyncio.sleep(0)
                 paused_at = time.monotonic()
         return entries, gone
 
     async def _write_old(self, properties: dict[str, str]) -> None:
-        state, most = self._state, self._config.managed_ledger_max_unacked_ranges_to_persist
-        contents = Contents(state.mark_delete_position, self.long_properties, properties)
-        record, dropped = encode_old(self._log.next_head(contents), state.ledger_states, most)
-        self.dropped_ranges = dropped
-        if dropped and not self._has_warned:
+        contents = Contents(self._state.mark_delete_position, self.long_properties, properties)
+        written = await self._encode_old(contents)
+        await self._log.commit_single(written.record, contents)
+        self.dropped_ranges, self.dropped_batches = written.dropped_ranges, written.dropped_batches
+        if (written.dropped_ranges or written.dropped_batches) and not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "%d ranges of acknowledged messages are not written, for %d are the most in one entry; after a restart"
-                " they are delivered again (enable_lru_cache_max_unacked_ranges writes all of them)",
-                dropped,
-                most,
+                "%d ranges of acknowledged messages, and %d partly acknowledged batches, are not written: one entry has"
+                " no room for them; after a restart they are delivered again (enable_lru_cache_max_unacked_ranges"
+                " writes all of them)",
+                written.dropped_ranges,
+                written.dropped_batches,
             )
-        await self._log.commit_single(record, contents)
+
+    async def _encode_old(self, contents: Contents) -> Written:
+        """Encode the lowest ledgers, as many as may be written; what takes long is done in a thread, with copies."""
+        states, config = self._state.ledger_states, self._config
+        most = config.managed_ledger_max_unacked_ranges_to_persist
+        chosen: dict[int, LedgerAcks] = {}
+        ranges = batches = 0
+        for ledger in sorted(states):
+            if ranges >= most and batches >= MOST_BATCHES:
+                break
+            chosen[ledger] = acks = states[ledger].copy()
+            ranges, batches = ranges + acks.ranges.range_count, batches + len(acks.batches)
+        beyond = [acks for ledger, acks in states.items() if ledger not in chosen]
+        head = self._log.next_head(contents)
+        single = Single(contents.mark_delete, chosen, contents.properties, contents.cursor_properties, head.sequence)
+        encode = partial(encode_single, single, most_ranges=most, limit=config.max_entry_bytes)
+        if ranges + batches > _FEW:
+            written = await asyncio.get_running_loop().run_in_executor(None, encode)
+        else:
+            written = encode()
+        return Written(
+            written.record,
+            written.dropped_ranges + sum(acks.ranges.range_count for acks in beyond),
+            written.dropped_batches + sum(len(acks.batches) for acks in beyond),
+        )
 
 
 def _is_large(acks: LedgerAcks) -> bool:

@@ -9,18 +9,19 @@ import re
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from ..cursor._ledger_acks import LedgerAcks
-from ..cursor._markers import (
+from ..cursor._chain import (
     Contents,
-    UnreadableError,
+    check_version,
     decode_head,
     decode_state,
+    is_entry,
     is_marker,
     is_single,
     read_marker,
     read_single,
 )
-from ..errors import LogCorruptedError, LogVersionError, MissingExtraError
+from ..cursor._ledger_acks import LedgerAcks
+from ..errors import CursorFormatError, LogCorruptedError, LogVersionError, MissingExtraError
 from ..ids import Position
 from ..ledger import Log
 from ._report import AckedLedger, CursorReport
@@ -86,17 +87,24 @@ def _is_main(log: str) -> bool:
 def _last_usable(store: Store, name: str, records: _Numbered) -> _Stored | None:
     """Go from the last record back to the last marker that can be used."""
     for number in sorted(records, reverse=True):
+        record = records[number]
+        if is_entry(record):
+            continue
         try:
-            if is_marker(records[number]):
-                return _use_marker(name, number, records)
-            if is_single(records[number]):
-                sequence, contents, states = read_single(records[number])
-                return _Stored(sequence, contents, dict(states), {}, number, "single")
+            check_version(name, number, record)
+            return _use_marker(name, number, records) if is_marker(record) else _use_single(number, record)
         except LogVersionError as error:
             store.note(name, f"record {number}", "newer", f"version {error.version} of the format")
-        except (UnreadableError, LogCorruptedError) as error:
+        except (CursorFormatError, LogCorruptedError) as error:
             store.note(name, f"record {number}", "inconsistent", str(error))
     return None
+
+
+def _use_single(number: int, record: bytes) -> _Stored:
+    if not is_single(record):
+        raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the old form")
+    sequence, contents, states = read_single(record)
+    return _Stored(sequence, contents, states, {}, number, "single")
 
 
 def _use_marker(name: str, number: int, records: _Numbered) -> _Stored:
@@ -104,7 +112,9 @@ def _use_marker(name: str, number: int, records: _Numbered) -> _Stored:
     states, numbers = {}, {}
     for ledger, named in references.items():
         if not all(each < number and each in records for each in named):
-            raise UnreadableError(f"it names a record for ledger {ledger} that is not there before it: {named}")
+            raise CursorFormatError(
+                "a marker", f"it names a record for ledger {ledger} that is not there before it: {named}"
+            )
         states[ledger] = decode_state(ledger, [records[each] for each in named])
         numbers[ledger] = tuple(named)
     return _Stored(head.sequence, head.contents, states, numbers, number, "ledgers")
@@ -114,7 +124,7 @@ def _last_snapshot(records: _Numbered) -> _Stored | None:
     for number in sorted(records, reverse=True):
         try:
             head = decode_head(records[number])
-        except UnreadableError:
+        except CursorFormatError:
             continue
         return _Stored(head.sequence, head.contents, {}, {}, number, "snapshot")
     return None

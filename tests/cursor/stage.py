@@ -12,7 +12,7 @@ from obstore.store import MemoryStore
 from pulsar_nack import Position
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import Cursor
-from pulsar_nack.cursor._markers import is_entry, is_marker, is_single
+from pulsar_nack.cursor._chain import is_entry, is_marker, is_single
 from pulsar_nack.errors import LogCorruptedError
 from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore
 from pulsar_nack.ledger._files import Files

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -28,6 +29,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import BatchSet, Cursor, _cursor
+from pulsar_nack.cursor._records import RECORD_OVERHEAD
 from pulsar_nack.testing import ManualClock, MemorySnapshotStorage, run, virtual_time
 
 from .stage import Home, acked, config_of, faulty_home, local_home, memory_home, object_home, positions
@@ -482,6 +484,46 @@ async def test_two_acks_in_many_ledgers() -> None:
         assert await cursor.individually_deleted() == []
         assert cursor.metadata_size_bytes < 1_024
         assert cursor._state.batch_set((1, 0)) == first
+
+
+@pytest.mark.parametrize("pattern", ["holes", "scattered", "batches", "one a ledger", "properties"])
+async def test_metadata_size(pattern: str) -> None:
+    """K47: the size of the whole live state is within 1 % of what writing all of it takes, evicted ledgers included."""
+    random = Random(pattern)
+    ledgers = dict.fromkeys(range(1_000, 1_400), 10_000)
+    async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=50_000)) as cursor:
+        for ledger in ledgers:
+            if pattern == "holes":
+                await cursor.acknowledge_entries(ledger, (entry for entry in range(1, 3_000) if random.random() < 0.98))
+            elif pattern == "scattered":
+                await cursor.acknowledge_entries(ledger, random.sample(range(1, 10_000), 40))
+            elif pattern == "one a ledger":
+                await cursor.acknowledge([Position(ledger, 9_999)])
+            elif pattern == "batches":
+                sets = {
+                    Position(ledger, entry): BatchSet.acked(100, random.sample(range(100), 30)) for entry in range(1, 9)
+                }
+                await cursor.acknowledge(list(sets), batch_sets=sets)
+        if pattern == "properties":
+            await asyncio.gather(*(cursor.put_property(f"property {number}", "x" * 100) for number in range(500)))
+        await cursor.flush()
+        size = cursor.metadata_size_bytes
+        found = await whole_size(cursor)
+        assert found * 0.99 <= size <= found * 1.01
+
+
+async def whole_size(cursor: Cursor) -> int:
+    """Return how many bytes the log gets where everything is written anew."""
+    log = cursor._log
+    written, overhead = log.bytes_written, RECORD_OVERHEAD * (len(log.index) + 1)
+    log._must_roll = True
+    cursor._state.put_back_dirty((), mark_delete=True)
+    log.bytes_written = 0
+    await log._roll_over()
+    size = log.bytes_written - overhead
+    log.bytes_written += written
+    await cursor.flush()
+    return size
 
 
 async def test_remote_topic(home: Home) -> None:
