@@ -213,6 +213,8 @@ def _read_batch(states: dict[int, LedgerAcks], each: Any) -> None:
     if entry < 0:
         raise CursorFormatError(_WHAT, f"there is no batch at {each.position.ledgerId}:{entry}")
     found = BatchSet.from_words(each.deleteSet)
+    if found.is_untouched and found.unacked:  # the size is not written, and a set is there because not all is left
+        found = BatchSet(found.size + 1, found.unacked)
     state = _state(states, each.position.ledgerId)
     known = state.batches.get(entry)
     found = found if known is None else known.merge(found)
