@@ -20,6 +20,9 @@ from .folders import everything, segments
 
 pytest.importorskip("google.protobuf")
 
+from pulsar_nack.cursor._chain import Contents, Head, encode_whole
+from pulsar_nack.cursor._records import Stored
+
 LEDGERS = dict.fromkeys(range(1, 9), 100)
 QUIET = CursorConfig(flush_interval=3_600)
 
@@ -55,6 +58,37 @@ async def test_state(tmp_path: Path) -> None:
     assert report.size_bytes > sum(each.bytes for each in report.ledgers)
     assert not inspect_folder(tmp_path).is_damaged
     assert {log.kind for log in inspect_folder(tmp_path).stores[0].logs} == {"cursor"}
+
+
+@pytest.mark.parametrize("pattern", ["every second", "random", "batches", "many ledgers"])
+async def test_size_is_what_was_written(pattern: str, tmp_path: Path) -> None:
+    """K47: the size that a cursor tells is within 1 % of what lies on storage once it wrote all of it."""
+    ledgers = dict.fromkeys(range(1, 400), 5_000)
+    rnd = random.Random(pattern)
+    async with await Cursor.open_local(tmp_path, ledgers, QUIET) as cursor:
+        if pattern == "every second":
+            await cursor.acknowledge([(ledger, entry) for ledger in range(1, 9) for entry in range(1, 5_000, 2)])
+        elif pattern == "random":
+            await cursor.acknowledge([(rnd.randint(2, 20), rnd.randint(0, 4_999)) for _ in range(5_000)])
+        elif pattern == "batches":
+            sets = {Position(rnd.randint(2, 9), rnd.randint(0, 999)): BatchSet.acked(100, [3, 70]) for _ in range(500)}
+            await cursor.acknowledge(list(sets), batch_sets=sets)
+        else:
+            await cursor.acknowledge([(ledger, 3) for ledger in range(1, 400)])
+        await cursor.put_property("colour", "blue" * 10)
+        await cursor.flush()
+        told = cursor.metadata_size_bytes
+    report = only(tmp_path)
+    assert report.mark_delete[0] == 1
+    assert len(report.ledgers) == cursor.statistics().ledgers_in_memory
+    assert abs(told - whole_size(report)) <= 0.01 * told
+
+
+def whole_size(report: CursorReport) -> int:
+    """Return what the ledgers take, with a whole marker for them: the last one may be a difference."""
+    head = Head(1 << 40, Contents(Position(*report.mark_delete), {}, report.properties))
+    index = {each.ledger: Stored(each.records, each.bytes) for each in report.ledgers}
+    return sum(each.bytes for each in report.ledgers) + sum(map(len, encode_whole(head, index, limit=5 << 20)))
 
 
 async def test_empty_cursor(tmp_path: Path) -> None:
