@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pulsar_nack import Cursor
 from pulsar_nack.cli import main
 from tests.cli.test_app import call_without
 from tests.inspection.folders import everything, segments, write_buckets, write_nacks, write_plain
@@ -33,6 +34,21 @@ async def test_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert [line.split()[:2] for line in out.splitlines() if line.startswith("events")] == [["events", "40"]]
     assert "No damage." in out
     assert max(map(len, out.splitlines())) <= 120
+
+
+async def test_cursor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A cursor is shown with its position, and a line for each ledger; without protobuf, with what would show it."""
+    async with await Cursor.open_local(tmp_path, {5: 100, 6: 100}) as cursor:
+        await cursor.acknowledge([(5, 0), (5, 1), (5, 7), (6, 3)])
+    code, out, _ = run(capsys, str(tmp_path))
+    assert code == 0
+    assert "cursor cursor: mark-delete 5:1" in out
+    rows = [line.split()[:5] for line in out.splitlines()]
+    assert ["5", "1", "1", "1", "0"] in rows
+    assert ["6", "1", "1", "1", "0"] in rows
+    done = call_without("google", "inspect", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "pulsar-nack[cursor]" in done.stdout
 
 
 async def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
