@@ -94,7 +94,7 @@ class BatchSet:
     @property
     def is_untouched(self) -> bool:
         """Return whether every message is left."""
-        return self.unacked == (1 << self.size) - 1
+        return self.unacked.bit_count() == self.size
 
     def is_acked(self, index: int) -> bool:
         """Return whether the message of this index is acknowledged."""
