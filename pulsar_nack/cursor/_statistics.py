@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..config import CursorConfig
 from ..ids import Position
+from ..index import EntryRanges
 from ._cache import LedgerCache
 from ._flusher import Flusher
 from ._loading import Loading
@@ -96,6 +97,14 @@ class CursorFigures:
     def adds_range(self, position: tuple[int, int]) -> bool:
         """Return whether acknowledging this entry as a whole would make one range more; on storage only: taken so."""
         return self._state.adds_range(position)
+
+    def acked_entries(self, ledger: int) -> EntryRanges | None:
+        """Return the entries of a ledger that are acknowledged beyond the mark-delete position; not to be changed.
+
+        None: there are none, or they are not in memory.
+        """
+        acks = self._state.ledger_states.get(ledger)
+        return None if acks is None else acks.ranges
 
     def properties(self) -> Mapping[str, str]:
         """Return the properties as they are on storage; a view that changes with them."""
