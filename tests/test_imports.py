@@ -24,6 +24,7 @@ CORE = (
     "pulsar_nack.nack",
     "pulsar_nack.ledger",
     "pulsar_nack.delayed",
+    "pulsar_nack.cursor",
     "pulsar_nack.planning",
     "pulsar_nack.consumer",
     "pulsar_nack.testing",

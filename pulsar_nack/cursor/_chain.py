@@ -110,6 +110,7 @@ async def read_marker(log: Log, number: int) -> tuple[Head, dict[int, tuple[int,
 
     :raises CursorFormatError: one of them cannot be read
     :raises LogCorruptedError: likewise
+    :raises LogVersionError: a later release wrote one of them
     """
     chain = [await _read_one(log, number)]
     at = number
@@ -184,6 +185,7 @@ def check_strings(properties: Mapping[str, str]) -> None:
 async def _read_one(log: Log, number: int) -> Marker:
     """Read one marker whose last record this is."""
     records = await log.read(number, number)
+    check_version(log.name, number, records[0])
     before = marker_parts(records[0]) - 1
     if before > number:
         raise CursorFormatError("a marker", f"its {before} other parts are not there")

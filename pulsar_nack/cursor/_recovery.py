@@ -203,7 +203,6 @@ async def _use(log: Log, number: int, record: bytes | None, kind: Kind, cache_by
     """
     if record is None:
         raise CursorFormatError("record", "it is damaged")
-    check_version(log.name, number, record)
     if kind is Kind.MARKER:
         return await _use_marker(log, number, cache_bytes)
     if kind is Kind.SINGLE:
@@ -255,7 +254,12 @@ async def _load(
     kept, is_full, paused_at = 0, False, time.monotonic()
     async for ledger, records in read_ledgers(log, references):
         size = sizes[ledger] = sum(map(len, records))
-        acks = await decode_off_loop(ledger, records)
+        try:
+            acks = await decode_off_loop(ledger, records)
+        except CursorFormatError:
+            for number, record in zip(references[ledger], records, strict=True):
+                check_version(log.name, number, record)
+            raise
         if ledger == mark_delete.ledger:
             acks.trim(mark_delete.entry)
         kept += acks.memory_bytes

@@ -23,12 +23,14 @@ from pulsar_nack import (
     LogFencedError,
     LogLockedError,
     LogStorageError,
+    MissingExtraError,
     Position,
     SupportsForgetting,
     WouldBlockError,
 )
 from pulsar_nack.config import CursorConfig
-from pulsar_nack.cursor import BatchSet, Cursor, _cursor
+from pulsar_nack.cursor import BatchSet, Cursor, _cursor, _opening
+from pulsar_nack.cursor._ledger_acks import LedgerAcks
 from pulsar_nack.cursor._records import RECORD_OVERHEAD
 from pulsar_nack.testing import ManualClock, MemorySnapshotStorage, run, virtual_time
 
@@ -770,6 +772,35 @@ async def test_forgetting_a_snapshot() -> None:
             with pytest.raises(LogFencedError):
                 await one.forget(8)
         await one.aclose()
+
+
+async def test_nearly_everything_is_acked() -> None:
+    """K33: 30 million acked entries with few holes take some hundred bytes, in memory too, and come back."""
+    home, ledgers = memory_home(), {1: 30_000_000}
+    async with home.cursor(ledgers) as cursor:
+        for begin in range(0, 30_000_000, 3_000_000):
+            cursor._state.ledger_states.setdefault(1, LedgerAcks()).ranges.add_range(begin + 1, begin + 2_999_999)
+        await cursor.acknowledge([Position(1, 3_000_000)])
+        await cursor.flush()
+        assert cursor.statistics().bytes_written < 300
+        assert (cursor.range_count, cursor.backlog) == (9, 9)
+    async with home.cursor(ledgers) as cursor:
+        assert (cursor.range_count, cursor.backlog) == (9, 9)
+        assert cursor.statistics().memory_bytes < 100_000
+
+
+async def test_without_protobuf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without protobuf opening says which extra brings it, before anything is made."""
+
+    def missing() -> None:
+        raise MissingExtraError("the cursor", "protobuf>=5", "cursor")
+
+    monkeypatch.setattr(_opening, "messages", missing)
+    home = memory_home()
+    with pytest.raises(MissingExtraError, match=r"pulsar-nack\[cursor\]"):
+        async with home.cursor(TWENTY):
+            pass
+    assert await home.names() == []
 
 
 def test_metadata_limits() -> None:

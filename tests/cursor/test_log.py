@@ -7,11 +7,13 @@ import logging
 
 import pytest
 
-from pulsar_nack import LogStorageError, Position
+from pulsar_nack import LogStorageError, LogVersionError, Position
 from pulsar_nack.cursor import BatchSet, Cursor
 from pulsar_nack.cursor._chain import Contents, encode_whole
 from pulsar_nack.cursor._codec import encode_ledger
 from pulsar_nack.cursor._log import CursorLog
+from pulsar_nack.cursor._marker import decode_marker
+from pulsar_nack.cursor._wire import messages, read_record
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 
@@ -206,6 +208,47 @@ async def test_state_that_cannot_be_decoded_later(caplog: pytest.LogCaptureFixtu
         assert found == [(evicted, 9)]
         assert cursor.mark_delete_position == (1, 0)
     assert f"in ledger {evicted} after the mark-delete position (1, 0) cannot be read" in caplog.text
+
+
+async def test_later_release() -> None:
+    """What a later release wrote is refused: going on with an older state would lose what that one knows."""
+    home = memory_home()
+    await three_flushes(home)
+    records = await home.records()
+    for number in (8, 7):
+        info = read_record(records[number])
+        info.part.version = 99
+        with pytest.raises(LogVersionError, match=f"record {number} has version 99"):
+            async with damaged_home(home, LOG, {number: info.SerializeToString()}).cursor(LEDGERS):
+                pass
+    async with home.cursor(LEDGERS) as cursor:
+        assert len(await acked(cursor)) == 6
+
+
+async def test_record_of_pulsar() -> None:
+    """K27: a record as Pulsar writes it, without any mark of ours, is recovered; what is marked otherwise is not."""
+    pulsar = messages().PositionInfo(ledgerId=1, entryId=4)
+    interval = pulsar.individualDeletedMessages.add()
+    interval.lowerEndpoint.ledgerId, interval.lowerEndpoint.entryId = 1, 7
+    interval.upperEndpoint.ledgerId, interval.upperEndpoint.entryId = 1, 9
+    batch = pulsar.batchedEntryDeletionIndexInfo.add(deleteSet=[0b0011])
+    batch.position.ledgerId, batch.position.entryId = 2, 3
+    pulsar.properties.add(name="count", value=7)
+    other = messages().PositionInfo(ledgerId=3, entryId=9)
+    other.properties.add(name="entry-type", value=1)
+    home = memory_home()
+    async with await home.open() as store:
+        log = await store.create(LOG)
+        await log.append_many([pulsar.SerializeToString(), other.SerializeToString()])
+    for _ in range(2):
+        async with home.cursor(LEDGERS) as cursor:
+            assert cursor.mark_delete_position == (1, 4)
+            assert await acked(cursor) == [(1, 8), (1, 9)]
+            assert [index for index in range(4) if await cursor.is_acked((2, 3), index)] == [2, 3]
+            await cursor.acknowledge([Position(1, 4)])
+            await cursor.put_property("key", "value")
+    decoded = decode_marker([(await home.records())[-1]])
+    assert decoded.properties == {"count": 7}
 
 
 # -- rollover --------------------------------------------------------------------------------------------------------
