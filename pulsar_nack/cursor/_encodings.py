@@ -25,7 +25,7 @@ from ..errors import CursorFormatError
 from ..index import EntryRanges, Piece, add_runs, add_words, pieces_of, varint_bytes
 from ._wire import INT64_MAX, messages
 
-MOST_ACKED: Final = 1 << 34
+MOST_ACKED: Final = 1 << 32
 """Entries of one ledger that are read at most: beyond that, memory and time are not bounded by what was written."""
 _WHAT: Final = "acknowledged entries"
 

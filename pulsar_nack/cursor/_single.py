@@ -29,6 +29,7 @@ from ._wire import (
     messages,
     read_properties,
     read_strings,
+    read_words,
 )
 
 MOST_RANGES: Final = 10_000
@@ -119,7 +120,7 @@ def decode_single(record: bytes) -> Single:
         _state(states, ledger).ranges.add_range(first, last)
     if not info.individualDeletedMessages:  # Pulsar prefers ranges to words as well
         for each in info.individualDeletedMessageRanges:
-            _read_words(_state(states, each.key), each.values)
+            add_words(_state(states, each.key).ranges, read_words(each.values), 0)
     for each in info.batchedEntryDeletionIndexInfo:
         _read_batch(states, each)
     position = Position(info.ledgerId, info.entryId)
@@ -203,22 +204,17 @@ def _ranges_of(info: Any) -> Iterator[tuple[int, int, int]]:
             yield ledger, first, last
 
 
-def _read_words(state: LedgerAcks, values: Sequence[int]) -> None:
-    data = b"".join(value.to_bytes(_WORD, "little", signed=True) for value in values)
-    add_words(state.ranges, data, 0)
-
-
 def _read_batch(states: dict[int, LedgerAcks], each: Any) -> None:
     entry = each.position.entryId
     if entry < 0:
         raise CursorFormatError(_WHAT, f"there is no batch at {each.position.ledgerId}:{entry}")
-    found = BatchSet.from_words(each.deleteSet)
+    bits = int.from_bytes(read_words(each.deleteSet), "little")
+    found = checked_batch(entry, bits.bit_length(), bits)
     if found.is_untouched and found.unacked:  # the size is not written, and a set is there because not all is left
         found = BatchSet(found.size + 1, found.unacked)
     state = _state(states, each.position.ledgerId)
     known = state.batches.get(entry)
-    found = found if known is None else known.merge(found)
-    state.batches[entry] = checked_batch(entry, found.size, found.unacked)
+    state.batches[entry] = found if known is None else known.merge(found)
 
 
 def _state(states: dict[int, LedgerAcks], ledger: int) -> LedgerAcks:

@@ -17,10 +17,12 @@ that one that is read by mistake claims nothing.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
 from operator import sub
+from sys import byteorder
 from types import ModuleType
 from typing import Any, Final
 
@@ -85,6 +87,7 @@ def read_record(record: bytes) -> Any:
     info = parse(messages().PositionInfo(), record, "record")
     if info.ledgerId < -1 or info.entryId < -1:
         raise CursorFormatError("record", f"there is no position {info.ledgerId}:{info.entryId}")
+    _texts(info.properties, "name")
     return info
 
 
@@ -162,10 +165,33 @@ def add_strings(fields: Any, properties: Mapping[str, str]) -> None:
 
 
 def read_strings(fields: Sequence[Any]) -> dict[str, str]:
-    """Return cursor properties."""
-    return {each.name: each.value for each in fields}
+    """Return cursor properties.
+
+    :raises CursorFormatError: one is no text
+    """
+    return dict(zip(_texts(fields, "name"), _texts(fields, "value"), strict=True))
+
+
+def read_words(values: Sequence[int]) -> bytes:
+    """Return 64-bit words, which are signed in Java, as bytes, lowest first."""
+    words = array("q", values)
+    if byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
 
 
 def deltas(values: Sequence[int]) -> list[int]:
     """Return the first of some numbers, and how much higher each of the others is than the one before."""
     return [*values[:1], *map(sub, values[1:], values)]
+
+
+def _texts(fields: Sequence[Any], name: str) -> list[str]:
+    """Return a text of each field; protobuf gives bytes, or its own error, for what is none."""
+    try:
+        found = [getattr(each, name) for each in fields]
+    except UnicodeDecodeError as error:
+        raise CursorFormatError("property", f"its {name} is no text: {error}") from error
+    for each in found:
+        if not isinstance(each, str):
+            raise CursorFormatError("property", f"its {name} is no text: {each!r}")
+    return found

@@ -1,0 +1,158 @@
+"""Bytes that nobody wrote, or that were damaged: only ever the error that is documented."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pulsar_nack import CursorFormatError, Position
+from pulsar_nack.cursor._batch import BatchSet
+from pulsar_nack.cursor._codec import decode_ledger, encode_ledger
+from pulsar_nack.cursor._ledger_acks import LedgerAcks
+from pulsar_nack.cursor._marker import Marker, decode_marker, encode_marker, marker_parts
+from pulsar_nack.cursor._single import Single, decode_single, encode_single
+from pulsar_nack.cursor._wire import kind_of
+from pulsar_nack.index import EntryRanges
+
+from .wire_bytes import block, ledger_record, long_property, number, packed, position
+
+READERS: list[Callable[[bytes], Any]] = [
+    lambda record: decode_ledger([record]),
+    lambda record: decode_ledger([record, record]),
+    lambda record: decode_marker([record]),
+    lambda record: decode_marker([record, record]),
+    decode_single,
+    marker_parts,
+    kind_of,
+]
+
+
+def samples() -> list[bytes]:
+    """Return records of all kinds."""
+    random = Random(5)
+    state = LedgerAcks(
+        EntryRanges.from_ranges([(3, 9), (20, 20), (22, 22), (900, 1_200)]),
+        {11: BatchSet(40, 0xFF00FF), 15: BatchSet(3, 5)},
+    )
+    sparse = LedgerAcks(EntryRanges.from_ranges((entry, entry) for entry in random.sample(range(4_000), 60)))
+    dense = LedgerAcks(EntryRanges.from_ranges((2 * entry, 2 * entry) for entry in range(4_000)))
+    marker = Marker(7, Position(3, 9), {3: (1, 2), 5: (4,), 2_000: (3,)}, {"a": 1}, {"b": "c"})
+    single = Single(Position(3, 2), {3: state, 9: sparse}, {"a": -1}, {"b": "c"}, 8)
+    return [
+        *encode_ledger(3, state),
+        *encode_ledger(3, sparse),
+        *encode_ledger(3, dense, limit=512),
+        *encode_marker(marker),
+        *encode_marker(Marker(8, Position(3, 9), {5: (6,)}, {}, None, 5, (3,))),
+        *encode_marker(Marker(8, Position(3, 9), {}, {}, {"b": "c" * 900}), limit=512),
+        encode_single(single).record,
+        encode_single(single, as_words=True).record,
+        position(3, 2) + long_property("x", 3),
+    ]
+
+
+SAMPLES = samples()
+
+
+def read_all(record: bytes) -> None:
+    """Read a record in every way there is; whatever is found is sound."""
+    for read in READERS:
+        try:
+            found = read(record)
+        except CursorFormatError:
+            continue
+        states: Sequence[LedgerAcks] = []
+        if isinstance(found, Single):
+            states = list(found.states.values())
+        elif isinstance(found, tuple):
+            states = [found[1]]
+        for state in states:
+            state.ranges._verify()
+            state.normalise()
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+def test_k34_any_bytes(record: bytes) -> None:
+    """K34: bytes at random are refused, or are something sound."""
+    read_all(record)
+
+
+@given(st.sampled_from(SAMPLES), st.data())
+def test_k34_damaged_records(record: bytes, data: st.DataObject) -> None:
+    """K34: records with bytes changed, missing or put in are refused, or are something sound."""
+    damaged = bytearray(record)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(damaged)))
+        match data.draw(st.integers(0, 3)):
+            case 0 if at < len(damaged):
+                damaged[at] ^= 1 << data.draw(st.integers(0, 7))
+            case 1:
+                del damaged[at:]
+            case 2:
+                damaged[at:at] = data.draw(st.binary(min_size=1, max_size=12))
+            case _:
+                del damaged[at : at + data.draw(st.integers(1, 9))]
+    read_all(bytes(damaged))
+
+
+@given(st.sampled_from(SAMPLES), st.sampled_from(SAMPLES))
+def test_k34_records_that_were_joined(one: bytes, other: bytes) -> None:
+    """K34: two records one after the other are one message to protobuf; it must not become something in between."""
+    read_all(one + other)
+
+
+FULL = b"\xff" * (1 << 16)
+HUGE = {
+    "a long interval": ledger_record(1, block(1, number(1, 0), packed(2, 2**32)), number(3, 2**32)),
+    "a batch with a large size": ledger_record(
+        1, block(2, packed(1, 4), packed(2, 2**31 - 1), packed(3, 1), block(4, b"\x01"))
+    ),
+    "many of those": ledger_record(
+        1,
+        block(
+            2,
+            packed(1, *[1] * 10_000),
+            packed(2, *[2**31 - 1] * 10_000),
+            packed(3, *[1] * 10_000),
+            block(4, b"\x01" * 10_000),
+        ),
+    ),
+    "words without end": ledger_record(1, block(1, number(1, 0), block(3, FULL)), number(3, 8 << 16)),
+    "wide gaps": ledger_record(1, block(1, number(1, 0), packed(5, *[2**40] * 100_000)), number(3, 100_001)),
+    "old words": position(1, 1) + block(6, number(1, 3), *[number(2, -1)] * 5_000),
+    "old words of nothing": position(1, 1) + block(6, number(1, 3), number(2, 0) * 100_000, number(2, 1)),
+    "an old batch": position(1, 1) + block(5, block(1, position(1, 3)), number(2, 0) * 100_000, number(2, 1)),
+    "old ranges": position(1, 1) + block(3, block(1, position(3, -1)), block(2, position(3, 2**32 - 2))),
+}
+
+
+@pytest.mark.parametrize("case", HUGE)
+def test_k34_small_records_do_not_become_large(case: str) -> None:
+    """K34: what is read takes memory in proportion to its bytes, whatever numbers are in them."""
+    record = HUGE[case]
+    tracemalloc.start()
+    try:
+        read_all_quickly(record)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * len(record) + (8 << 20)
+
+
+def read_all_quickly(record: bytes) -> None:
+    """Read a record once in each way, without looking closely."""
+    for read in (READERS[0], decode_single):
+        try:
+            found = read(record)
+        except CursorFormatError:
+            continue
+        states = found.states.values() if isinstance(found, Single) else [found[1]]
+        for state in states:
+            state.normalise()

@@ -1,0 +1,238 @@
+"""Markers as records."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_nack import CursorFormatError, InvalidArgumentError, Position
+from pulsar_nack.cursor._codec import LIMIT
+from pulsar_nack.cursor._marker import Marker, decode_marker, encode_marker, marker_parts
+from pulsar_nack.cursor._sizes import marker_size
+from pulsar_nack.cursor._wire import Kind, kind_of
+
+from .wire_bytes import block, long_property, marker_record, number, packed, position, varint
+
+INT63 = st.integers(0, 2**63 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+NAMES = TEXT.filter(lambda name: not name.startswith("#acks.") and name != "entry-type")
+REFERENCES = st.dictionaries(st.one_of(st.integers(0, 500), INT63), st.integers(1, 3), max_size=30).flatmap(
+    lambda counts: st.lists(
+        st.one_of(st.integers(0, 1_000), INT63),
+        min_size=sum(counts.values()),
+        max_size=sum(counts.values()),
+        unique=True,
+    ).map(lambda numbers: shared_out(counts, numbers))
+)
+MARKERS = st.builds(
+    Marker,
+    INT63,
+    st.builds(Position, st.integers(-1, 2**63 - 1), st.integers(-1, 2**63 - 1)),
+    REFERENCES,
+    st.dictionaries(NAMES, st.integers(-(2**63), 2**63 - 1), max_size=3),
+    st.dictionaries(TEXT, TEXT, max_size=3),
+)
+
+
+def shared_out(counts: dict[int, int], numbers: list[int]) -> dict[int, tuple[int, ...]]:
+    """Give each ledger as many numbers as it has records."""
+    rest = iter(numbers)
+    return {ledger: tuple(next(rest) for _ in range(count)) for ledger, count in counts.items()}
+
+
+def many(count: int, seed: int | None = None) -> Marker:
+    """Return a marker with many ledgers, whose records follow each other, or lie anywhere among ten times as many."""
+    numbers = range(count) if seed is None else Random(seed).sample(range(10 * count), count)
+    return Marker(9, Position(7_000, 4), {7_000 + 3 * at: (each,) for at, each in enumerate(numbers)})
+
+
+def strings(*pairs: tuple[str, str], field: int = 7) -> bytes:
+    """Return cursor properties as fields."""
+    return b"".join(block(field, block(1, name.encode()), block(2, value.encode())) for name, value in pairs)
+
+
+GOLDEN = {
+    "nothing": (Marker(1, Position(3, -1)), marker_record(1, 3, -1)),
+    "one record each": (
+        Marker(5, Position(7, 41), {7: (10,), 9: (8,), 300: (11,)}, {}, {"k": "v"}),
+        marker_record(5, 7, 41, packed(2, 7, 2, 291), packed(4, 20, 3, 6), strings(("k", "v"))),
+    ),
+    "several records": (
+        Marker(5, Position(7, 41), {7: (10, 12), 8: (11,)}),
+        marker_record(5, 7, 41, packed(2, 7, 1), packed(3, 2, 1), packed(4, 20, 4, 1)),
+    ),
+    "a difference": (
+        Marker(6, Position(7, 42), {9: (20,)}, {}, None, base=13, dropped=(7, 8)),
+        marker_record(6, 7, 42, number(1, 13), packed(2, 9), packed(4, 40), packed(5, 7, 1), number(6, 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_the_bytes_of_a_marker_do_not_change(case: str) -> None:
+    """Markers give exactly these bytes, field by field, and are read from them."""
+    marker, record = GOLDEN[case]
+    assert encode_marker(marker) == [record]
+    assert decode_marker([record]) == marker
+    assert kind_of(record) is Kind.MARKER
+    assert marker_parts(record) == 1
+
+
+def test_properties_stand_where_pulsar_has_them() -> None:
+    """The properties of the position are fields of Pulsar's own, after the mark."""
+    marker = Marker(2, Position(1, 5), {}, {"#pulsar.internal.delayed.bucket_400_400": 403, "n": -5})
+    (record,) = encode_marker(marker)
+    mark = position(1, 5) + long_property("#acks.marker", 2)
+    known = long_property("#pulsar.internal.delayed.bucket_400_400", 403) + long_property("n", -5)
+    assert record == mark + known + block(1001, block(1))
+
+
+@given(MARKERS, st.sampled_from([1_024, LIMIT]))
+def test_a_marker_comes_back(marker: Marker, limit: int) -> None:
+    """Whatever is written is read again, from records within the limit, and its size was known."""
+    records = encode_marker(marker, limit=limit)
+    assert decode_marker(records) == marker
+    assert max(map(len, records)) <= limit
+    assert marker_size(marker, limit=limit) == sum(map(len, records))
+    assert [kind_of(record) for record in records] == [Kind.MARKER_PART] * (len(records) - 1) + [Kind.MARKER]
+
+
+@given(MARKERS, MARKERS, st.data())
+def test_a_difference_gives_the_whole(base: Marker, now: Marker, data: st.DataObject) -> None:
+    """A marker that says only what is different means, on its base, what the whole one means."""
+    dropped = tuple(sorted(base.references.keys() - now.references.keys()))
+    changes = {ledger: each for ledger, each in now.references.items() if base.references.get(ledger) != each}
+    keeps = base.cursor_properties == now.cursor_properties and data.draw(st.booleans())
+    texts = None if keeps else now.cursor_properties
+    difference = Marker(now.sequence, now.mark_delete, changes, now.properties, texts, 3, dropped)
+    assert decode_marker(encode_marker(difference)).on(base) == now
+
+
+def test_many_ledgers_take_a_few_bytes_each() -> None:
+    """A marker with 5 000 ledgers takes two bytes for each when their records follow each other, four at random."""
+    assert marker_size(many(5_000)) < 2 * 5_000 + 60
+    assert marker_size(many(5_000, seed=1)) < 4 * 5_000
+    difference = Marker(9, Position(7_000, 4), {7_000 + 300 * at: (90_000 + at,) for at in range(50)}, {}, None, 88_000)
+    assert marker_size(difference) < 50 * 4 + 60
+
+
+def test_a_large_marker_is_cut() -> None:
+    """K33: a marker beyond the limit is cut; the parts before the last one count for nothing by themselves."""
+    marker = many(5_000, seed=1)
+    records = encode_marker(marker, limit=1_024)
+    assert max(map(len, records)) <= 1_024
+    assert decode_marker(records) == marker
+    assert marker_parts(records[-1]) == len(records) > 15
+    assert {kind_of(record) for record in records[:-1]} == {Kind.MARKER_PART}
+    for record in records[:-1]:
+        assert record.startswith(position(0, -1))
+        with pytest.raises(CursorFormatError):
+            marker_parts(record)
+    for wrong in ([], records[1:], records[:-1], records[-1:], [records[1], records[0], *records[2:]]):
+        with pytest.raises(CursorFormatError):
+            decode_marker(wrong)
+
+
+def test_parts_of_two_markers_are_no_marker() -> None:
+    """K34: a part of an earlier try, or of another marker, is noticed."""
+    marker = many(1_000, seed=1)
+    again = Marker(10, marker.mark_delete, marker.references)
+    other = Marker(9, marker.mark_delete, {**marker.references, 7_000: (99_999,)})
+    records = encode_marker(marker, limit=1_024)
+    for changed in (again, other):
+        parts = encode_marker(changed, limit=1_024)
+        assert len(parts) == len(records)
+        with pytest.raises(CursorFormatError):
+            decode_marker([parts[0], *records[1:]])
+
+
+BAD = {
+    "ledgers twice": marker_record(1, 1, 1, packed(2, 5, 0), packed(4, 2, 2)),
+    "a ledger too high": marker_record(1, 1, 1, packed(2, 2**63), packed(4, 2)),
+    "fewer numbers": marker_record(1, 1, 1, packed(2, 5, 1), packed(4, 2)),
+    "more numbers": marker_record(1, 1, 1, packed(2, 5), packed(4, 2, 2)),
+    "a ledger without records": marker_record(1, 1, 1, packed(2, 5, 1), packed(3, 0, 1), packed(4, 2)),
+    "counts of others": marker_record(1, 1, 1, packed(2, 5, 1), packed(3, 2), packed(4, 2, 2)),
+    "a negative number": marker_record(1, 1, 1, packed(2, 5), packed(4, 1)),
+    "a number too high": marker_record(1, 1, 1, packed(2, 5, 1), packed(4, 2**64 - 2, 2)),
+    "a number twice": marker_record(1, 1, 1, packed(2, 5, 1), packed(4, 2, 0)),
+    "dropped without a base": marker_record(1, 1, 1, packed(5, 3)),
+    "properties of no base": marker_record(1, 1, 1, number(6, 1)),
+    "a base too high": marker_record(1, 1, 1, number(1, 2**63)),
+    "named and dropped": marker_record(1, 1, 1, number(1, 3), packed(2, 5), packed(4, 2), packed(5, 5)),
+    "no position": position(-2, 0) + long_property("#acks.marker", 1) + block(1001, block(1)),
+    "a negative sequence": marker_record(-1, 1, 1),
+    "no part": position(1, 1) + long_property("#acks.marker", 1),
+    "two marks": long_property("#acks.ledger", 1) + marker_record(1, 1, 1),
+    "an unknown mark": position(1, 1) + long_property("#acks.other", 1) + block(1001, block(1)),
+    "a later version": marker_record(1, 1, 1, said=number(5, 2)),
+    "no text": marker_record(1, 1, 1, block(7, block(1, b"\xff"), block(2, b"x"))),
+    "half a property": marker_record(1, 1, 1, block(7, block(1, b"x"))),
+    "no message": b"\xff\xff",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_k34_what_is_no_marker_is_refused(case: str) -> None:
+    """K34: a marker that contradicts itself, or is none, is an error."""
+    with pytest.raises(CursorFormatError):
+        decode_marker([BAD[case]])
+
+
+@pytest.mark.parametrize("last", [(0, 2), (2, 2), (0, 0), (5, 2**21)])
+def test_a_last_part_that_is_not_the_last(last: tuple[int, int]) -> None:
+    """The last record has to say that it is, and of a number that can be."""
+    record = marker_record(1, 1, 1, said=number(2, last[0]) + number(3, last[1]))
+    with pytest.raises(CursorFormatError):
+        marker_parts(record)
+
+
+REFUSED = {
+    "sequence": Marker(-1, Position(1, 1)),
+    "mark_delete": Marker(1, Position(-2, 1)),
+    "references": Marker(1, Position(1, 1), {1: ()}),
+    "base": Marker(1, Position(1, 1), cursor_properties=None),
+    "dropped": Marker(1, Position(1, 1), {3: (1,)}, base=1, dropped=(3,)),
+    "properties": Marker(1, Position(1, 1), {}, {"#acks.marker": 1}),
+    "cursor_properties": Marker(1, Position(1, 1), {}, {}, {"\ud800": "x"}),
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_could_not_be_read_is_not_written(field: str) -> None:
+    """A value that no marker can have is named."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        encode_marker(REFUSED[field])
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("changed", [{"base": -1}, {"dropped": (1,)}, {"properties": {"x": 2**63}}])
+def test_other_values_are_refused_too(changed: dict[str, object]) -> None:
+    """So is a base that is no record, what is dropped from nothing, and a property of more than 64 bits."""
+    with pytest.raises(InvalidArgumentError):
+        encode_marker(Marker(1, Position(1, 1), **changed))  # type: ignore[arg-type]
+
+
+def test_properties_beyond_the_limit_are_refused() -> None:
+    """Properties of the position stand in one record, and must leave room in it."""
+    marker = Marker(1, Position(1, 1), {}, {f"name {at}": at for at in range(100)}, {"k": "v" * 2_000})
+    with pytest.raises(InvalidArgumentError, match="limit"):
+        encode_marker(marker, limit=1_024)
+    assert decode_marker(encode_marker(marker, limit=4_096)) == marker
+
+
+def test_a_property_may_be_larger_than_a_record() -> None:
+    """Cursor properties are cut like everything else."""
+    marker = Marker(1, Position(1, 1), {}, {}, {"k": "v" * 5_000})
+    records = encode_marker(marker, limit=1_024)
+    assert max(map(len, records)) <= 1_024
+    assert decode_marker(records) == marker
+
+
+def test_the_helpers_write_varints() -> None:
+    """The bytes that the tests compare with are those of protobuf's own documentation."""
+    assert (varint(150), varint(-1)) == (b"\x96\x01", b"\xff" * 9 + b"\x01")

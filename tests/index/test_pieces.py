@@ -1,0 +1,129 @@
+"""Acknowledged entries as they are written down."""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_nack.index import EntryRanges, add_runs, add_words, pieces_of, varint_bytes
+from pulsar_nack.index import _pieces as module
+
+NEAR = st.sets(st.integers(0, 400), min_size=1, max_size=150)
+FAR = st.sets(st.integers(0, 2**63 - 1), min_size=1, max_size=20)
+MIXED = st.builds(lambda near, far, by: {each + by for each in near} | far, NEAR, FAR, st.integers(0, 2**40))
+LONG = st.lists(st.sampled_from([1, 2, 127, 128, 129, 16_383, 16_384, 20_000]), min_size=1, max_size=5).map(
+    lambda lengths: {n for at in range(0, len(lengths), 2) for n in range(sum(lengths[:at]), sum(lengths[: at + 1]))}
+)
+ENTRIES = st.one_of(NEAR, FAR, MIXED, LONG)
+
+
+def ranges_of(entries: set[int]) -> EntryRanges:
+    """Return a set of entries."""
+    ranges = EntryRanges()
+    ranges.add_many(entries)
+    return ranges
+
+
+def runs_of(entries: set[int]) -> list[tuple[int, int]]:
+    """Return the runs of entries as (first, end), in the dumb way."""
+    found = []
+    for _, group in groupby(enumerate(sorted(entries)), lambda pair: pair[1] - pair[0]):
+        run = [entry for _, entry in group]
+        found.append((run[0], run[-1] + 1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "size"), [(0, 1), (1, 1), (127, 1), (128, 2), (16383, 2), (16384, 3), (2**63 - 1, 9), (2**64 - 1, 10)]
+)
+def test_a_varint_takes_a_byte_for_seven_bits(value: int, size: int) -> None:
+    """Seven bits fit into each byte, and nothing takes no byte."""
+    assert varint_bytes(value) == size
+
+
+@given(ENTRIES)
+def test_a_piece_knows_its_lengths_and_their_sizes(entries: set[int]) -> None:
+    """Lengths, and the bytes that they take as varints, are those of a dumb look at each entry."""
+    check_lengths(entries)
+
+
+def check_lengths(entries: set[int]) -> None:
+    """Compare a piece with a dumb look at each entry."""
+    ranges = ranges_of(entries)
+    runs = runs_of(entries)
+    lengths = [end - first for first, end in runs]
+    gaps = [after[0] - before[1] for before, after in pairwise(runs)]
+    (piece,) = pieces_of(ranges)
+    assert (piece.first, piece.span, piece.count) == (min(entries), max(entries) - min(entries) + 1, len(entries))
+    assert piece.lengths()[::2] == lengths
+    assert piece.lengths()[1::2] == gaps
+    assert piece.run_bytes == sum(map(varint_bytes, lengths))
+    assert piece.gap_bytes == sum(map(varint_bytes, gaps))
+
+
+@given(st.one_of(NEAR, LONG), st.integers(0, 2**40))
+def test_sizes_are_found_without_a_list(entries: set[int], base: int) -> None:
+    """Many ranges are measured by shifts of the bitmap alone, with the same result."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_FEW", 0)
+        check_lengths({entry + base for entry in entries})
+
+
+@given(st.one_of(NEAR, LONG), st.integers(0, 2**40))
+def test_bits_and_back(entries: set[int], base: int) -> None:
+    """Bits are those of the entries, from the first one on, and give the same entries again."""
+    wanted = {entry + base for entry in entries}
+    (piece,) = pieces_of(ranges_of(wanted))
+    words = piece.words()
+    digits = bin(int.from_bytes(words, "little"))[:1:-1]
+    assert {piece.first + at for at, digit in enumerate(digits) if digit == "1"} == wanted
+    assert len(words) == (piece.span + 7) // 8
+    back = EntryRanges()
+    assert add_words(back, words, piece.first) == (max(wanted) + 1, len(wanted))
+    assert back == ranges_of(wanted)
+    back._verify()
+
+
+def test_bits_are_read_in_slices() -> None:
+    """Bits that are longer than a slice, with nothing in some, give the entries that are set."""
+    data = b"\x01" + bytes(3 * module._SLICE) + b"\x80" + bytes(module._SLICE)
+    ranges = EntryRanges()
+    assert add_words(ranges, data, 5) == (5 + 8 * (3 * module._SLICE + 2), 2)
+    assert list(ranges.ranges()) == [(5, 5), (5 + 8 * (3 * module._SLICE + 2) - 1,) * 2]
+    assert add_words(EntryRanges(), bytes(9), 7) == (7, 0)
+
+
+@given(ENTRIES)
+def test_runs_are_added(entries: set[int]) -> None:
+    """Runs with an end that is not in them make the entries, and the counts are right."""
+    ranges = EntryRanges()
+    add_runs(ranges, runs_of(entries))
+    assert ranges == ranges_of(entries)
+    ranges._verify()
+
+
+def test_nothing_has_no_piece() -> None:
+    """Of no entries there is no piece."""
+    assert list(pieces_of(EntryRanges())) == []
+
+
+@pytest.mark.parametrize("base", [0, 2**40])
+def test_many_ranges_are_cut(base: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries with many ranges are several pieces, which together are the entries, though ranges are cut."""
+    monkeypatch.setattr(module, "WHOLE", 3)
+    monkeypatch.setattr(module, "WINDOW", 100)
+    entries = {base + entry for entry in [*range(5, 130), 200, 201, *range(230, 460), 1000, 5000]}
+    pieces = list(pieces_of(ranges_of(entries)))
+    found = EntryRanges()
+    end = -1
+    for piece in pieces:
+        assert piece.first >= end
+        end = piece.first + piece.span
+        assert piece.span <= 100
+        assert piece.range_count == (len(piece.lengths()) + 1) // 2
+        add_words(found, piece.words(), piece.first)
+    assert len(pieces) > 3
+    assert found == ranges_of(entries)
