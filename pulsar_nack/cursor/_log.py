@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from ..config import CursorConfig
@@ -44,8 +44,10 @@ from ..errors import (
 )
 from ..ledger import Log, LogStore
 from ._chain import Contents, Head, encode_delta, encode_whole, rough_size
+from ._found import Found
 from ._generations import Names
-from ._records import APPEND, RECORD_OVERHEAD, Stored, allot, groups, read_ledgers, read_numbers
+from ._records import APPEND, Stored, allot, append_all, groups, read_numbers, size_of
+from ._rollover import copy_states
 from ._snapshot import MOST, Snapshots
 
 EPOCH: Final = 32
@@ -62,27 +64,6 @@ class Chain:
     last: int
     length: int = 0
     size: int = 0
-
-
-@dataclass(slots=True)
-class Found:
-    """What recovery found in the logs of a cursor, and where to go on.
-
-    ``contents`` and ``index`` are what the last usable marker says; without one, contents is None. ``is_single``: it is
-    a record of the old form. ``must_roll``: nothing can be appended to the log. ``snapshot``:
-    what the last snapshot says, when there is no marker.
-    """
-
-    log: Log
-    generation: int
-    next_generation: int
-    sequence: int = 0
-    contents: Contents | None = None
-    index: dict[int, Stored] = field(default_factory=dict)
-    is_single: bool = False
-    must_roll: bool = False
-    snapshot: Contents | None = None
-    rubbish: set[str] = field(default_factory=set)
 
 
 class CursorLog:
@@ -146,12 +127,12 @@ class CursorLog:
         predicted = range(self._log.length, self._log.length + len(last))
         changes = allot(entries, [*numbers, *predicted])
         marker = self._marker(changes, dropped, contents, is_whole=whole)
-        if _size(last) + _size(marker) > 2 * APPEND:
+        if size_of(last) + size_of(marker) > 2 * APPEND:
             await self._append(last)
             last = []
         numbers = await self._append([*last, *marker])
         self._check_numbers(numbers[: len(last)], predicted if last else ())
-        self._link(numbers[-1], _size(marker), is_whole=whole)
+        self._link(numbers[-1], size_of(marker), is_whole=whole)
         self._update(changes, dropped)
         await self._note_commit(contents, is_single=False)
 
@@ -209,15 +190,12 @@ class CursorLog:
 
     async def _append(self, records: Sequence[bytes]) -> list[int]:
         """Append records, about as many bytes at a time as one append takes; return their numbers."""
-        numbers: list[int] = []
-        for group in groups(records, 2 * APPEND):
-            try:
-                first = await self._log.append_many(group)
-            except LogSealedError:
-                self._must_roll = True
-                raise
-            numbers += range(first, first + len(group))
-            self.bytes_written += _size(group)
+        try:
+            numbers = await append_all(self._log, records)
+        except LogSealedError:
+            self._must_roll = True
+            raise
+        self.bytes_written += size_of(records)
         return numbers
 
     def _marker(
@@ -329,31 +307,11 @@ class CursorLog:
         if self._committed is None or self._is_single:
             return {}, None  # the pending commit is whole
         await snapshots.write(self.next_head(self._committed))
-        wanted = {ledger: self.index[ledger].numbers for ledger in sorted(self.index)}
-        index: dict[int, Stored] = {}
-        pending: dict[int, list[bytes]] = {}
-        size = 0
-        async for ledger, records in read_ledgers(self._log, wanted):
-            pending[ledger] = records
-            size += _size(records)
-            if size >= APPEND:
-                index |= await self._copy_some(new, pending)
-                pending, size = {}, 0
-        index |= await self._copy_some(new, pending)
-        marker = encode_whole(self.next_head(self._committed), index, limit=self._config.max_entry_bytes)
-        number = 0
-        for group in groups(marker, 2 * APPEND):
-            number = await new.append_many(group) + len(group) - 1
-            self.bytes_written += _size(group)
-        return index, number
-
-    async def _copy_some(self, new: Log, pending: Mapping[int, Sequence[bytes]]) -> dict[int, Stored]:
-        numbers: list[int] = []
-        for group in groups((record for records in pending.values() for record in records), 2 * APPEND):
-            first = await new.append_many(group)
-            numbers += range(first, first + len(group))
-            self.bytes_written += _size(group)
-        return allot(pending, numbers)
+        copied = await copy_states(self._log, self.index, new)
+        marker = encode_whole(self.next_head(self._committed), copied.where, limit=self._config.max_entry_bytes)
+        numbers = await append_all(new, marker)
+        self.bytes_written += copied.size + size_of(marker)
+        return copied.where, numbers[-1]
 
     async def _clean(self) -> None:
         """Delete what does not count any more; what cannot be deleted is tried again later."""
@@ -362,7 +320,3 @@ class CursorLog:
                 with suppress(LogNotFoundError):
                     await self._store.delete(name)
                 self._rubbish.discard(name)
-
-
-def _size(records: Iterable[bytes]) -> int:
-    return sum(len(record) + RECORD_OVERHEAD for record in records)

@@ -35,6 +35,20 @@ def groups(records: Iterable[bytes], limit: int = APPEND) -> Iterator[list[bytes
         yield group
 
 
+def size_of(records: Iterable[bytes]) -> int:
+    """Return how many bytes records take in a log."""
+    return sum(len(record) + RECORD_OVERHEAD for record in records)
+
+
+async def append_all(log: Log, records: Iterable[bytes]) -> list[int]:
+    """Append records, about as many bytes at a time as one append takes; return their numbers."""
+    numbers: list[int] = []
+    for group in groups(records, 2 * APPEND):
+        first = await log.append_many(group)
+        numbers += range(first, first + len(group))
+    return numbers
+
+
 def allot(entries: Mapping[int, Sequence[bytes]], numbers: Sequence[int]) -> dict[int, Stored]:
     """Give the numbers of appended records to the ledgers whose records they are, in order."""
     allotted: dict[int, Stored] = {}

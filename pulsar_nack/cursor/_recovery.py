@@ -23,9 +23,9 @@ from ..errors import CursorFormatError, LogCorruptedError, LogExistsError, LogLo
 from ..ids import Position
 from ..ledger import Log, LogStore
 from ._chain import Contents, check_version, decode_state, read_marker, read_single
+from ._found import Found
 from ._generations import Names
 from ._ledger_acks import LedgerAcks, LedgerSummary
-from ._log import Found
 from ._records import Stored, read_ledgers
 from ._snapshot import newest_snapshot
 from ._wire import Kind, kind_of

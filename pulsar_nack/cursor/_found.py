@@ -1,0 +1,30 @@
+"""What recovery hands to a cursor's log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ledger import Log
+from ._chain import Contents
+from ._records import Stored
+
+
+@dataclass(slots=True)
+class Found:
+    """What recovery found in the logs of a cursor, and where to go on.
+
+    ``contents`` and ``index`` are what the last usable marker says; without one, contents is None. ``is_single``: it is
+    a record of the old form. ``must_roll``: nothing can be appended to the log. ``snapshot``:
+    what the last snapshot says, when there is no marker.
+    """
+
+    log: Log
+    generation: int
+    next_generation: int
+    sequence: int = 0
+    contents: Contents | None = None
+    index: dict[int, Stored] = field(default_factory=dict)
+    is_single: bool = False
+    must_roll: bool = False
+    snapshot: Contents | None = None
+    rubbish: set[str] = field(default_factory=set)
