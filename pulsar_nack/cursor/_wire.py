@@ -126,7 +126,7 @@ def parse(message: Any, data: bytes, part: str) -> Any:
 
     try:
         message.ParseFromString(data)
-    except DecodeError as error:
+    except (DecodeError, UnicodeDecodeError) as error:  # the latter where protobuf runs without its extension
         raise CursorFormatError(part, f"{len(data)} bytes that cannot be read: {error}") from error
     if not message.IsInitialized():
         raise CursorFormatError(part, f"fields are missing: {message.FindInitializationErrors()[:3]}")
