@@ -87,6 +87,11 @@ class BatchSet:
         return (self.unacked.bit_length() + _WORD_BITS - 1) // _WORD_BITS
 
     @property
+    def width(self) -> int:
+        """Return how many bytes its bits take."""
+        return (self.unacked.bit_length() + 7) // 8
+
+    @property
     def is_all_acked(self) -> bool:
         """Return whether no message is left."""
         return not self.unacked

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
 from ..errors import CursorFormatError, InvalidArgumentError
-from ..index import varint_bytes
+from ..index import varint_bytes, whole_piece
 from ._batch import BatchSet
+from ._batch_sets import BatchSets
 from ._wire import INT64_MAX, deltas, messages
 
 STEP: Final = 1_024
@@ -16,58 +17,57 @@ STEP: Final = 1_024
 _WHAT: Final = "batch sets"
 
 
-def encode_batches(batches: Mapping[int, BatchSet]) -> Iterator[bytes]:
+def encode_batches(batches: BatchSets) -> Iterator[bytes]:
     """Yield batch sets as parts of a LedgerBody: joined they are one. Some milliseconds each at most."""
     entries = sorted(batches)
+    end = 0
     for at in range(0, len(entries), STEP):
         some = entries[at : at + STEP]
         body = messages().LedgerBody()
         columns = body.batches.add()
-        columns.entries.extend(deltas(some))
-        columns.sizes.extend(batches[entry].size for entry in some)
-        widths = [_width(batches[entry]) for entry in some]
+        columns.entries.extend([some[0] - end, *(gap - 1 for gap in deltas(some)[1:])])
+        end = some[-1] + 1
+        sets = [batches[entry] for entry in some]
+        widths = [batch.width for batch in sets]
+        columns.sizes.extend([batch.size for batch in sets])
         columns.widths.extend(widths)
         columns.unacked = b"".join(
-            batches[entry].unacked.to_bytes(width, "little") for entry, width in zip(some, widths, strict=True)
+            batch.unacked.to_bytes(width, "little") for batch, width in zip(sets, widths, strict=True)
         )
         yield bytes(body.SerializeToString())
 
 
-def batches_size(batches: Mapping[int, BatchSet]) -> int:
-    """Return how many bytes :func:`encode_batches` yields. O(batch sets)."""
-    if not batches:
+def batches_size(batches: BatchSets) -> int:
+    """Return how many bytes :func:`encode_batches` yields; exact where that is one part, by some bytes wrong for more.
+
+    O(bytes of a bitmap of the entries).
+    """
+    if not batches or batches.entries is None:
         return 0
-    entries = sorted(batches)
-    total = 0
-    for at in range(0, len(entries), STEP):
-        some = entries[at : at + STEP]
-        widths = [_width(batches[entry]) for entry in some]
-        columns = (
-            sum(map(varint_bytes, deltas(some))),
-            sum(varint_bytes(batches[entry].size) for entry in some),
-            sum(map(varint_bytes, widths)),
-            sum(widths),
-        )
-        size = sum(1 + varint_bytes(column) + column for column in columns)
-        total += 1 + varint_bytes(size) + size
-    return total
+    piece = whole_piece(batches.entries)
+    entries = varint_bytes(piece.first) + piece.gap_bytes + piece.count - piece.range_count
+    columns = entries, batches.size_bytes, batches.width_bytes, batches.unacked_bytes
+    parts = -(-len(batches) // STEP)
+    heads = sum(1 + varint_bytes(column // parts) for column in columns)
+    size = heads + sum(columns) // parts
+    return sum(columns) + parts * (heads + 1 + varint_bytes(size))
 
 
 def decode_batches(body: Any) -> dict[int, BatchSet]:
     """Return the batch sets of a LedgerBody.
 
-    :raises CursorFormatError: they are not ascending, out of range, or no batch sets
+    :raises CursorFormatError: their entries are out of range, or they are no batch sets
     """
     found: dict[int, BatchSet] = {}
-    last = -1
+    end = 0
     for columns in body.batches:
         count = len(columns.entries)
         if not count or {len(columns.sizes), len(columns.widths)} != {count}:
             raise CursorFormatError(_WHAT, f"{count} entries, {len(columns.sizes)} sizes, {len(columns.widths)} widths")
-        entries = list(accumulate(columns.entries))
-        if entries[0] <= last or not all(columns.entries[1:]) or entries[-1] > INT64_MAX:
-            raise CursorFormatError(_WHAT, f"entries {entries[0]} to {entries[-1]} after {last}, which do not ascend")
-        last = entries[-1]
+        entries = [end + at + gaps for at, gaps in enumerate(accumulate(columns.entries))]
+        end = entries[-1] + 1
+        if end - 1 > INT64_MAX:
+            raise CursorFormatError(_WHAT, f"there is no entry {end - 1}")
         _add(found, entries, columns.sizes, columns.widths, columns.unacked)
     return found
 
@@ -93,7 +93,3 @@ def checked_batch(entry: int, size: int, unacked: int) -> BatchSet:
         return BatchSet(size, unacked)
     except InvalidArgumentError as error:
         raise CursorFormatError(_WHAT, f"entry {entry}: {error}") from error
-
-
-def _width(batch: BatchSet) -> int:
-    return (batch.unacked.bit_length() + 7) // 8

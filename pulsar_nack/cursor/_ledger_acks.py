@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from ..index import EntryRanges
 from ._batch import BatchSet
+from ._batch_sets import BatchSets
 
 _BATCH_BYTES: Final = 200
 _FRAME_BYTES: Final = 260
@@ -38,9 +39,9 @@ class LedgerAcks:
 
     __slots__ = ("batches", "ranges")
 
-    def __init__(self, ranges: EntryRanges | None = None, batches: dict[int, BatchSet] | None = None) -> None:
+    def __init__(self, ranges: EntryRanges | None = None, batches: Mapping[int, BatchSet] | None = None) -> None:
         self.ranges = EntryRanges() if ranges is None else ranges
-        self.batches = {} if batches is None else batches
+        self.batches = batches if isinstance(batches, BatchSets) else BatchSets(batches)
 
     def __bool__(self) -> bool:
         return bool(self.ranges.range_count or self.batches)
@@ -83,4 +84,4 @@ class LedgerAcks:
 
     def copy(self) -> LedgerAcks:
         """Return an independent copy."""
-        return LedgerAcks(self.ranges.copy(), dict(self.batches))
+        return LedgerAcks(self.ranges.copy(), self.batches.copy())

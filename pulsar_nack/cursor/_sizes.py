@@ -24,9 +24,9 @@ _MARK: Final = 1 + 1 + (1 + 1 + len(LEDGER)) + 1
 
 
 def ledger_size(state: LedgerAcks, ledger: int, *, limit: int = LIMIT) -> int:
-    """Return how many bytes the records of a ledger's state take, exactly.
+    """Return how many bytes the records of a ledger's state take; exact but for some bytes in 1 024 batch sets.
 
-    O(bytes of the bitmap) and O(batch sets); some microseconds for a ledger of 50 000 entries.
+    O(bytes of the bitmaps); some microseconds for a ledger of 50 000 entries.
     """
     body = entries_size(state.ranges) + batches_size(state.batches)
     return cut_size(body, _POSITION + _MARK + varint_bytes(ledger), limit)

@@ -5,7 +5,7 @@ from ._due import DueIds
 from ._entries import as_entries
 from ._entry_sets import MAX_ENTRY, EntrySets
 from ._front import NEVER, Front
-from ._pieces import Piece, add_runs, add_words, pieces_of, varint_bytes
+from ._pieces import Piece, add_runs, add_words, pieces_of, varint_bytes, whole_piece
 from ._position_ranges import PositionRange, PositionRanges
 from ._ranges import EntryRanges
 from ._slots import Slot
@@ -27,4 +27,5 @@ __all__ = [
     "as_entries",
     "pieces_of",
     "varint_bytes",
+    "whole_piece",
 ]

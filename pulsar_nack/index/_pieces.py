@@ -34,13 +34,19 @@ def pieces_of(ranges: EntryRanges) -> Iterator[Piece]:
     bits = ranges._bits
     if ranges.range_count <= WHOLE:
         if ranges.range_count:
-            yield Piece(bits, bits.min(), bits.max(), ranges.range_count)
+            yield whole_piece(ranges)
         return
     first, top = bits.min(), bits.max()
     while first <= top:
         part = bits & type(bits)(range(first, min(first + WINDOW, top + 1)))
         yield Piece(part, first, part.max(), _runs(part))
         first = top + 1 if part.max() == top else bits.next_set_bit(first + WINDOW)
+
+
+def whole_piece(ranges: EntryRanges) -> Piece:
+    """Return entries, at least one, as one piece."""
+    bits = ranges._bits
+    return Piece(bits, bits.min(), bits.max(), ranges.range_count)
 
 
 class Piece:
