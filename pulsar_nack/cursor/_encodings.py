@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, repeat
 from typing import Any, Final, NamedTuple
 
 from ..errors import CursorFormatError
-from ..index import EntryRanges, Piece, add_runs, add_words, pieces_of, varint_bytes
+from ..index import EntryRanges, Piece, add_entries, add_runs, add_words, pieces_of, varint_bytes
 from ._wire import INT64_MAX, messages
 
 MOST_ACKED: Final = 1 << 32
@@ -140,12 +140,12 @@ def _decode(each: Any, ranges: EntryRanges, most: int) -> tuple[int, int]:
     if form is Form.WORDS:
         return _decode_words(each, ranges)
     if form is Form.GAPS:
-        return _add_all(ranges, _after_gaps(each.first, each.gaps))
+        return _add_after_gaps(ranges, each.first, each.gaps)
     if form is Form.INTERVALS:
-        return _add_ranges(ranges, each.first, each.intervals, most)
+        return _add_intervals(ranges, each.first, each.intervals, most)
     if form is Form.RUNS:
         return _add_runs(ranges, each.first, each.runs, most)
-    return _add_all(ranges, [each.first])
+    return _add_after_gaps(ranges, each.first, ())
 
 
 def _decode_words(each: Any, ranges: EntryRanges) -> tuple[int, int]:
@@ -157,36 +157,32 @@ def _decode_words(each: Any, ranges: EntryRanges) -> tuple[int, int]:
     return add_words(ranges, data, each.first)
 
 
-def _after_gaps(first: int, gaps: Sequence[int]) -> list[int]:
-    return list(accumulate(gaps, lambda entry, gap: entry + gap + 1, initial=first))
+def _add_after_gaps(ranges: EntryRanges, first: int, gaps: Sequence[int]) -> tuple[int, int]:
+    last = first + sum(gaps) + len(gaps)
+    _check(last + 1, 0, 0)
+    _, count = add_entries(ranges, accumulate(gaps, lambda entry, gap: entry + gap + 1, initial=first))
+    return last + 1, count
 
 
-def _add_all(ranges: EntryRanges, entries: Sequence[int]) -> tuple[int, int]:
-    """Add ascending entries."""
-    if entries[-1] > INT64_MAX:
-        raise CursorFormatError(_WHAT, f"there is no entry {entries[-1]}")
-    ranges.add_many(entries)
-    return entries[-1] + 1, len(entries)
-
-
-def _add_ranges(ranges: EntryRanges, first: int, lengths: Sequence[int], most: int) -> tuple[int, int]:
+def _add_intervals(ranges: EntryRanges, first: int, lengths: Sequence[int], most: int) -> tuple[int, int]:
     if len(lengths) % 2 == 0 or not all(lengths):
         raise CursorFormatError(_WHAT, "an interval has no end, or nothing in it")
-    acked = sum(lengths[::2])
-    _check(first + sum(lengths), acked, most)
-    edges = list(accumulate(chain([first], lengths)))
-    add_runs(ranges, zip(edges[::2], edges[1::2], strict=True))
-    return edges[-1], acked
+    end, acked = first + sum(lengths), sum(lengths[::2])
+    _check(end, acked, most)
+    edges = accumulate(lengths, initial=first)
+    add_runs(ranges, zip(edges, edges, strict=True))
+    return end, acked
 
 
 def _add_runs(ranges: EntryRanges, first: int, runs: Sequence[int], most: int) -> tuple[int, int]:
     if not runs[0] or not runs[-1]:
         raise CursorFormatError(_WHAT, "runs that do not begin and end with an entry")
     acked = sum(runs)
-    _check(first + acked + len(runs) - 1, acked, most)
-    starts = list(accumulate(runs, lambda start, length: start + length + 1, initial=first))
+    end = first + acked + len(runs) - 1
+    _check(end, acked, most)
+    starts = accumulate(runs, lambda start, length: start + length + 1, initial=first)
     add_runs(ranges, ((start, start + length) for start, length in zip(starts, runs, strict=False) if length))
-    return starts[-1] - 1, acked
+    return end, acked
 
 
 def _check(end: int, acked: int, most: int) -> None:

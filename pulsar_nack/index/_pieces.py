@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from itertools import compress
+from itertools import compress, islice
 from operator import sub
 from typing import Any, Final
 
@@ -120,6 +120,22 @@ def add_runs(ranges: EntryRanges, runs: Iterable[tuple[int, int]]) -> None:
     ranges._recount()
 
 
+def add_entries(ranges: EntryRanges, entries: Iterable[int]) -> tuple[int, int]:
+    """Add ascending entries, none of which is there, all below 2**63; in slices, so that it takes little memory.
+
+    :returns: the last of them and how many they are; ``(-1, 0)`` for none
+    """
+    rest = iter(entries)
+    last, count = -1, 0
+    while some := list(islice(rest, _SLICE)):
+        last = some[-1]
+        ranges._fit(last)
+        _update(ranges, some)
+        count += len(some)
+    ranges._recount()
+    return last, count
+
+
 def add_words(ranges: EntryRanges, data: bytes, first: int) -> tuple[int, int]:
     """Add entries that are written as bits, see :meth:`Piece.words`, none of which is there or reaches 2**63.
 
@@ -136,8 +152,7 @@ def add_words(ranges: EntryRanges, data: bytes, first: int) -> tuple[int, int]:
         start = first + 8 * at
         end = start + len(flags)
         ranges._fit(end - 1)
-        kind = "Q" if isinstance(ranges._bits, BitMap64) else "I"
-        ranges._bits.update(array(kind, compress(range(start, end), flags)))
+        _update(ranges, compress(range(start, end), flags))
         count += bits.bit_count()
     ranges._recount()
     return end, count
@@ -146,6 +161,12 @@ def add_words(ranges: EntryRanges, data: bytes, first: int) -> tuple[int, int]:
 def varint_bytes(value: int) -> int:
     """Return how many bytes a number below 2**64 takes as a varint."""
     return (value.bit_length() + _VARINT_BITS - 1) // _VARINT_BITS or 1
+
+
+def _update(ranges: EntryRanges, entries: Iterable[int]) -> None:
+    """Add entries that fit, without counting: an array of the right width is by far the quickest."""
+    kind = "Q" if isinstance(ranges._bits, BitMap64) else "I"
+    ranges._bits.update(array(kind, entries))
 
 
 def _runs(bits: Any) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack.index import EntryRanges, add_runs, add_words, pieces_of, varint_bytes
+from pulsar_nack.index import EntryRanges, add_entries, add_runs, add_words, pieces_of, varint_bytes
 from pulsar_nack.index import _pieces as module
 
 NEAR = st.sets(st.integers(0, 400), min_size=1, max_size=150)
@@ -103,6 +103,18 @@ def test_runs_are_added(entries: set[int]) -> None:
     add_runs(ranges, runs_of(entries))
     assert ranges == ranges_of(entries)
     ranges._verify()
+
+
+@given(ENTRIES)
+def test_entries_are_added_in_slices(entries: set[int]) -> None:
+    """Ascending entries are added a few at a time, and the counts are right."""
+    ranges = EntryRanges()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SLICE", 7)
+        assert add_entries(ranges, sorted(entries)) == (max(entries), len(entries))
+    assert ranges == ranges_of(entries)
+    ranges._verify()
+    assert add_entries(ranges, []) == (-1, 0)
 
 
 def test_nothing_has_no_piece() -> None:
