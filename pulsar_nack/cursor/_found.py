@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..ledger import Log
 from ._chain import Contents
+from ._leftovers import Leftover
 from ._records import Stored
 
 
@@ -27,4 +28,4 @@ class Found:
     is_single: bool = False
     must_roll: bool = False
     snapshot: Contents | None = None
-    rubbish: set[str] = field(default_factory=set)
+    leftovers: list[Leftover] = field(default_factory=list)

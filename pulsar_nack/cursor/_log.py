@@ -39,13 +39,13 @@ from ..errors import (
     LogCorruptedError,
     LogExistsError,
     LogFencedError,
-    LogNotFoundError,
     LogSealedError,
 )
 from ..ledger import Log, LogStore
 from ._chain import Contents, Head, encode_delta, encode_whole, rough_size
 from ._found import Found
 from ._generations import Names
+from ._leftovers import Leftover
 from ._records import APPEND, Stored, allot, append_all, groups, read_numbers, size_of
 from ._rollover import copy_states
 from ._snapshot import MOST, Snapshots
@@ -85,7 +85,7 @@ class CursorLog:
         self._committed = found.contents
         self._is_single = found.is_single
         self._must_roll = found.must_roll
-        self._rubbish = set(found.rubbish)
+        self._leftovers = found.leftovers
         self._owes_commit = False
         self._snapshots = Snapshots(store, names.snapshot(found.generation))
         self._chain: Chain | None = None
@@ -173,6 +173,8 @@ class CursorLog:
                 await self._snapshots.advance(self.next_head(self._committed))
         if not self._owes_commit:
             await self._clean()
+        for leftover in self._leftovers:
+            await leftover.aclose()
         await self._snapshots.aclose()
         await self._log.aclose()
 
@@ -278,21 +280,16 @@ class CursorLog:
         try:
             index, last = await self._copy(new, snapshots)
             await old.seal()
-        except BaseException:
-            self._rubbish |= {new.name, snapshots.name}
+        except Exception:
             self._must_roll |= old.is_sealed
-            await snapshots.aclose()
-            await new.aclose()
+            await Leftover(new, snapshots).delete()
             raise
-        self._rubbish |= {old.name, self._snapshots.name}
-        old_snapshots = self._snapshots
+        self._leftovers.append(Leftover(old, self._snapshots))
         self._log, self._generation, self._snapshots = new, generation, snapshots
         self._chain = None if last is None else Chain(last)
         self._must_roll, self._roll_floor, self._owes_commit = False, 0, True
         self._update(index, ())
         self.rollovers += 1
-        await old_snapshots.aclose()
-        await old.aclose()
 
     async def _create(self) -> tuple[Log, int]:
         for _ in range(_TRIES):
@@ -314,9 +311,6 @@ class CursorLog:
         return copied.where, numbers[-1]
 
     async def _clean(self) -> None:
-        """Delete what does not count any more; what cannot be deleted is tried again later."""
-        for name in sorted(self._rubbish):
-            with suppress(LedgerError):
-                with suppress(LogNotFoundError):
-                    await self._store.delete(name)
-                self._rubbish.discard(name)
+        """Delete what does not count any more; what cannot be deleted is left to the next opening."""
+        while self._leftovers:
+            await self._leftovers.pop().delete()

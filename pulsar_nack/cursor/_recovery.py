@@ -26,8 +26,9 @@ from ._chain import Contents, check_version, decode_state, read_marker, read_sin
 from ._found import Found
 from ._generations import Names
 from ._ledger_acks import LedgerAcks, LedgerSummary
+from ._leftovers import Leftover
 from ._records import Stored, read_ledgers
-from ._snapshot import newest_snapshot
+from ._snapshot import Snapshots, newest_snapshot
 from ._wire import Kind, kind_of
 
 _IN_USE: Final = "this cursor is open already, here or in another process; it has one owner at a time"
@@ -105,22 +106,23 @@ class _Search:
             raise
 
     async def _run(self) -> tuple[Found, Loaded]:
-        generations = self._names.generations(await self._store.names())
+        names = await self._store.names()
+        generations = self._names.generations(names)
         best: tuple[int, Usable] | None = None
         for generation in reversed(generations):
             usable = await self._look(generation)
             if usable is not None and (best is None or usable.sequence > best[1].sequence):
                 best = generation, usable
         if best is None:
-            return await self._begin(generations)
+            return await self._begin(names)
         generation, usable = best
         log = self._opened[generation]
         if log.is_sealed and self._names.generations(await self._store.names()) != generations:
             raise LogNotFoundError(log.name)  # it goes on in a log that was made after we looked
-        found = Found(log, generation, generations[-1] + 1, usable.sequence, usable.contents, usable.index)
+        found = Found(log, generation, self._following(names), usable.sequence, usable.contents, usable.index)
         found.is_single = usable.is_single
         found.must_roll = log.is_sealed
-        found.rubbish = await self._rubbish(generation)
+        found.leftovers = self._leftovers(generation, names)
         return found, usable.loaded
 
     async def _look(self, generation: int) -> Usable | None:
@@ -136,7 +138,7 @@ class _Search:
         self._has_lost |= usable is None and has_lost
         return usable
 
-    async def _begin(self, generations: Sequence[int]) -> tuple[Found, Loaded]:
+    async def _begin(self, names: Sequence[str]) -> tuple[Found, Loaded]:
         """Begin without a marker: from the last snapshot, or where a new cursor begins."""
         snapshot = await newest_snapshot(self._store, self._names)
         contents = None if snapshot is None else snapshot.contents
@@ -147,8 +149,9 @@ class _Search:
                 self._names.cursor,
                 "at its beginning" if contents is None else f"after {tuple(contents.mark_delete)}, its last snapshot",
             )
-        generation = next((each for each in reversed(generations) if each not in self._damaged), None)
-        following = generations[-1] + 1 if generations else 1
+        openable = [each for each in self._names.generations(names) if each not in self._damaged]
+        generation = openable[-1] if openable else None
+        following = self._following(names)
         if generation is None:
             generation, following = following, following + 1
             log = self._opened[generation] = await self._store.create(self._names.log(generation))
@@ -157,19 +160,28 @@ class _Search:
         found = Found(log, generation, following, 0 if snapshot is None else snapshot.sequence)
         found.snapshot = contents
         found.must_roll = log.is_sealed
-        found.rubbish = await self._rubbish(generation, keep_all=self._has_lost)
+        if self._has_lost:
+            await self._close_but(generation)
+        else:
+            found.leftovers = self._leftovers(generation, names)
         return found, Loaded()
 
-    async def _rubbish(self, generation: int, *, keep_all: bool = False) -> set[str]:
-        """Close the other logs, and return the names of those that nobody needs; what is damaged is kept this time."""
+    def _following(self, names: Sequence[str]) -> int:
+        """Return the number of the next log: above all that are there, also of logs that have only snapshots left."""
+        return max([0, *self._names.generations(names), *self._names.snapshots(names)]) + 1
+
+    def _leftovers(self, generation: int, names: Sequence[str]) -> list[Leftover]:
+        """Return what nobody needs; what is damaged is kept this time."""
+        others = {*self._names.generations(names), *self._names.snapshots(names)} - {generation, *self._damaged}
+        return [
+            Leftover(self._opened.get(other), Snapshots(self._store, self._names.snapshot(other)))
+            for other in sorted(others)
+        ]
+
+    async def _close_but(self, generation: int) -> None:
         for other, log in self._opened.items():
             if other != generation:
                 await log.aclose()
-        if keep_all:
-            return set()
-        kept = {generation, *self._damaged}
-        keep = {self._names.log(each) for each in kept} | {self._names.snapshot(each) for each in kept}
-        return set(self._names.own(await self._store.names())) - keep
 
 
 async def last_usable(log: Log, cache_bytes: int | None) -> tuple[Usable | None, bool]:

@@ -15,6 +15,7 @@ from ..errors import (
     LedgerError,
     LogCorruptedError,
     LogExistsError,
+    LogFencedError,
     LogNotFoundError,
     LogVersionError,
 )
@@ -45,9 +46,15 @@ class Snapshots:
 
         :raises LedgerError: it could not be written
         """
+        record = encode_head(head)
         if self._log is None:
             self._log = await _open(self._store, self.name)
-        await self._log.append(encode_head(head))
+        try:
+            await self._log.append(record)
+        except LogFencedError:  # whose the cursor is, its own log tells, not this one
+            await self._log.aclose()
+            self._log = await _open(self._store, self.name)
+            await self._log.append(record)
         self._last = head
 
     async def advance(self, head: Head) -> None:
@@ -55,6 +62,18 @@ class Snapshots:
         last = self._last
         if last is None or last.contents != head.contents:
             await self.write(head)
+
+    async def delete(self) -> None:
+        """Delete its log, if there is one.
+
+        :raises LedgerError: it could not be deleted, or somebody else has it by now
+        """
+        log, self._log = self._log, None
+        with suppress(LogNotFoundError):
+            if log is not None:
+                await log.delete()
+            else:
+                await self._store.delete(self.name)
 
     async def aclose(self) -> None:
         """Close its log. Idempotent."""
@@ -69,20 +88,22 @@ async def newest_snapshot(store: LogStore, names: Names) -> Head | None:
     """
     best: Head | None = None
     for generation in names.snapshots(await store.names()):
-        head = await _last(store, names.snapshot(generation))
+        head = await _newest(store, names.snapshot(generation))
         if head is not None and (best is None or head.sequence > best.sequence):
             best = head
     return best
 
 
-async def _last(store: LogStore, name: str) -> Head | None:
-    """Return the last snapshot of a log that can be read."""
+async def _newest(store: LogStore, name: str) -> Head | None:
+    """Return the newest snapshot of a log that can be read: who has lost the cursor may have written the last one."""
+    best: Head | None = None
     with suppress(LogNotFoundError, LogCorruptedError):
         async with await store.open_log(name) as log:
-            for number in reversed(range(log.length)):
+            for number in range(log.length):
                 with suppress(LogCorruptedError, CursorFormatError):
-                    return decode_head((await log.read(number, number))[0])
-    return None
+                    head = decode_head((await log.read(number, number))[0])
+                    best = head if best is None or head.sequence > best.sequence else best
+    return best
 
 
 async def _open(store: LogStore, name: str) -> Log:

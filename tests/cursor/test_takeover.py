@@ -1,0 +1,90 @@
+"""A cursor on object storage that another process takes over, at any moment of what its owner does."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from obstore.store import MemoryStore
+
+from pulsar_nack import Fixed, LedgerError, Position
+from pulsar_nack.config import CursorConfig
+from pulsar_nack.cursor import Cursor
+from pulsar_nack.ledger import ObjectLogStore
+from pulsar_nack.ledger._object_fault import FaultyObjects
+
+from .stage import LONG, acked
+
+LEDGERS = {1: 40, 2: 40}
+ROLLING = CursorConfig(managed_ledger_cursor_max_entries_per_ledger=2, rollover_bytes=0, flush_interval=LONG)
+CALM = CursorConfig(flush_interval=LONG)
+
+
+class Race:
+    """Two owners of one cursor; the second one comes when the first one makes a certain request."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.objects = FaultyObjects(self.store)
+        self.reported: set[tuple[int, int]] = set()
+        self.has_taken_over = False
+
+    async def first(self) -> None:
+        """Acknowledge and flush until somebody else has the cursor."""
+        async with await ObjectLogStore.open(self.objects, threads=1, attempts=1, backoff=Fixed(0)) as store:
+            with suppress(LedgerError):
+                cursor = await Cursor.open(store, LEDGERS, ROLLING)
+                try:
+                    for entry in range(1, 13, 2):
+                        await cursor.acknowledge([Position(1, entry)])
+                        await cursor.flush()
+                        self.reported.add((1, entry))
+                finally:
+                    await cursor.aclose()
+
+    def take_over(self) -> None:
+        """Open the cursor in another process, as it were: another loop, in the thread that makes the request."""
+        asyncio.run(self.second())
+
+    async def second(self) -> None:
+        """Look that nothing that was reported is missing, and acknowledge something."""
+        before = set(self.reported)
+        async with (
+            await ObjectLogStore.open(self.store, threads=1) as store,
+            await Cursor.open(store, LEDGERS, CALM) as cursor,
+        ):
+            assert before <= set(await acked(cursor))
+            await cursor.acknowledge([Position(2, 5)])
+            await cursor.flush()
+        self.reported.add((2, 5))
+        self.has_taken_over = True
+
+    async def check(self) -> None:
+        """Open it once more: all that was reported is there, and one log only."""
+        async with await ObjectLogStore.open(self.store, threads=1) as store:
+            async with await Cursor.open(store, LEDGERS, CALM) as cursor:
+                assert self.reported <= set(await acked(cursor))
+                await cursor.acknowledge([Position(2, 9)])
+            assert len([name for name in await store.names() if not name.endswith("-snapshot")]) == 1
+
+
+def count_requests() -> int:
+    """Return how many requests the first owner makes when nobody disturbs it."""
+    race = Race()
+    asyncio.run(race.first())
+    assert len(race.reported) == 6
+    return len(race.objects.history)
+
+
+@pytest.mark.timeout(120)
+def test_taken_over_at_every_request() -> None:
+    """Whenever another process takes the cursor over, neither of them loses what it reported to be durable."""
+    requests = count_requests()
+    assert requests > 60
+    for at in range(requests):
+        race = Race()
+        race.objects.call(at, race.take_over)
+        asyncio.run(race.first())
+        assert race.has_taken_over
+        asyncio.run(race.check())
