@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from ..config import CursorConfig
@@ -10,12 +11,13 @@ from ..ids import Position
 from ..index import varint_bytes
 from ..ledger import LogStore
 from ._acks import AckState
+from ._found import Found
 from ._generations import Names
 from ._ledger_acks import LedgerAcks
 from ._ledgers import Ledgers, as_ledgers
 from ._log import CursorLog
 from ._properties import Properties
-from ._recovery import recover
+from ._recovery import Loaded, recover
 from ._sizes import ledger_size
 from ._wire import messages
 
@@ -43,28 +45,39 @@ async def open_state(
     """
     messages()
     ledgers = None if topic is None else as_ledgers(topic)
-
-    def state_size(acks: LedgerAcks) -> int:
-        return ledger_size(acks, 0, limit=config.max_entry_bytes)
-
-    state = AckState(ledgers, _beginning(ledgers, start), ledger_size=state_size)
+    make = partial(AckState, ledgers, ledger_size=partial(_size, limit=config.max_entry_bytes))
+    begin = make(_beginning(ledgers, start))
     is_bounded = config.enable_lru_cache_max_unacked_ranges
     limit = config.max_individual_ack_cache_bytes_per_cursor if is_bounded else None
     found, loaded = await recover(store, names, limit)
-    contents = found.contents or found.snapshot
-    if contents is not None:
-        state = AckState(ledgers, contents.mark_delete, ledger_size=state_size)
+    log = CursorLog(store, names, config, found)
+    try:
+        contents = found.contents or found.snapshot
+        state = begin if contents is None else make(contents.mark_delete)
+        _fill(state, found, loaded, is_bounded=is_bounded)
+        return Opened(state, log, Properties({} if contents is None else contents.cursor_properties))
+    except BaseException:
+        await log.aclose()
+        raise
+
+
+def _fill(state: AckState, found: Found, loaded: Loaded, *, is_bounded: bool) -> None:
+    """Take over what was found, and make dirty what has to be written before a marker can name it."""
     for ledger, known in loaded.summaries.items():
-        size = known.size - varint_bytes(ledger) + 1  # as ledger_size has it for ledger 0
+        size = known.size - varint_bytes(ledger) + 1  # as if it were ledger 0
         state.note_evicted(ledger, known.summary, size=size, ranges=known.ranges)
     for ledger in sorted(loaded.states):
         state.recover(ledger, loaded.states[ledger])
-    if found.contents is None or found.is_single:  # none of it is there in a form that a marker could name
-        state.put_back_dirty(state.ledger_states, mark_delete=contents is not None)
+    if (found.is_single and is_bounded) or found.snapshot is not None:
+        state.put_back_dirty(state.ledger_states, mark_delete=True)
     passed = [ledger for ledger in found.index if ledger not in state.ledger_states and ledger not in state.evicted]
     state.put_back_dirty(passed, mark_delete=False)
-    properties = Properties({} if contents is None else contents.cursor_properties)
-    return Opened(state, CursorLog(store, names, config, found), properties)
+    state.settle()
+
+
+def _size(acks: LedgerAcks, *, limit: int) -> int:
+    """Return what a ledger's state takes, as if it were ledger 0; the marker's size has the rest."""
+    return ledger_size(acks, 0, limit=limit)
 
 
 def _beginning(ledgers: Ledgers | None, start: tuple[int, int] | None) -> Position:
