@@ -18,7 +18,7 @@ from ._nacks import inspect_nacks
 from ._report import FolderReport, StoreReport
 from ._store import Store
 
-_LOOKS: Final = 5
+_LOOKS: Final = 8
 _PAUSE_S: Final = 0.1
 _DEEPEST: Final = 8
 
@@ -62,21 +62,22 @@ def _inspect_store(folder: Path, only: str | None = None) -> StoreReport:
     """Look at a store until it is whole, or has not changed meanwhile: what is wrong then is wrong."""
     for look in range(_LOOKS):
         before = _fingerprint(folder)
-        report = _look(folder, only)
-        if not report.damage or look + 1 == _LOOKS or before == _fingerprint(folder):
+        store = Store(folder)
+        report = _look(store, only)
+        is_fine = not report.damage and not store.has_lost
+        if is_fine or look + 1 == _LOOKS or before == _fingerprint(folder):
             break
         time.sleep(_PAUSE_S)
     return report
 
 
-def _look(folder: Path, only: str | None) -> StoreReport:
-    store = Store(folder)
+def _look(store: Store, only: str | None) -> StoreReport:
     store.look(only)
     nacks = inspect_nacks(store)
     delayed = inspect_delayed(store)
     cursors = inspect_cursors(store)
     return StoreReport(
-        path=str(folder),
+        path=str(store.folder),
         logs=tuple(log.report() for log in store.logs.values()),
         delayed=delayed,
         nacks=nacks,

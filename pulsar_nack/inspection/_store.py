@@ -23,6 +23,7 @@ class Inspected:
         self.first = first
         self.last = last
         self.kind: LogKind = "plain"
+        self.is_gone = False
 
     @property
     def name(self) -> str:
@@ -34,8 +35,14 @@ class Inspected:
         return (data for _, data in self.numbered())
 
     def numbered(self) -> Iterator[tuple[int, bytes]]:
-        """Go through its records again with their numbers; some are left out where a file is damaged."""
-        return LogScan(self.scan.store, self.name).records()
+        """Go through its records again with their numbers; some are left out where a file is damaged.
+
+        When the log is deleted meanwhile the rest is left out, and ``is_gone`` is set.
+        """
+        try:
+            yield from LogScan(self.scan.store, self.name).records()
+        except LogGoneError:
+            self.is_gone = True
 
     def report(self) -> LogReport:
         """Return what is told of it."""
@@ -53,6 +60,12 @@ class Store:
         self.notes: list[str] = []
         self.leftovers: list[str] = []
         self.foreign: list[str] = []
+        self._has_lost = False
+
+    @property
+    def has_lost(self) -> bool:
+        """Return whether a log was deleted by its owner while it was looked at: what is told is not all of it."""
+        return self._has_lost or any(log.is_gone for log in self.logs.values())
 
     def look(self, only: str | None = None) -> None:
         """Go through all logs, or one of them."""
@@ -85,6 +98,7 @@ class Store:
                     first = data
                 last = data
         except LogGoneError:
+            self._has_lost = True
             return
         self.logs[name] = Inspected(scan, first if len(first) <= _KEPT else b"", last if len(last) <= _KEPT else b"")
         self.damage += scan.damage

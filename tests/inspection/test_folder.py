@@ -8,17 +8,20 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from pulsar_nack import InvalidArgumentError
+from pulsar_nack import BucketDelayedDeliveryTracker, Cursor, CursorConfig, InvalidArgumentError
 from pulsar_nack.errors import LedgerError
 from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
 from pulsar_nack.inspection._delayed import _SNAPSHOT
 from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.testing import ManualClock
 
-from .folders import everything, segments, write_buckets, write_nacks, write_plain
+from .folders import BUCKETS, everything, segments, write_buckets, write_nacks, write_plain
 
 
 def only(report: FolderReport) -> StoreReport:
@@ -166,23 +169,68 @@ async def test_nothing_is_changed(tmp_path: Path) -> None:
     assert everything(tmp_path) == before
 
 
-async def test_beside_a_writer(tmp_path: Path) -> None:
-    """While logs are written, roll over, are made and deleted, nothing is called damaged, and the writer goes on."""
+@contextmanager
+def watched(folder: Path) -> Iterator[list[FolderReport]]:
+    """Look at a folder in a thread, again and again; nothing must fail, or be called damaged."""
     reports: list[FolderReport] = []
     errors: list[Exception] = []
     is_over = threading.Event()
-    await write_plain(tmp_path, 1)
 
     def look() -> None:
         while not is_over.is_set():
             try:
-                reports.append(inspect_folder(tmp_path))
+                reports.append(inspect_folder(folder))
             except Exception as error:  # noqa: BLE001 - told below
                 errors.append(error)
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
+        yield reports
+    finally:
+        is_over.set()
+        thread.join(20)
+    assert errors == []
+    assert [list(report.damage) for report in reports if report.is_damaged] == []
+
+
+async def test_beside_a_cursor(tmp_path: Path) -> None:
+    """While a cursor writes, and goes on in new logs, what is told of it is sound, and its position only goes on."""
+    config = CursorConfig(flush_interval=3_600, rollover_bytes=2_000, max_entry_bytes=1_024)
+    async with await Cursor.open_local(tmp_path, {1: 10_000, 2: 10_000}, config) as cursor:
+        await cursor.acknowledge([(1, 0)])
+        await cursor.flush()
+        with watched(tmp_path) as reports:
+            for entry in range(1, 200):
+                await cursor.acknowledge([(1, entry), (2, 7 * entry % 5_000)])
+                await cursor.flush()
+            while len(reports) < 5:
+                await asyncio.sleep(0.01)
+        assert cursor.statistics().rollovers > 3
+    places = [each.mark_delete for report in reports for each in only(report).cursors]
+    assert places == sorted(places)
+    assert len(places) == len(reports)
+
+
+async def test_beside_a_bucket_tracker(tmp_path: Path) -> None:
+    """While buckets are stored, merged and deleted, nothing is called missing."""
+    config = BUCKETS.model_copy(update={"delayed_delivery_max_num_buckets": 2})
+    async with await BucketDelayedDeliveryTracker.open_local(tmp_path, config, clock=ManualClock(0)) as tracker:
+        with watched(tmp_path) as reports:
+            for ledger in range(1, 9):
+                for entry in range(1_500):
+                    tracker.add_message(ledger, entry, 60_000 + entry)
+                await tracker.wait_until_idle()
+            while len(reports) < 5:
+                await asyncio.sleep(0.01)
+            await tracker.clear()
+            await tracker.wait_until_idle()
+
+
+async def test_beside_a_writer(tmp_path: Path) -> None:
+    """While logs are written, roll over, are made and deleted, nothing is called damaged, and the writer goes on."""
+    await write_plain(tmp_path, 1)
+    with watched(tmp_path) as reports:
         async with await LocalLogStore.open(tmp_path, max_segment_bytes=2_000) as store:
             log = await store.open_log("events")
             for number in range(150):
@@ -193,12 +241,6 @@ async def test_beside_a_writer(tmp_path: Path) -> None:
                     await other.delete()
             while len(reports) < 5:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.2)
-    finally:
-        is_over.set()
-        await asyncio.to_thread(thread.join, 20)
-    assert errors == []
-    assert [list(report.damage) for report in reports if report.is_damaged] == []
     counts = [next(log.records for log in only(report).logs if log.name == "events") for report in reports]
     assert counts == sorted(counts)
 
