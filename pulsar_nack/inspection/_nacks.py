@@ -65,6 +65,12 @@ def _replay(store: Store, log: Inspected, memory: Memory) -> None:
             return
 
 
+def _entries_of(acknowledged: object) -> int:
+    """Return how many entries a record tells of: one, or those of its ranges."""
+    ranges = getattr(acknowledged, "ranges", None)
+    return 1 if ranges is None else sum(last - first + 1 for first, last in ranges)
+
+
 def _report(used: tuple[str, ...], ignored: tuple[str, ...], memory: Memory) -> NacksReport:
     times, counts = array("q"), array("I")
     ledgers: dict[tuple[int, int, str | None], int] = {}
@@ -81,7 +87,7 @@ def _report(used: tuple[str, ...], ignored: tuple[str, ...], memory: Memory) -> 
         first_at=min(times, default=None),
         last_at=max(times, default=None),
         most_redeliveries=max(counts, default=0),
-        acknowledged=sum(1 for _ in memory.acknowledged()),
+        acknowledged=sum(map(_entries_of, memory.acknowledged())),
         ledgers=tuple(
             WaitingLedger(*key, messages) for key, messages in sorted(ledgers.items(), key=lambda each: each[0][:2])
         ),
