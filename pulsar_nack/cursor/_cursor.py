@@ -61,6 +61,7 @@ class Cursor(CursorFigures):
 
     _owned: LocalLogStore | None = None
     _closing: asyncio.Task[None] | None = None
+    _ending: asyncio.Task[None] | None = None
     _is_closed = True
 
     def __init__(self, opened: Opened, config: CursorConfig) -> None:
@@ -162,20 +163,22 @@ class Cursor(CursorFigures):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        timeout = _seconds(self._config.close_timeout)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _seconds(self._config.close_timeout)
         self._flusher.end()
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout_at(deadline):
                 await self._line.empty()
                 if self._flusher.broken is None:
                     await self._flusher.flush()
                 await self._flusher.idle()
         finally:
             self._line.cancel()
-            ending = asyncio.get_running_loop().create_task(self._end(), name="pulsar_nack.Cursor end")
-            await asyncio.wait([ending], timeout=timeout)
-            if ending.done():
-                ending.result()
+            self._ending = loop.create_task(self._end(), name="pulsar_nack.Cursor end")
+            self._ending.add_done_callback(retrieve)
+            await asyncio.wait([self._ending], timeout=max(deadline - loop.time(), 0))
+            if self._ending.done():
+                self._ending.result()
 
     async def _end(self) -> None:
         await self._flusher.idle()

@@ -32,6 +32,7 @@ from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import BatchSet, Cursor, _cursor, _opening
 from pulsar_nack.cursor._ledger_acks import LedgerAcks
 from pulsar_nack.cursor._records import RECORD_OVERHEAD
+from pulsar_nack.ledger._shell import LogShell
 from pulsar_nack.testing import ManualClock, MemorySnapshotStorage, run, virtual_time
 
 from .stage import Home, acked, config_of, faulty_home, local_home, memory_home, object_home, positions
@@ -689,6 +690,31 @@ async def test_close_that_cannot_write() -> None:
         files.heal()
         async with await Cursor.open(store, TWENTY, config_of()) as again:
             assert await acked(again) == []
+
+
+@virtual_time
+async def test_close_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that does not end holds closing up for ``close_timeout``, and not longer."""
+    home, is_free = memory_home(), asyncio.Event()
+    append = LogShell.append_many
+
+    async def hang(log: LogShell, records: Sequence[bytes]) -> int:
+        await is_free.wait()
+        return await append(log, records)
+
+    async with await home.open() as store:
+        cursor = await Cursor.open(store, TWENTY, config_of(close_timeout=7))
+        await cursor.acknowledge([Position(1, 3)])
+        monkeypatch.setattr(LogShell, "append_many", hang)
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            await cursor.aclose()
+        assert asyncio.get_running_loop().time() - begun == pytest.approx(7, abs=0.1)
+        is_free.set()
+        assert cursor._ending is not None
+        await cursor._ending
+    async with home.cursor(TWENTY) as cursor:
+        assert await acked(cursor) == [(1, 3)]
 
 
 async def test_unclosed(tmp_path: Path) -> None:
