@@ -3,7 +3,7 @@
 from ._version import __version__
 from .backoff import Backoff, Exponential, Fixed, Multiplier, Steps
 from .clock import AlarmClock, Clock, LoopClock, MonotonicClock, WallClock
-from .config import BucketConfig, CursorConfig, DelayedDeliveryConfig, NackConfig
+from .config import BucketConfig, CursorConfig, DelayedDeliveryConfig, NackConfig, TopicConfig
 from .consumer import (
     Consumer,
     ConsumerPort,
@@ -66,12 +66,14 @@ from .errors import (
     SnapshotError,
     SnapshotFormatError,
     SnapshotNotFoundError,
+    TopicFormatError,
     VirtualDeadlockError,
     WouldBlockError,
     WrongLoopError,
 )
 from .ids import MessageId, Position
 from .nack import DueRun, NackSchedule, NackStatistics, NegativeAcksTracker, RedeliveryCallback
+from .topic import LocalTopic
 
 __all__ = [
     "AlarmClock",
@@ -105,6 +107,7 @@ __all__ = [
     "InjectedError",
     "InvalidArgumentError",
     "LedgerError",
+    "LocalTopic",
     "LogBucketTracker",
     "LogCorruptedError",
     "LogDelayedCursor",
@@ -148,6 +151,8 @@ __all__ = [
     "SupportsForgetting",
     "SupportsSeek",
     "SupportsSnapshotListing",
+    "TopicConfig",
+    "TopicFormatError",
     "TrackerFallback",
     "VirtualDeadlockError",
     "WallClock",

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
-__all__ = ["MAX_PRECISION_BITS", "BucketConfig", "CursorConfig", "DelayedDeliveryConfig", "NackConfig"]
+__all__ = ["MAX_PRECISION_BITS", "BucketConfig", "CursorConfig", "DelayedDeliveryConfig", "NackConfig", "TopicConfig"]
 
 MAX_PRECISION_BITS: Final = 62
 _DAY_S: Final = 86_400
@@ -266,3 +266,22 @@ class CursorConfig(_Settings):
         if isinstance(value, int) and 1 <= value < _LEAST_METADATA_LIMIT:
             raise InvalidArgumentError(given[0], value, f"below 1 for no limit, or at least {_LEAST_METADATA_LIMIT}")
         return {**data, _METADATA_LIMIT: value}
+
+
+class TopicConfig(_Settings):
+    """When a local topic goes on in a new ledger, and how its subscriptions keep what is acknowledged."""
+
+    max_entries_per_ledger: int = Field(default=50_000, ge=1)
+    """A ledger is full with so many entries."""
+    max_ledger_bytes: int = Field(default=256 << 20, ge=1)
+    """A ledger is full when it takes so many bytes."""
+    max_ledger_age: DelayField = timedelta(hours=4)
+    """A ledger that has an entry is not used for longer than this."""
+    max_entry_bytes: int = Field(default=5 << 20, ge=1, le=15 << 20)
+    """Largest entry, a batch with all its messages."""
+    cursor: CursorConfig = Field(default_factory=CursorConfig)
+    """How acknowledgements are kept, and how much of them."""
+
+    if TYPE_CHECKING:  # as above
+
+        def __init__(self, **settings: Any) -> None: ...

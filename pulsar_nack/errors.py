@@ -15,6 +15,7 @@
     │   ├── SnapshotNotFoundError            there is none of this id
     │   └── SnapshotFormatError  (ValueError)   its bytes are corrupt, truncated or something else
     ├── CursorFormatError     (ValueError)   a record of acknowledgement state is corrupt, truncated or something else
+    ├── TopicFormatError      (ValueError)   an entry of a local topic is corrupt, truncated or something else
     ├── InjectedError                        a test asked for it
     ├── VirtualDeadlockError                 a virtual loop would have slept for ever
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
@@ -62,6 +63,7 @@ __all__ = [
     "SnapshotError",
     "SnapshotFormatError",
     "SnapshotNotFoundError",
+    "TopicFormatError",
     "VirtualDeadlockError",
     "WouldBlockError",
     "WrongLoopError",
@@ -306,6 +308,15 @@ class SnapshotFormatError(SnapshotError, ValueError):
 
 class CursorFormatError(PulsarNackError, ValueError):
     """A record of acknowledgement state is corrupt, truncated or something else; ``part`` says which part of it."""
+
+    def __init__(self, part: str, reason: str) -> None:
+        self.part = part
+        self.reason = reason
+        super().__init__(f"{part}: {reason}")
+
+
+class TopicFormatError(PulsarNackError, ValueError):
+    """An entry of a local topic is corrupt, truncated or something else; ``part`` says which part of it."""
 
     def __init__(self, part: str, reason: str) -> None:
         self.part = part

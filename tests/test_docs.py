@@ -40,6 +40,7 @@ from pulsar_nack import (
     NackConfig,
     NackSchedule,
     NackStatistics,
+    TopicConfig,
 )
 from pulsar_nack.cursor import GateStatistics
 from pulsar_nack.cursor._gate import DEFAULT_LIMIT
@@ -250,6 +251,12 @@ def test_every_setting_of_cursors_is_listed() -> None:
     (other,) = re.findall(r", `(\w+)`", rows[limit])
     assert CursorConfig(**{other: 2_048}).max_per_cursor_metadata_size_in_bytes == 2_048
     assert CursorConfig().max_per_cursor_metadata_size_in_bytes == DEFAULT_LIMIT
+
+
+def test_every_setting_of_local_topics_is_listed() -> None:
+    """The page of local topics names each field of TopicConfig with its alias."""
+    rows = {cells[0].strip("` "): cells[1].strip("`") for cells in table_rows("local-topics.md", "Settings")}
+    assert rows == {name: field.alias for name, field in TopicConfig.model_fields.items()}
 
 
 def test_every_error_is_listed() -> None:

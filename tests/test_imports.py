@@ -125,6 +125,7 @@ def test_is_bounded() -> None:
         "index",
         "ledger",
         "nack",
+        "topic",
     }
 
 

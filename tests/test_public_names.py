@@ -37,6 +37,7 @@ PUBLIC = {
     "pulsar_nack.observe",
     "pulsar_nack.planning",
     "pulsar_nack.testing",
+    "pulsar_nack.topic",
 }
 LAYERS = {
     "foundation": 0,
@@ -47,14 +48,14 @@ LAYERS = {
     "delayed": 2,
     "cursor": 2,
     "consumer": 3,
-    "topic": 3,
     "wire": 3,
-    "names": 4,
-    "inspection": 5,
-    "observe": 5,
-    "testing": 5,
-    "pipeline": 5,
-    "cli": 6,
+    "topic": 4,
+    "names": 5,
+    "inspection": 6,
+    "observe": 6,
+    "testing": 6,
+    "pipeline": 6,
+    "cli": 7,
 }
 """From below to above; the foundation is every module of the top package, ``names`` its ``__init__``."""
 ANYWHERE = ("",)
@@ -67,7 +68,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
     "_pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
     "pulsar_lite": ("cli/", "testing/_lite"),
-    "google": ("delayed/bucket/", "cursor/"),
+    "google": ("delayed/bucket/", "cursor/", "topic/"),
     "obstore": ("ledger/_object_",),
     "prometheus_client": ("observe/_cursor_", "observe/_delayed_"),
     "structlog": ("observe/_structlog",),

@@ -5,6 +5,7 @@ from ._due import DueIds
 from ._entries import as_entries
 from ._entry_sets import MAX_ENTRY, EntrySets
 from ._front import NEVER, Front
+from ._ordered import OrderedPositions
 from ._pieces import Piece, add_entries, add_runs, add_words, pieces_of, varint_bytes, whole_piece
 from ._position_ranges import PositionRange, PositionRanges
 from ._ranges import EntryRanges
@@ -17,6 +18,7 @@ __all__ = [
     "EntryRanges",
     "EntrySets",
     "Front",
+    "OrderedPositions",
     "Piece",
     "PositionRange",
     "PositionRanges",

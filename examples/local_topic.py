@@ -1,0 +1,67 @@
+"""A queue in a folder: jobs that fail come back at their own times, also after the worker was killed with signal 9.
+
+    pip install 'pulsar-nack[topic]'
+    python examples/local_topic.py
+
+It needs no broker. The worker is killed in the middle, and the next one goes on with what is not acknowledged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+
+from pulsar_nack import LocalTopic
+
+JOBS = ("resize the picture", "send the invoice", "call the slow partner", "write the report")
+FAILURES = {"resize the picture": 1, "call the slow partner": 2}
+
+
+async def publish(folder: str) -> None:
+    """Put the jobs into the queue."""
+    async with await LocalTopic.open(folder) as topic:
+        await topic.subscribe("workers", initial_position="earliest")
+        await topic.publish([job.encode() for job in JOBS])
+
+
+async def work(folder: str) -> None:
+    """Do jobs until none is left; one that fails comes back half a second later."""
+    async with await LocalTopic.open(folder) as topic, topic.consumer("workers", backoff=0.5) as consumer:
+        while topic.backlog("workers"):
+            message = await consumer.receive(timeout=10)
+            job = message.data.decode()
+            if message.redelivery_count < FAILURES.get(job, 0):
+                await message.nack()
+                continue
+            await message.ack()
+            await topic.flush()
+            print(f"{job}: done at attempt {message.redelivery_count + 1}", flush=True)
+
+
+async def main() -> None:
+    """Publish, kill a worker after its first job, and let a second one do the rest."""
+    with tempfile.TemporaryDirectory() as folder:
+        await publish(folder)
+        done: list[str] = []
+        for is_killed in (True, False):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, __file__, "--work", folder, stdout=asyncio.subprocess.PIPE
+            )
+            assert process.stdout is not None
+            while line := (await process.stdout.readline()).decode().strip():
+                print(line)
+                done.append(line.partition(":")[0])
+                if is_killed:
+                    process.kill()
+            print("killed" if is_killed else "nothing is left")
+            await process.wait()
+        assert sorted(done) == sorted(JOBS), done
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", metavar="FOLDER", help="be a worker")
+    options = parser.parse_args()
+    asyncio.run(work(options.work) if options.work else main())

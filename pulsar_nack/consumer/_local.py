@@ -1,0 +1,194 @@
+"""The port of a local topic: what a :class:`~pulsar_nack.Consumer` needs of it, and what a plain reader may use too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from ..errors import BrokerError, ClosedError, InvalidArgumentError
+from ..ids import MessageId, Position
+from ._port import Delivery, PortTraits
+
+MAX_IDS: Final = 100_000
+
+
+class LocalSubscription(Protocol):
+    """What a local topic does for the ports of one subscription; each is known to it by a number."""
+
+    name: str
+
+    def leave(self, number: int) -> None:
+        """Let a consumer go; what it has not acknowledged goes to the others."""
+
+    def received(self, number: int) -> None:
+        """Note that a consumer has received a message."""
+
+    def redeliver(self, number: int, positions: Iterable[Position]) -> None:
+        """Send entries again that a consumer holds."""
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Acknowledge messages, all or none."""
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge everything up to a message."""
+
+    async def seek_to(self, position: MessageId | int) -> None:
+        """Move to a message, or to a publish time in epoch ms."""
+
+
+class LocalPort:
+    """One consumer of a local topic's subscription; a :class:`~pulsar_nack.ConsumerPort`.
+
+    Get it from :meth:`~pulsar_nack.LocalTopic.subscribe`. On Exclusive and Failover subscriptions a redelivery request
+    brings back everything that is not acknowledged, as it does at a broker.
+    """
+
+    def __init__(
+        self, topic: str, subscription: LocalSubscription, *, name: str, is_shared: bool, receiver_queue_size: int
+    ) -> None:
+        self._topic = topic
+        self._subscription = subscription
+        self._is_shared = is_shared
+        self.name = name
+        self._traits = PortTraits(
+            honours_ids=is_shared,
+            max_ids_per_request=MAX_IDS,
+            batch_index_ack=True,
+            receiver_queue_size=receiver_queue_size,
+        )
+        self._number = -1
+        self._here: deque[Delivery] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._is_closed = False
+        self._failure: BaseException | None = None
+
+    @property
+    def traits(self) -> PortTraits:
+        """Return what this port promises."""
+        return self._traits
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"{len(self._here)} messages here"
+        return f"<LocalPort {self.name!r} of {self._subscription.name!r}, {state}>"
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it was closed, by :meth:`close` or with its topic."""
+        return self._is_closed
+
+    async def receive(self) -> Delivery:
+        """Return the next message; cancelling it loses none.
+
+        :raises ClosedError: it, or its topic, is closed
+        :raises BrokerError: the subscription has ended with an error
+        """
+        while not self._here:
+            self._check_open()
+            await self._wait()
+        self._check_open()
+        delivery = self._here.popleft()
+        self._subscription.received(self._number)
+        return delivery
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Acknowledge messages, all or none; written within the cursor's ``flush_interval``.
+
+        :raises InvalidArgumentError: one of them is no message of the topic
+        """
+        self._check_open()
+        self._check_ids(ids)
+        await self._subscription.acknowledge(ids)
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge everything up to a message, itself included.
+
+        :raises BrokerError: the subscription is shared
+        :raises InvalidArgumentError: it is no message of the topic
+        """
+        self._check_open()
+        self._check_ids([message_id])
+        if self._is_shared:
+            raise BrokerError("a shared subscription has no cumulative acknowledgement")
+        await self._subscription.acknowledge_cumulative(message_id)
+
+    async def redeliver(self, ids: Sequence[MessageId]) -> None:
+        """Have the entries of these sent again now; ids that this consumer does not hold are ignored.
+
+        :raises InvalidArgumentError: no ids, too many, or of another topic
+        """
+        self._check_open()
+        if not 0 < len(ids) <= MAX_IDS:
+            raise InvalidArgumentError("ids", len(ids), f"1 to {MAX_IDS} ids in one request")
+        self._check_ids(ids)
+        self._subscription.redeliver(self._number, [Position(*message_id[:2]) for message_id in ids])
+
+    async def seek(self, position: MessageId | int) -> None:
+        """Move the subscription, so that this message, or the first from this publish time in ms on, is next.
+
+        :raises InvalidArgumentError: it lies beyond the end
+        """
+        self._check_open()
+        await self._subscription.seek_to(position)
+
+    async def close(self) -> None:
+        """Give back what is not acknowledged, to others at once; receivers that wait get an error. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._here.clear()
+        self._subscription.leave(self._number)
+        self._wake_all()
+
+    # -- what the subscription calls -----------------------------------------------------------------------------------
+
+    def joined(self, number: int) -> None:
+        """Take the number that the subscription knows this port by."""
+        self._number = number
+
+    def take(self, deliveries: Iterable[Delivery]) -> None:
+        """Take messages; what waits looks again, each for one."""
+        self._here.extend(deliveries)
+        self._wake_all()
+
+    def give_back(self, positions: Iterable[Position]) -> int:
+        """Drop what was taken of these entries and not received yet; return how many messages that is."""
+        if not self._here:
+            return 0
+        gone = set(positions)
+        kept = [delivery for delivery in self._here if delivery.id[:2] not in gone]
+        dropped = len(self._here) - len(kept)
+        self._here = deque(kept)
+        return dropped
+
+    def fail(self, error: BaseException) -> None:
+        """Let whoever receives know that nothing comes any more."""
+        self._failure = error
+        self._wake_all()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the port")
+        if self._failure is not None:
+            raise BrokerError(f"the subscription has ended: {self._failure}") from self._failure
+
+    def _check_ids(self, ids: Sequence[MessageId]) -> None:
+        for message_id in ids:
+            if not isinstance(message_id, MessageId):
+                raise InvalidArgumentError("ids", message_id, "MessageIds of this topic")
+            if message_id.topic not in {None, self._topic} or message_id.partition >= 0:
+                raise InvalidArgumentError("ids", message_id, f"messages of {self._topic}")
+
+    async def _wait(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+
+    def _wake_all(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)

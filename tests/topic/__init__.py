@@ -1,0 +1,1 @@
+"""Tests of local topics: the pure dispatcher, and topics on real files."""
