@@ -39,6 +39,7 @@ from ._line import IsWanted, Line, retrieve
 from ._loading import Range, as_positions
 from ._opening import Opened, Topic, open_state
 from ._properties import check_text
+from ._requests import checked
 from ._statistics import CursorFigures
 
 _T = TypeVar("_T")
@@ -196,11 +197,13 @@ class Cursor(CursorFigures):
 
     async def is_acked(self, position: tuple[int, int], batch_index: int | None = None) -> bool:
         """Return whether an entry is acknowledged as a whole, or at least this index of its batch. May load."""
-        return await self._do(lambda: self._state.is_acked(position, batch_index))
+        where = checked(position, lowest=-1)
+        return await self._do(lambda: self._state.is_acked(where, batch_index))
 
     async def batch_set(self, position: tuple[int, int]) -> BatchSet | None:
         """Return what is left of a batch of which some messages are acknowledged, else None. May load."""
-        return await self._do(lambda: self._state.batch_set(position))
+        where = checked(position, lowest=-1)
+        return await self._do(lambda: self._state.batch_set(where))
 
     async def unacked(self, ledger: int, first: int, last: int) -> list[tuple[int, int]]:
         """Return the ranges of entries between these two, both ends included, that are not acknowledged as a whole.
@@ -248,7 +251,7 @@ class Cursor(CursorFigures):
         :raises ClosedError: after :meth:`aclose`
         """
         if positions.__class__ is not list:
-            positions = list(positions)
+            positions = _as_list("positions", positions)
         if self._line.is_busy or self._is_crowded or self._is_closed or self._flusher.broken is not None:
             await self._do_in_line(lambda: self._acknowledge(positions, batch_sets))
             return
@@ -268,7 +271,7 @@ class Cursor(CursorFigures):
 
     async def acknowledge_entries(self, ledger: int, entries: Iterable[int]) -> None:
         """Acknowledge entries of one ledger: the fast way for many; the rest is as in :meth:`acknowledge`."""
-        wanted = list(entries)
+        wanted = _as_list("entries", entries)
 
         def apply() -> None:
             self._state.acknowledge_entries(ledger, wanted)
@@ -285,7 +288,7 @@ class Cursor(CursorFigures):
         if self._line.is_busy or self._is_crowded:
             raise WouldBlockError("Cursor (others wait for storage)", wanted=len(positions), room=0)
         try:
-            self._acknowledge(list(positions), batch_sets)
+            self._acknowledge(_as_list("positions", positions), batch_sets)
         except LedgersNotLoaded:
             raise WouldBlockError("Cursor (a ledger is not in memory)", wanted=len(positions), room=0) from None
 
@@ -450,6 +453,17 @@ class Cursor(CursorFigures):
 
 def _seconds(delay: timedelta) -> float:
     return delay.total_seconds()
+
+
+def _as_list(field: str, values: Iterable[_T]) -> list[_T]:
+    """Return a list of what was given.
+
+    :raises InvalidArgumentError: it is nothing that could be listed
+    """
+    try:
+        return list(values)
+    except TypeError:
+        raise InvalidArgumentError(field, values, "a sequence") from None
 
 
 async def _nothing(is_wanted: IsWanted) -> None:

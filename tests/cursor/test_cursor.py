@@ -7,10 +7,11 @@ import errno
 import gc
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -633,6 +634,21 @@ async def test_deleted_ledgers_are_passed() -> None:
         del ledgers[1]
         cursor.settle()
         assert cursor.mark_delete_position == (2, 3)
+
+
+@pytest.mark.parametrize("wrong", [5, None, [5], [(1,)], [(1, 2, 3)], [("a", 1)], [None], [(1, 2.5)], (1, 2), "ab"])
+async def test_no_positions(wrong: Any) -> None:
+    """K6: what is no list of positions is refused by name, and nothing is applied."""
+    async with memory_home().cursor(TWENTY) as cursor:
+        calls: list[Callable[[Any], Awaitable[object]]] = [cursor.reset, cursor.is_acked, cursor.batch_set]
+        for call in [cursor.acknowledge, *(calls if wrong != (1, 2) else [])]:
+            with pytest.raises(InvalidArgumentError, match="position"):
+                await call(wrong)
+        with pytest.raises(InvalidArgumentError, match="position"):
+            cursor.acknowledge_nowait(wrong)
+        with pytest.raises(InvalidArgumentError, match="entries"):
+            await cursor.acknowledge_entries(1, None)  # type: ignore[arg-type]
+        assert (cursor.mark_delete_position, cursor.range_count) == ((1, -1), 0)
 
 
 async def test_without_waiting() -> None:
