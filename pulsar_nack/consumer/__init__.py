@@ -2,7 +2,14 @@
 
 from ._consumer import Consumer
 from ._message import Message
-from ._port import ConsumerPort, Delivery, PortTraits, SupportsCumulativeAck, SupportsSeek
+from ._port import (
+    ConsumerPort,
+    Delivery,
+    PortTraits,
+    SupportsConnectionState,
+    SupportsCumulativeAck,
+    SupportsSeek,
+)
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
 from ._ways import Redelivery
@@ -16,6 +23,7 @@ __all__ = [
     "PortTraits",
     "Redelivery",
     "Subscribing",
+    "SupportsConnectionState",
     "SupportsCumulativeAck",
     "SupportsSeek",
     "subscribe",

@@ -34,6 +34,13 @@ def is_same_topic(message_id: MessageId, other: MessageId) -> bool:
     )
 
 
+def is_through(message_id: MessageId, mark: MessageId) -> bool:
+    """Return whether a cumulative acknowledgement of ``mark`` covers a message."""
+    is_before = message_id[:2] < mark[:2]
+    is_here = message_id[:2] == mark[:2] and (mark.batch_index < 0 or message_id.batch_index <= mark.batch_index)
+    return (is_before or is_here) and is_same_topic(message_id, mark)
+
+
 @dataclass(slots=True)
 class _Entry:
     topic: str | None

@@ -31,7 +31,7 @@ from ._acks import Acks
 from ._inbox import Inbox
 from ._local_store import LocalStore, Recent
 from ._message import Message
-from ._port import ConsumerPort, Delivery, SupportsCumulativeAck, SupportsSeek
+from ._port import ConsumerPort, Delivery, SupportsConnectionState, SupportsCumulativeAck, SupportsSeek
 from ._redelivery import Holds
 from ._room import Room
 from ._states import Record, State, States, Verdict
@@ -40,10 +40,13 @@ from ._ways import Redelivery
 
 if TYPE_CHECKING:
     from ._durable import DurableHome, DurableNacks, Outcome
+    from ._gated import Gated
 
 DEFAULT_MAX_LOCAL_BYTES: Final = 64 * 1024 * 1024
 DEFAULT_UNACKED_LIMIT: Final = 50_000
 DEFAULT_DURABLE_TTL: Final = timedelta(days=7)
+DEFAULT_MAX_ACK_STATE_BYTES: Final = 5_242_880
+_LEAST_ACK_STATE_BYTES: Final = 1_024
 _YIELD_AFTER_MS: Final = 5
 
 
@@ -71,6 +74,8 @@ class Consumer:
     :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
         acknowledgements are kept over restarts; of this consumer alone
     :param durable_ttl: how long a message that does not come is remembered there, after its deadline
+    :param max_ack_state_bytes: most that the durable acknowledgements may take on storage: :meth:`receive` holds new
+        messages back before; below 1: no bound
     :param wall_clock: tells the epoch time that deadlines have there; the machine's own by default
     :raises InvalidArgumentError: names the setting
 
@@ -99,6 +104,7 @@ class Consumer:
         clock: Clock | None = None,
         durable: DurableHome | None = None,
         durable_ttl: Delay = DEFAULT_DURABLE_TTL,
+        max_ack_state_bytes: int = DEFAULT_MAX_ACK_STATE_BYTES,
         wall_clock: Clock | None = None,
     ) -> None:
         self._port = port
@@ -129,7 +135,9 @@ class Consumer:
         self._durable_home = durable
         self._durable_ttl_ms = delay_ms(durable_ttl, "durable_ttl")
         self._wall_clock = wall_clock or WallClock()
+        self._max_ack_state_bytes = _gate_limit(max_ack_state_bytes)
         self._durable: DurableNacks | None = None
+        self._gated: Gated | None = None
         if durable is not None:
             from ._durable import check_home
 
@@ -222,11 +230,22 @@ class Consumer:
     async def _open_durable(self, stack: AsyncExitStack) -> DurableNacks | None:
         if self._durable_home is None:
             return None
-        from ._durable import DurableNacks
+        from ._durable import DurableNacks, Surroundings
+        from ._gated import Gated
 
+        port = self._port if isinstance(self._port, SupportsConnectionState) else None
         durable = self._durable = await DurableNacks.open(
-            self._durable_home, memory_ms=self._ack_memory_ms, ttl_ms=self._durable_ttl_ms, clock=self._wall_clock
+            self._durable_home,
+            memory_ms=self._ack_memory_ms,
+            ttl_ms=self._durable_ttl_ms,
+            clock=self._wall_clock,
+            surroundings=Surroundings(
+                in_flight=lambda: self._unacked() - self._waiting_to_be_shown(),
+                is_connected=lambda: port is None or port.is_connected,
+                max_ack_state_bytes=self._max_ack_state_bytes,
+            ),
         )
+        self._gated = Gated(durable, self._inbox)
         stack.push_async_callback(durable.aclose)
         await durable.restore(self._states, self._holds, self._clock.now_ms())
         return durable
@@ -253,12 +272,18 @@ class Consumer:
         self._ensure_open()
         seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
         async with asyncio.timeout(seconds):
-            message = await self._inbox.get()
+            message = await self._next_message()
             if self._durable is not None:
                 message = await self._until_noted(message, self._durable)
         self._shown += 1
         await self._let_others_run(message)
         return message
+
+    async def _next_message(self) -> Message:
+        while True:
+            message = await self._inbox.get()
+            if self._gated is None or self._gated.admits(message):
+                return message
 
     def __aiter__(self) -> Self:
         return self
@@ -286,7 +311,7 @@ class Consumer:
             self._ensure_open()
             if self._is_current(message):
                 return message
-            message = await self._inbox.get()
+            message = await self._next_message()
 
     async def _let_others_run(self, message: Message) -> None:
         now_ms = self._clock.now_ms()
@@ -303,6 +328,8 @@ class Consumer:
     async def _pump(self) -> None:
         while True:
             await self._inbox.wanted.wait()
+            if self._gated is not None:
+                await self._gated.has_room.wait()
             try:
                 delivery = await self._port.receive()
             except ClosedError as error:
@@ -315,9 +342,13 @@ class Consumer:
 
     def _take(self, delivery: Delivery) -> None:
         self._received += 1
-        if self._durable is not None and self._durable.holds_back(delivery, self._clock.now_ms()):
-            self._room.note()
-            return
+        if self._durable is not None and self._states.get(delivery.id) is None:
+            if self._durable.was_acked(delivery.id):
+                self._acknowledging.again(delivery.id)
+                return
+            if self._durable.holds_back(delivery, self._clock.now_ms()):
+                self._room.note()
+                return
         verdict = self._states.deliver(delivery.id, delivery.redelivery_count, self._clock.now_ms())
         if verdict is Verdict.COPY:
             self._copies += 1
@@ -340,7 +371,12 @@ class Consumer:
 
     def _is_current(self, message: Message) -> bool:
         record = self._states.get(message.id)
-        return record is None or (record.state is State.IN_WORK and record.redelivery_count == message.redelivery_count)
+        is_current = record is None or (
+            record.state is State.IN_WORK and record.redelivery_count == message.redelivery_count
+        )
+        if not is_current and self._gated is not None:
+            self._gated.gone(message)
+        return is_current
 
     # --- settling --------------------------------------------------------------------------------------------------
 
@@ -406,6 +442,8 @@ class Consumer:
                 "the subscription was not moved, for that could not be made durable", error
             ) from error
         self._inbox.clear()
+        if self._gated is not None:
+            self._gated.clear()
         self._holds.clear()
         self._recent.clear()
         self._states.clear()
@@ -447,6 +485,9 @@ class Consumer:
 
     def _check_unsettled(self, message_id: MessageId, message: Message | None) -> None:
         self._states.check_unsettled(message_id)
+        is_known = self._durable is None or self._states.get(message_id) is not None
+        if not is_known and self._durable is not None and self._durable.was_acked(message_id):
+            raise AlreadySettledError(message_id, "acknowledged")
         if message is not None:
             self._check_attempt(message)
 
@@ -500,7 +541,7 @@ class Consumer:
             redelivered_broker=self._holds.redelivered_broker,
             asked_again=self._holds.asked_again,
             in_work=self._states.in_work,
-            ready=len(self._inbox),
+            ready=self._waiting_to_be_shown(),
             held=self._states.held,
             requested=self._states.requested,
             kept=len(self._store),
@@ -515,8 +556,16 @@ class Consumer:
             durable_restored=0 if durable is None else durable.restored,
             durable_compactions=0 if durable is None else durable.journal.compactions,
             durable_failures=0 if durable is None else durable.journal.failures,
+            durable_acks=0 if durable is None else durable.acked_entries,
+            durable_ack_bytes=0 if durable is None else durable.ack_bytes,
+            is_ack_state_full=durable is not None and durable.gate.is_paused,
+            gated=0 if self._gated is None else len(self._gated),
+            times_gated=0 if durable is None else durable.gate.statistics().times_paused,
             nack=self._holds.tracker.statistics(),
         )
+
+    def _waiting_to_be_shown(self) -> int:
+        return len(self._inbox) + (0 if self._gated is None else len(self._gated))
 
     def _unacked(self) -> int:
         return self._states.in_work + self._states.held
@@ -549,6 +598,13 @@ def _checked(message_id: object) -> MessageId:
 def _whole(field: str, value: object, lowest: int) -> int:
     if type(value) is not int or value < lowest:
         raise InvalidArgumentError(field, value, f"an integer of at least {lowest}")
+    return value
+
+
+def _gate_limit(value: object) -> int:
+    if type(value) is not int or 1 <= value < _LEAST_ACK_STATE_BYTES:
+        what = f"whole bytes: at least {_LEAST_ACK_STATE_BYTES:,}, or below 1 for no bound"
+        raise InvalidArgumentError("max_ack_state_bytes", value, what)
     return value
 
 

@@ -91,6 +91,11 @@ class OfficialPort:
         """Return the client's consumer."""
         return self._consumer
 
+    @property
+    def is_connected(self) -> bool:
+        """Return whether the client has its connection, all of them for several topics or partitions."""
+        return bool(self._native.is_connected())
+
     async def receive(self) -> Delivery:
         """Wait for the next message; first come, first served, and a cancelled call loses nothing."""
         self._check_open()

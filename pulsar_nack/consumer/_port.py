@@ -94,6 +94,16 @@ class SupportsCumulativeAck(Protocol):
 
 
 @runtime_checkable
+class SupportsConnectionState(Protocol):
+    """A port that can tell whether it reaches its broker; acknowledgements do not grow old while it does not."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether there is a connection now."""
+        ...
+
+
+@runtime_checkable
 class SupportsSeek(Protocol):
     """A port that can move its subscription."""
 

@@ -38,7 +38,7 @@ from typing import Final
 
 from ..errors import AlreadySettledError
 from ..ids import MessageId
-from ._batches import Batches, EntryKey, entry_key, is_member, is_same_topic
+from ._batches import Batches, EntryKey, entry_key, is_member, is_through
 from ._unanswered import AskAgain
 
 REQUEST_MEMORY_MS: Final = 30_000
@@ -171,7 +171,7 @@ class States:
     def _acked_at(self, message_id: MessageId) -> int | None:
         acked_at = self._settled.get(entry_key(message_id))
         mark = self._marks.get((message_id.topic, message_id.partition))
-        if mark is not None and _is_through(message_id, mark[0]):
+        if mark is not None and is_through(message_id, mark[0]):
             return mark[1] if acked_at is None else max(acked_at, mark[1])
         return acked_at
 
@@ -257,10 +257,10 @@ class States:
 
     def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageId]:
         """Forget everything up to and including ``message_id`` in its partition; return those; O(unacknowledged)."""
-        gone = [record for record in self._records.values() if _is_through(record.id, message_id)]
+        gone = [record for record in self._records.values() if is_through(record.id, message_id)]
         for record in gone:
             self._remove(record)
-        self.unanswered.discard_if(lambda known: _is_through(known, message_id))
+        self.unanswered.discard_if(lambda known: is_through(known, message_id))
         self.batches.acked_through(message_id)
         self._marks[message_id.topic, message_id.partition] = (message_id, now_ms)
         return [record.id for record in gone]
@@ -363,10 +363,3 @@ class States:
         assert self.requested == states.count(State.REQUESTED)
         assert self.in_work == states.count(State.IN_WORK) + states.count(State.ACKING)
         assert all(known == record.id for known, record in self._records.items())
-
-
-def _is_through(message_id: MessageId, mark: MessageId) -> bool:
-    """Return whether a cumulative acknowledgement of ``mark`` covers a message."""
-    is_before = message_id[:2] < mark[:2]
-    is_here = message_id[:2] == mark[:2] and (mark.batch_index < 0 or message_id.batch_index <= mark.batch_index)
-    return (is_before or is_here) and is_same_topic(message_id, mark)

@@ -35,6 +35,11 @@ class ConsumerStatistics:
     :param durable_restored: messages that came before their time after a restart, and were held until then
     :param durable_compactions: times that it was written anew, shorter
     :param durable_failures: changes that could not be written
+    :param durable_acks: entries that are remembered as acknowledged, at least in part, in the durable state
+    :param durable_ack_bytes: about what they take of it, against ``max_ack_state_bytes``
+    :param is_ack_state_full: whether new messages wait because of that
+    :param gated: how many wait
+    :param times_gated: how often that began
     :param nack: the tracker's own statistics
     """
 
@@ -64,4 +69,9 @@ class ConsumerStatistics:
     durable_restored: int
     durable_compactions: int
     durable_failures: int
+    durable_acks: int
+    durable_ack_bytes: int
+    is_ack_state_full: bool
+    gated: int
+    times_gated: int
     nack: NackStatistics

@@ -12,7 +12,13 @@ from ..clock import Clock
 from ..config import NackConfig
 from ..errors import BrokerError, InvalidArgumentError
 from ..nack import HookLike
-from ._consumer import DEFAULT_DURABLE_TTL, DEFAULT_MAX_LOCAL_BYTES, DEFAULT_UNACKED_LIMIT, Consumer
+from ._consumer import (
+    DEFAULT_DURABLE_TTL,
+    DEFAULT_MAX_ACK_STATE_BYTES,
+    DEFAULT_MAX_LOCAL_BYTES,
+    DEFAULT_UNACKED_LIMIT,
+    Consumer,
+)
 from ._official import NATIVE_DELAY_S, OfficialPort, import_pulsar_asyncio
 from ._ways import Redelivery
 
@@ -65,6 +71,7 @@ def subscribe(
     clock: Clock | None = None,
     durable: DurableHome | None = None,
     durable_ttl: Delay = DEFAULT_DURABLE_TTL,
+    max_ack_state_bytes: int = DEFAULT_MAX_ACK_STATE_BYTES,
     wall_clock: Clock | None = None,
     **options: Any,
 ) -> Subscribing:
@@ -109,6 +116,7 @@ def subscribe(
                 clock=clock,
                 durable=durable,
                 durable_ttl=durable_ttl,
+                max_ack_state_bytes=max_ack_state_bytes,
                 wall_clock=wall_clock,
             )
         except BaseException:

@@ -10,7 +10,7 @@ from random import Random
 
 from pulsar_nack import MessageId
 from pulsar_nack.consumer._durable import DurableNacks, Outcome
-from pulsar_nack.consumer._durable._records import EntryAcks
+from pulsar_nack.consumer._durable._records import EntryAcks, RangeAcks
 from pulsar_nack.consumer._durable._unsettled import Found
 from pulsar_nack.errors import LedgerError
 from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
@@ -138,9 +138,17 @@ def acked_again(durable: DurableNacks) -> set[MessageId]:
         if isinstance(item, EntryAcks):
             size = item.id.batch_size
             acked |= {item.id._replace(batch_index=index) for index in range(size) if item.acked >> index & 1}
+        elif isinstance(item, RangeAcks):
+            acked |= {each for each in IDS if each[:3] in entries_of(item)}
         else:
             acked.add(item.id)
     return acked
+
+
+def entries_of(item: RangeAcks) -> set[tuple[int, int, int]]:
+    """Return the entries as ledger, entry, partition."""
+    ledger, _, partition, _ = item.id
+    return {(ledger, entry, partition) for first, last in item.ranges for entry in range(first, last + 1)}
 
 
 def count_operations(seed: int, steps: int) -> int:

@@ -22,12 +22,13 @@ from pulsar_nack.consumer._durable import _generations as generations
 from pulsar_nack.consumer._durable import _records as records
 from pulsar_nack.consumer._durable._epoch import Epoch
 from pulsar_nack.consumer._durable._memory import Memory
-from pulsar_nack.consumer._durable._records import Change, EntryAcks, Kind, Page
-from pulsar_nack.consumer._durable._settled import MOST_WHOLE, Settled
+from pulsar_nack.consumer._durable._records import Change, EntryAcks, Kind, Page, RangeAcks
+from pulsar_nack.consumer._durable._settled import SLICES, Settled
 from pulsar_nack.consumer._durable._unsettled import Found, Unsettled
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger._memory_files import MemoryFiles
 from pulsar_nack.testing import ManualClock
+from tests.consumer.durable_runs import entries_of
 
 INT64 = st.integers(0, 2**63 - 1)
 FOLDER = Path("/state")
@@ -203,20 +204,33 @@ def test_memory_is_small(step: int, most: int) -> None:
 
 
 def test_acks_are_remembered_for_a_time() -> None:
-    """U10: acknowledgements are remembered for so long, the newest so many; time spent away does not count."""
-    settled = Settled(1_000)
+    """U10: acknowledgements are remembered for so long, up to a 16th longer; time spent away does not count."""
+    settled = Settled(1_600)
     settled.add(MessageId(1, 1, topic="t"), 5_000)
     settled.was_away(10_000_000)
-    settled.add(MessageId(1, 2), 10_005_900)
-    assert [item.id[:2] for item in settled.items()] == [(1, 1), (1, 2)]
+    settled.add(MessageId(1, 2), 10_005_099)
+    settled.add(MessageId(1, 4), 10_005_100)
+    assert [item.ranges for item in settled.items() if isinstance(item, RangeAcks)] == [[(1, 2)], [(4, 4)]]
     assert next(settled.items()).id.topic == "t"
-    settled.add(MessageId(1, 3), 10_006_001)
-    assert [item.id[:2] for item in settled.items()] == [(1, 2), (1, 3)]
+    assert settled.is_acked(MessageId(1, 1), 10_006_699)
+    assert not settled.is_acked(MessageId(1, 1), 10_006_700)
+    assert settled.is_acked(MessageId(1, 4), 10_006_700)
+    settled._check()
     settled.drop_old(10_020_000, 5)
-    assert len(settled) == 0
-    for entry in range(MOST_WHOLE + 10):
-        settled.add(MessageId(1, entry), 10_030_000)
-    assert len(settled) == MOST_WHOLE
+    assert (len(settled), settled.bytes, settled.entries) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("late_ms", [0, 1])
+def test_a_slice_goes_as_a_whole(late_ms: int) -> None:
+    """K51: what one slice holds is forgotten together, when its youngest acknowledgement is old enough."""
+    settled = Settled(60_000)
+    for at_ms in range(0, 60_000, 250):
+        settled.add(MessageId(1, at_ms // 250), at_ms)
+    assert len(settled) == SLICES
+    settled.drop_old(3_500 + 60_000 + late_ms, 10**9)
+    assert settled.is_acked(MessageId(1, 0), 63_500 + late_ms) is not bool(late_ms)
+    assert len(settled) == SLICES - late_ms
+    settled._check()
 
 
 def test_a_batch_is_remembered_until_it_is_done() -> None:
@@ -232,7 +246,9 @@ def test_a_batch_is_remembered_until_it_is_done() -> None:
     assert len(settled) == 0
     for index in range(3):
         settled.add(member._replace(batch_index=index), 200)
-    assert [item.is_done for item in settled.items() if isinstance(item, EntryAcks)] == [True]
+    assert list(settled.items()) == [RangeAcks(MessageId(1, 0), 200, [(1, 1)])]
+    settled.add(member, 200)
+    assert settled.entries == 1
     settled.add(MessageId(1, 2, batch_index=0, batch_size=2), 200)
     settled.drop_old(1_500, 4_000)
     assert [item.id for item in settled.items()] == [MessageId(1, 2)]
@@ -266,8 +282,9 @@ def test_cumulative_acks_end_batches() -> None:
     settled.add_through(MessageId(1, 1, topic="t"), 150)
     settled.add_through(MessageId(0, 0, topic="u"), 150)
     found = list(settled.items())
-    assert [item.id for item in found] == [MessageId(1, 1), MessageId(0, 0), MessageId(1, 2)]
-    assert is_same_topic(found[2].id, MessageId(1, 1, topic="t"))
+    assert [item.id for item in found] == [MessageId(1, 2), MessageId(1, 1), MessageId(0, 0)]
+    assert is_same_topic(found[0].id, MessageId(1, 1, topic="t"))
+    settled._check()
 
 
 def test_epoch_time_never_goes_back() -> None:
@@ -311,13 +328,21 @@ def test_a_picture_may_be_drawn_while_changes_go_on(data: st.DataObject) -> None
     for each in later:
         copy.apply(each)
     copy._unsettled._check()
+    copy.settled._check()
+    memory.settled._check()
     assert sorted(map(str, copy._unsettled.pages())) == sorted(map(str, memory._unsettled.pages()))
     assert acked(copy) == acked(memory)
 
 
 def acked(memory: Memory) -> set[str]:
-    """Return what has to be acknowledged again, with the members of batches."""
-    return {f"{item.id} {item.acked if isinstance(item, EntryAcks) else ''}" for item in memory.acknowledged()}
+    """Return what has to be acknowledged again, with the members of batches; a range entry by entry."""
+    found = set()
+    for item in memory.acknowledged():
+        if isinstance(item, RangeAcks):
+            found |= {str(entry) for entry in entries_of(item)}
+        else:
+            found.add(f"{item.id} {item.acked if isinstance(item, EntryAcks) else ''}")
+    return found
 
 
 # --- logs ------------------------------------------------------------------------------------------------------------

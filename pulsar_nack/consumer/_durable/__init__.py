@@ -2,7 +2,7 @@
 
 Imported when a consumer is made durable only. From below: ``_records`` (bytes), ``_unsettled`` and ``_settled`` (what
 is remembered, packed), ``_memory`` (their sum, pure), ``_generations`` (which logs count), ``_journal`` (the one
-writer), ``_nacks`` (what the consumer calls).
+writer), ``_ageing`` (the timer), ``_nacks`` (what the consumer calls).
 
 The bucket tracker of delayed messages was considered as the index, and dropped. It answers what is due; that is asked
 of the nack tracker, which holds what the broker has handed over. What is asked here is what is known of one message
@@ -11,6 +11,6 @@ are read back as they were written: a million in a second or two.
 """
 
 from ._journal import Outcome
-from ._nacks import DurableHome, DurableNacks, check_home
+from ._nacks import DurableHome, DurableNacks, Surroundings, check_home
 
-__all__ = ["DurableHome", "DurableNacks", "Outcome", "check_home"]
+__all__ = ["DurableHome", "DurableNacks", "Outcome", "Surroundings", "check_home"]

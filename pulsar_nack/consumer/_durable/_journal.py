@@ -18,6 +18,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from ...errors import ClosedError, LogExistsError, LogFencedError
@@ -75,6 +76,8 @@ class Journal:
         self._compact_at = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._is_ended = self._is_fenced = False
+        self.on_written: Callable[[], None] = lambda: None
+        """Called when changes count in memory."""
         self._has_warned = False
 
     @property
@@ -143,6 +146,7 @@ class Journal:
             if error is None or waiting.change.kind is not Kind.CLEARED:
                 self._memory.apply(waiting.change)
         self._answer(some, error)
+        self.on_written()
 
     def _note_failure(self, count: int, error: Exception) -> None:
         self.failures += count

@@ -9,7 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...ids import MessageId
-from ._records import NO_ID, Change, EntryAcks, Item, Kind, Page, encode_change, encode_entry, encode_page
+from ._records import (
+    NO_ID,
+    Change,
+    EntryAcks,
+    Item,
+    Kind,
+    Page,
+    RangeAcks,
+    encode_change,
+    encode_entry,
+    encode_page,
+    encode_ranges,
+)
 from ._settled import Settled
 from ._unsettled import Found, Unsettled
 
@@ -24,7 +36,7 @@ class Memory:
     def __init__(self, memory_ms: int, ttl_ms: int) -> None:
         self._ttl_ms = ttl_ms
         self._unsettled = Unsettled()
-        self._settled = Settled(memory_ms)
+        self.settled = Settled(memory_ms)
         self.last_at_ms = -1
         """The time of the newest record; -1: there is none."""
 
@@ -39,37 +51,39 @@ class Memory:
         """Take over a record."""
         if isinstance(item, Page):
             self._unsettled.load(item)
-        elif isinstance(item, EntryAcks):
-            self._settled.load(item)
+        elif isinstance(item, EntryAcks | RangeAcks):
+            self.settled.load(item)
         else:
             self._apply_change(item)
 
     def _apply_change(self, change: Change) -> None:
         kind, message_id, at_ms, time_ms, count = change
-        if kind is Kind.NACKED:
-            self._unsettled.put(message_id, time_ms, count)
-        elif kind is Kind.SHOWN:
-            self._settled.shown(message_id)
+        if kind in {Kind.NACKED, Kind.SHOWN}:
+            self.settled.shown(message_id)
             self._unsettled.put(message_id, time_ms, count)
         elif kind is Kind.SETTLED:
             self._unsettled.drop(message_id)
-            self._settled.add(message_id, at_ms)
+            self.settled.add(message_id, at_ms)
         elif kind is Kind.THROUGH:
             self._unsettled.drop_through(message_id)
-            self._settled.add_through(message_id, at_ms)
+            self.settled.add_through(message_id, at_ms)
+        elif kind is Kind.AWAY:
+            self.settled.was_away(at_ms - time_ms)
         elif kind is Kind.CLEARED:
             self._unsettled.clear()
-            self._settled.clear()
+            self.settled.clear()
         else:
-            self._settled.was_away(max(at_ms - self.last_at_ms, 0) if self.last_at_ms >= 0 else 0)
+            self.settled.was_away(max(at_ms - self.last_at_ms, 0) if self.last_at_ms >= 0 else 0)
         self.last_at_ms = max(self.last_at_ms, at_ms)
 
-    def acknowledged(self) -> Iterator[Change | EntryAcks]:
-        """Go through what has to be acknowledged again when it comes, less what was shown since."""
-        self._settled.drop_old(self.last_at_ms, self._ttl_ms)
-        for item in self._settled.items():
-            if item.id.batch_index >= 0 or self.find(item.id) is None:
-                yield item
+    def drop_old(self, now_ms: int) -> None:
+        """Forget acknowledgements that are old enough."""
+        self.settled.drop_old(now_ms, self._ttl_ms)
+
+    def acknowledged(self) -> Iterator[Change | EntryAcks | RangeAcks]:
+        """Go through what has to be acknowledged again when it comes."""
+        self.drop_old(self.last_at_ms)
+        yield from self.settled.items()
 
     def unsettled_pages(self) -> Iterator[Page]:
         """Go through the unsettled messages in columns, some thousand at most at a time."""
@@ -81,8 +95,11 @@ class Memory:
         Changes may be applied between the steps.
         """
         yield encode_change(Change(Kind.OPENED, NO_ID, now_ms, now_ms))
-        self._settled.drop_old(now_ms, self._ttl_ms)
-        for item in self._settled.items():
-            yield encode_entry(item) if isinstance(item, EntryAcks) else encode_change(item)
+        self.drop_old(now_ms)
+        for item in self.settled.items():
+            if isinstance(item, RangeAcks):
+                yield from encode_ranges(item)
+            else:
+                yield encode_entry(item) if isinstance(item, EntryAcks) else encode_change(item)
         yield from self._unsettled.drop_before(now_ms - self._ttl_ms)
         yield from map(encode_page, self._unsettled.pages())

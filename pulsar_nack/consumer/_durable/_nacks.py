@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Final, Self
 
 from ...clock import Clock
+from ...cursor import DispatchGate
 from ...errors import InvalidArgumentError, LogLockedError
 from ...ids import MessageId
 from ...ledger import LocalLogStore, Log, LogStore
@@ -15,6 +18,7 @@ from ...ledger._folder import as_folder
 from .._port import Delivery
 from .._redelivery import Holds
 from .._states import States
+from ._ageing import Ageing
 from ._epoch import Epoch
 from ._generations import IN_USE, recover, take_place
 from ._journal import COMPACT_BYTES, Journal, Outcome
@@ -27,6 +31,8 @@ DurableHome = str | PathLike[str] | LogStore
 
 
 _SLICE: Final = 500
+_GROWTH: Final = 24
+"""What the acknowledgement of a message in flight adds to the state, about: a range, or its part of a batch's set."""
 
 
 def check_home(durable: object) -> None:
@@ -35,6 +41,20 @@ def check_home(durable: object) -> None:
         as_folder("durable", durable)
     elif not isinstance(durable, LogStore):
         raise InvalidArgumentError("durable", durable, "a path, or a LogStore such as LocalLogStore")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What durable state asks of its consumer.
+
+    :param in_flight: how many messages the user has, or are held
+    :param is_connected: whether the transport has its connection
+    :param max_ack_state_bytes: bound of the acknowledgements, below 1: none
+    """
+
+    in_flight: Callable[[], int] = lambda: 0
+    is_connected: Callable[[], bool] = lambda: True
+    max_ack_state_bytes: int = 0
 
 
 class DurableNacks:
@@ -46,15 +66,28 @@ class DurableNacks:
     _states: States
     _holds: Holds
 
-    def __init__(self, owner: Log, journal: Journal, memory: Memory, epoch: Epoch) -> None:
+    def __init__(self, owner: Log, journal: Journal, memory: Memory, epoch: Epoch, surroundings: Surroundings) -> None:
         self.restored = 0
         self._own_store: LogStore | None = None
         self._owner = owner
         self._memory = memory
         self._epoch = epoch
         self.journal = journal
-        self.run = journal.run
         self.finish = journal.finish
+        self._half_limit = surroundings.max_ack_state_bytes // 2
+        self._in_flight = surroundings.in_flight
+        self.gate = DispatchGate(
+            surroundings.max_ack_state_bytes, lambda: memory.settled.bytes, self._reserved, name="a consumer"
+        )
+        self._ageing = Ageing(
+            memory,
+            journal,
+            epoch,
+            is_connected=surroundings.is_connected,
+            dropped=self.gate.changed,
+        )
+        journal.on_written = self._on_written
+        self._ageing.note()
 
     @classmethod
     async def open(
@@ -65,6 +98,7 @@ class DurableNacks:
         ttl_ms: int,
         clock: Clock,
         compact_bytes: int = COMPACT_BYTES,
+        surroundings: Surroundings | None = None,
     ) -> Self:
         """Read what is there, or begin.
 
@@ -74,11 +108,12 @@ class DurableNacks:
         :raises LogLockedError: another consumer uses it
         :raises LedgerError: it cannot be read or written
         """
+        memory, around = Memory(memory_ms, ttl_ms), surroundings or Surroundings()
         if isinstance(durable, LogStore):
-            return await cls._open(durable, memory_ms, ttl_ms, clock, compact_bytes)
+            return await cls._open(durable, memory, Epoch(clock), compact_bytes, around)
         store = await LocalLogStore.open(durable, threads=2)
         try:
-            self = await cls._open(store, memory_ms, ttl_ms, clock, compact_bytes)
+            self = await cls._open(store, memory, Epoch(clock), compact_bytes, around)
         except LogLockedError as error:
             await store.aclose()
             raise LogLockedError(str(Path(durable) / error.log), IN_USE) from error
@@ -89,10 +124,11 @@ class DurableNacks:
         return self
 
     @classmethod
-    async def _open(cls, store: LogStore, memory_ms: int, ttl_ms: int, clock: Clock, compact_bytes: int) -> Self:
+    async def _open(
+        cls, store: LogStore, memory: Memory, epoch: Epoch, compact_bytes: int, around: Surroundings
+    ) -> Self:
         owner = await take_place(store)
         try:
-            memory, epoch = Memory(memory_ms, ttl_ms), Epoch(clock)
             chain = await recover(store, memory)
             try:
                 epoch.note(memory.last_at_ms)
@@ -106,7 +142,17 @@ class DurableNacks:
             await owner.aclose()
             raise
         journal = Journal(store, chain, memory, epoch, compact_bytes=compact_bytes)
-        return cls(owner, journal, memory, epoch)
+        return cls(owner, journal, memory, epoch, around)
+
+    async def run(self) -> None:
+        """Write changes and let acknowledgements grow old, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.journal.run())
+            tasks.create_task(self._ageing.run())
+
+    def _on_written(self) -> None:
+        self._ageing.note()
+        self.gate.changed()
 
     async def aclose(self) -> None:
         """Close the logs, and the store if it is our own; :meth:`run` has ended."""
@@ -123,6 +169,41 @@ class DurableNacks:
     def find(self, message_id: MessageId) -> Found | None:
         """Return what is known of an unsettled message."""
         return self._memory.find(message_id)
+
+    def was_acked(self, message_id: MessageId) -> bool:
+        """Return whether a message was acknowledged, and the broker may not know."""
+        return self._memory.settled.is_acked(message_id, self._epoch.now_ms())
+
+    @property
+    def acked_entries(self) -> int:
+        """Return how many entries are known to be acknowledged, at least in part. O(ledgers)."""
+        return self._memory.settled.entries
+
+    @property
+    def ack_bytes(self) -> int:
+        """Return about what the acknowledgements take on storage."""
+        return self._memory.settled.bytes
+
+    def admits(self, message_id: MessageId, *, is_redelivered: bool, is_behind: bool) -> bool:
+        """Return whether a message may be shown: there is room for its acknowledgement, or it needs none.
+
+        :param is_behind: others wait that came before; a new one then waits too
+        """
+        if not is_behind and self._has_plenty_of_room():
+            return True
+        settled = self._memory.settled
+        adds_range = not settled.adds_nothing(message_id)
+        if is_redelivered or settled.is_hole(message_id):
+            return self.gate.admit_old(1, adds_range=adds_range) > 0
+        return not (is_behind and adds_range) and self.gate.admit_new(1, adds_range=adds_range) > 0
+
+    def _reserved(self) -> int:
+        return _GROWTH * self._in_flight()
+
+    def _has_plenty_of_room(self) -> bool:
+        if self._half_limit <= 0:
+            return True
+        return not self.gate.is_paused and self.ack_bytes + self._reserved() < self._half_limit
 
     def holds_back(self, delivery: Delivery, now_ms: int) -> bool:
         """Return whether a message came before its time, after a restart: it is held. Due ones go on counting.
@@ -155,14 +236,9 @@ class DurableNacks:
             if step % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
             if isinstance(item, EntryAcks):
-                if item.is_done:
-                    states.settle(item.id, now_ms)
-                else:
-                    states.batches.restore(item.id, item.acked)
-            elif item.kind is Kind.THROUGH:
+                states.batches.restore(item.id, item.acked)
+            elif isinstance(item, Change):
                 states.settle_through(item.id, now_ms)
-            else:
-                states.settle(item.id, now_ms)
 
     # --- what happens: each call returns a future of the error, None once it is durable ------------------------------
 

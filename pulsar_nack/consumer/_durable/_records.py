@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -21,6 +22,10 @@ _MOST_COUNT: Final = (1 << 32) - 1
 _CHANGE: Final = struct.Struct("<BqqIqqiii")
 _PAGE: Final = struct.Struct("<BqiqII")
 _ENTRY: Final = struct.Struct("<BqqqiiI")
+_RANGES: Final = struct.Struct("<BqqiII")
+_MOST_RANGES: Final = 1 << 14
+_RANGE_BYTES: Final = 3
+"""What a range takes, about: the entries before it and in it, 7 bits of a number in a byte."""
 
 
 class Kind(IntEnum):
@@ -40,6 +45,9 @@ class Kind(IntEnum):
     """The consumer came back."""
     PAGE = 7
     ENTRY = 8
+    RANGES = 9
+    AWAY = 10
+    """There was no connection, from ``time_ms`` on."""
 
 
 class Change(NamedTuple):
@@ -77,7 +85,18 @@ class EntryAcks(NamedTuple):
         return self.acked.bit_count() >= self.id.batch_size
 
 
-Item = Change | Page | EntryAcks
+class RangeAcks(NamedTuple):
+    """Entries of a ledger that are acknowledged as a whole: (first, last), ascending, both included.
+
+    The time is that of the youngest acknowledgement; ``id`` is any entry's.
+    """
+
+    id: MessageId
+    at_ms: int
+    ranges: Sequence[tuple[int, int]]
+
+
+Item = Change | Page | EntryAcks | RangeAcks
 
 
 class UnreadableRecordError(Exception):
@@ -122,6 +141,31 @@ def encode_entry(entry: EntryAcks) -> bytes:
     return head + topic + entry.acked.to_bytes((size + 7) // 8, "little")
 
 
+def encode_ranges(acks: RangeAcks) -> Iterator[bytes]:
+    """Return ranges as bytes, in parts of some thousand."""
+    topic = (acks.id.topic or "").encode()
+    for at in range(0, len(acks.ranges), _MOST_RANGES):
+        part = acks.ranges[at : at + _MOST_RANGES]
+        numbers = bytearray()
+        end = 0
+        for first, last in part:
+            _write_number(numbers, first - end)
+            _write_number(numbers, last - first)
+            end = last + 1
+        head = VERSION << 4 | Kind.RANGES, acks.at_ms, acks.id.ledger, acks.id.partition, len(part), len(topic)
+        yield _RANGES.pack(*head) + topic + numbers
+
+
+def batch_bytes(topic: str | None, size: int) -> int:
+    """Return what the acknowledgements of a batch of this size take, or a ledger's without its ranges: size 0."""
+    return _ENTRY.size + len(topic or "") + (size + 7) // 8
+
+
+def ranges_bytes(count: int) -> int:
+    """Return about what so many ranges take."""
+    return _RANGE_BYTES * count
+
+
 def decode(data: bytes) -> Item:
     """Return what a record says.
 
@@ -135,8 +179,10 @@ def decode(data: bytes) -> Item:
             return _decode_page(data)
         if kind == Kind.ENTRY:
             return _decode_entry(data)
+        if kind == Kind.RANGES:
+            return _decode_ranges(data)
         return _decode_change(Kind(kind), data)
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, IndexError) as error:
         raise UnreadableRecordError(VERSION, str(error)) from error
 
 
@@ -168,6 +214,42 @@ def _decode_entry(data: bytes) -> EntryAcks:
     topic = _topic(data[_ENTRY.size : end])
     message_id = MessageId(ledger, entry, partition, batch_size=size, topic=topic)
     return EntryAcks(message_id, at_ms, int.from_bytes(data[end:], "little"))
+
+
+def _decode_ranges(data: bytes) -> RangeAcks:
+    _, at_ms, ledger, partition, count, topic_length = _RANGES.unpack_from(data)
+    at = _RANGES.size + topic_length
+    topic = _topic(data[_RANGES.size : at])
+    ranges = []
+    end = 0
+    for _ in range(count):
+        gap, at = _read_number(data, at)
+        length, at = _read_number(data, at)
+        ranges.append((end + gap, end + gap + length))
+        end += gap + length + 1
+    if at != len(data) or end > 1 << 63:
+        raise ValueError("ranges that end elsewhere")
+    return RangeAcks(MessageId(ledger, 0, partition, topic=topic), at_ms, ranges)
+
+
+def _write_number(into: bytearray, number: int) -> None:
+    """Append a number, 7 bits in each byte, the lowest first; the last byte is below 128."""
+    while number > 127:
+        into.append(number & 127 | 128)
+        number >>= 7
+    into.append(number)
+
+
+def _read_number(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number and where the next one begins."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        number |= (byte & 127) << shift
+        at += 1
+        if byte < 128:
+            return number, at
+        shift += 7
 
 
 def _topic(data: bytes) -> str | None:

@@ -1,29 +1,44 @@
-"""What was acknowledged not long ago, so that it is acknowledged again when the broker has not heard of it.
+"""What was acknowledged and may not have reached the broker: acknowledged again when it comes, and not shown.
 
-Messages that are entries of their own, and batches whose members all were acknowledged, are kept for ``memory_ms``;
-batches that are not done with until they are; cumulative acknowledgements as a mark for each partition. A batch that is
-done with stays as it is, all bits set: a member's acknowledgement that is applied once more changes nothing.
+This is no mirror of the subscription. The state that a cursor has of a topic (:mod:`pulsar_nack.cursor`) is kept in
+*slices* of time, each of them the acknowledged ranges of some ledgers::
 
-Ages are counted while a consumer runs, for an acknowledgement that was not sent when the process ended is as new when
-it comes back after a week: hence *uptime*, epoch ms less the time spent away.
+    slice       0        1        2   ...   16         each spans a 16th of ``memory_ms``
+    ledger 7    0-41     42-77    78-102               a run of any length is one range
+    ledger 9             3, 5-8                        the rest went to other consumers
+
+A slice goes as a whole once its youngest acknowledgement is ``memory_ms`` old: by then the broker has it. Without that
+a Shared subscription leaves holes for ever, where other consumers acknowledge. Batches of which some messages are left
+are kept until they are done, whatever their age: until then the broker need not know of any of their
+acknowledgements. Cumulative acknowledgements are a mark for each partition.
+
+Ages are counted while a consumer runs and is connected, for an acknowledgement that was not sent when the process
+ended, or the connection, is as new when it comes back after a week: hence *uptime*, epoch ms less the time spent away.
+
+Dropped: one cursor that is written with each acknowledgement. It cannot forget a single entry but by moving its
+mark-delete position, which would hide what was never acknowledged; and it writes a whole ledger's state where the
+journal appends 49 bytes, in the same write as nacks and attempts.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field
 from typing import Final
 
 from ...ids import MessageId
-from .._batches import EntryKey, entry_key, is_member, is_same_topic
-from ._records import Change, EntryAcks, Kind
+from ...index import EntryRanges
+from .._batches import EntryKey, entry_key, is_member, is_same_topic, is_through
+from ._records import Change, EntryAcks, Kind, RangeAcks, batch_bytes, ranges_bytes
 
-MOST_WHOLE: Final = 100_000
-_MOST_BATCHES: Final = 50_000
+SLICES: Final = 16
 _LARGEST_BATCH: Final = 1 << 20
 """Far more than a broker takes; an id that tells of more is none of its own."""
+_MOST_MARKS: Final = 10_000
+
+LedgerKey = tuple[int, int]
+"""Ledger, partition."""
 
 
 @dataclass(slots=True)
@@ -33,106 +48,274 @@ class _Batch:
     acked: int
     uptime_ms: int
 
+    @property
+    def is_done(self) -> bool:
+        return self.acked.bit_count() >= self.size
+
+    @property
+    def bytes(self) -> int:
+        return batch_bytes(self.topic, self.size)
+
+
+@dataclass(slots=True)
+class _Ledger:
+    topic: str | None
+    ranges: EntryRanges = field(default_factory=EntryRanges)
+
+
+@dataclass(slots=True)
+class _Slice:
+    first_ms: int
+    last_ms: int
+    ledgers: dict[LedgerKey, _Ledger] = field(default_factory=dict)
+
 
 class Settled:
-    """Acknowledgements to remember: the newest 100 000 messages, and twice the newest 50 000 batches."""
+    """Acknowledgements to remember. Each call is O(slices), but where noted.
+
+    :param memory_ms: how long; up to a 16th longer
+    """
 
     def __init__(self, memory_ms: int) -> None:
+        self.bytes = 0
+        """About what writing all of it takes; kept, not counted."""
         self._memory_ms = memory_ms
-        self._whole: deque[tuple[int, int, int, int, str | None]] = deque()
+        self.step_ms = max(memory_ms // SLICES, 1)
+        """The span of a slice."""
+        self._slices: deque[_Slice] = deque()
         self._open: dict[EntryKey, _Batch] = {}
-        self._done: dict[EntryKey, _Batch] = {}
         self._marks: dict[tuple[str | None, int], tuple[MessageId, int]] = {}
         self._away_ms = 0
 
     def __len__(self) -> int:
-        return len(self._whole) + len(self._open) + len(self._done) + len(self._marks)
+        """Return how many records writing all of it takes, about."""
+        return sum(len(each.ledgers) for each in self._slices) + len(self._open) + len(self._marks)
+
+    @property
+    def entries(self) -> int:
+        """Return how many entries are known to be acknowledged, as a whole or in part. O(ledgers)."""
+        whole = sum(len(ledger.ranges) for each in self._slices for ledger in each.ledgers.values())
+        return whole + len(self._open)
+
+    @property
+    def is_ageing(self) -> bool:
+        """Return whether anything is kept for a time."""
+        return bool(self._slices or self._marks)
 
     def was_away(self, span_ms: int) -> None:
         """Do not count this time."""
         self._away_ms += span_ms
 
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def is_acked(self, message_id: MessageId, now_ms: int) -> bool:
+        """Return whether this message was acknowledged, and that is to be given again when it comes."""
+        self._drop_slices(now_ms - self._away_ms)
+        batch = self._open.get(entry_key(message_id))
+        if batch is not None and message_id.batch_index >= 0:
+            return bool(batch.acked >> message_id.batch_index & 1)
+        return self._is_whole(message_id) or self._is_below_mark(message_id, now_ms - self._away_ms)
+
+    def is_hole(self, message_id: MessageId) -> bool:
+        """Return whether acknowledged entries of the ledger lie above this one, so that it had better be shown."""
+        _, entry, key = *message_id[:2], _ledger_key(message_id)
+        found = (each.ledgers.get(key) for each in self._slices)
+        return any(ledger.ranges.last is not None and ledger.ranges.last > entry for ledger in found if ledger)
+
+    def adds_nothing(self, message_id: MessageId) -> bool:
+        """Return whether acknowledging this one makes no further range, and no set of a batch."""
+        if is_member(message_id):
+            return entry_key(message_id) in self._open
+        if not self._slices:
+            return False
+        ledger = self._slices[-1].ledgers.get(_ledger_key(message_id))
+        entry = message_id.entry
+        return ledger is not None and (entry - 1 in ledger.ranges or entry + 1 in ledger.ranges)
+
+    def _is_whole(self, message_id: MessageId) -> bool:
+        entry, key = message_id.entry, _ledger_key(message_id)
+        found = (each.ledgers.get(key) for each in self._slices)
+        return any(entry in ledger.ranges for ledger in found if ledger is not None)
+
+    def _is_below_mark(self, message_id: MessageId, uptime_ms: int) -> bool:
+        mark = self._marks.get((message_id.topic, message_id.partition))
+        return mark is not None and mark[1] >= uptime_ms - self._memory_ms and is_through(message_id, mark[0])
+
+    # --- noting ------------------------------------------------------------------------------------------------------
+
     def add(self, message_id: MessageId, at_ms: int) -> None:
-        """Note an acknowledgement; amortized O(1).
+        """Note an acknowledgement.
 
         A member whose batch size is not known, or which cannot be in a batch of this size, is not remembered.
         """
         uptime_ms = at_ms - self._away_ms
+        self._drop_slices(uptime_ms)
+        if message_id.entry < 0:
+            return
         if not is_member(message_id):
-            self._whole.append((uptime_ms, *entry_key(message_id), message_id.topic))
-        elif (
-            message_id.batch_index < message_id.batch_size <= _LARGEST_BATCH and entry_key(message_id) not in self._done
-        ):
-            key = entry_key(message_id)
-            batch = self._open.pop(key, None) or _Batch(message_id.topic, message_id.batch_size, 0, uptime_ms)
-            batch.acked |= 1 << message_id.batch_index
-            batch.size = max(batch.size, message_id.batch_size)
-            batch.uptime_ms = uptime_ms
-            self._put(key, batch)
-        self._drop_done(uptime_ms)
+            self._drop_batch(entry_key(message_id))
+            self._add_whole(message_id, uptime_ms)
+        elif message_id.batch_index < message_id.batch_size <= _LARGEST_BATCH and not self._is_whole(message_id):
+            self._add_member(message_id, uptime_ms)
 
-    def _put(self, key: EntryKey, batch: _Batch) -> None:
-        batches = self._done if batch.acked.bit_count() >= batch.size else self._open
-        batches[key] = batch
-        if len(batches) > _MOST_BATCHES:
-            del batches[next(iter(batches))]
+    def _add_member(self, message_id: MessageId, uptime_ms: int) -> None:
+        key = entry_key(message_id)
+        batch = self._drop_batch(key) or _Batch(message_id.topic, message_id.batch_size, 0, uptime_ms)
+        batch.acked |= 1 << message_id.batch_index
+        batch.size = max(batch.size, message_id.batch_size)
+        batch.uptime_ms = uptime_ms
+        if batch.is_done:
+            self._add_whole(message_id, uptime_ms)
+        else:
+            self._put_batch(key, batch)
+
+    def _add_whole(self, message_id: MessageId, uptime_ms: int) -> None:
+        ledger = self._ledger(message_id, uptime_ms)
+        before = ledger.ranges.range_count
+        ledger.ranges.add(message_id.entry)
+        self.bytes += ranges_bytes(ledger.ranges.range_count - before)
+
+    def _ledger(self, message_id: MessageId, uptime_ms: int) -> _Ledger:
+        """Return what the present slice has of a message's ledger."""
+        newest = self._slices[-1] if self._slices else None
+        if newest is None or uptime_ms - newest.first_ms >= self.step_ms:
+            newest = _Slice(uptime_ms, uptime_ms)
+            self._slices.append(newest)
+        newest.last_ms = max(newest.last_ms, uptime_ms)
+        key = _ledger_key(message_id)
+        ledger = newest.ledgers.get(key)
+        if ledger is None:
+            ledger = newest.ledgers[key] = _Ledger(message_id.topic)
+            self.bytes += batch_bytes(message_id.topic, 0)
+        return ledger
+
+    def _put_batch(self, key: EntryKey, batch: _Batch) -> None:
+        self._open[key] = batch
+        self.bytes += batch.bytes
+
+    def _drop_batch(self, key: EntryKey) -> _Batch | None:
+        batch = self._open.pop(key, None)
+        if batch is not None:
+            self.bytes -= batch.bytes
+        return batch
 
     def add_through(self, message_id: MessageId, at_ms: int) -> None:
         """Note a cumulative acknowledgement. O(batches)."""
+        self._marks.pop((message_id.topic, message_id.partition), None)
         self._marks[message_id.topic, message_id.partition] = (message_id, at_ms - self._away_ms)
+        if len(self._marks) > _MOST_MARKS:
+            del self._marks[next(iter(self._marks))]
         here = entry_key(message_id)
-        for batches in (self._open, self._done):
-            for key, batch in list(batches.items()):
-                is_before = key < here and is_same_topic(MessageId(*key, topic=batch.topic), message_id)
-                if is_before or (key == here and message_id.batch_index < 0):
-                    del batches[key]
+        for key, batch in list(self._open.items()):
+            is_before = key < here and is_same_topic(MessageId(*key, topic=batch.topic), message_id)
+            if is_before or (key == here and message_id.batch_index < 0):
+                self._drop_batch(key)
 
-    def load(self, entry: EntryAcks) -> None:
-        """Take over the acknowledged members of a batch."""
-        batch = _Batch(entry.id.topic, entry.id.batch_size, entry.acked, entry.at_ms - self._away_ms)
-        self._put(entry_key(entry.id), batch)
+    def load(self, item: EntryAcks | RangeAcks) -> None:
+        """Take over the acknowledged members of a batch, or ranges of a ledger. O(ranges)."""
+        uptime_ms = item.at_ms - self._away_ms
+        if isinstance(item, RangeAcks):
+            ledger = self._ledger(item.id, uptime_ms)
+            before = ledger.ranges.range_count
+            for first, last in item.ranges:
+                ledger.ranges.add_range(first, last)
+            self.bytes += ranges_bytes(ledger.ranges.range_count - before)
+            return
+        batch = _Batch(item.id.topic, item.id.batch_size, item.acked, uptime_ms)
+        self._drop_batch(entry_key(item.id))
+        if batch.is_done:
+            self._add_whole(item.id, uptime_ms)
+        else:
+            self._put_batch(entry_key(item.id), batch)
 
     def shown(self, message_id: MessageId) -> None:
-        """Forget that a member was acknowledged: it was replayed."""
+        """Forget that a message was acknowledged: it was replayed."""
         key = entry_key(message_id)
-        batch = self._open.pop(key, None) or self._done.pop(key, None)
+        batch = self._drop_batch(key)
+        size = message_id.batch_size
+        if self._discard_whole(message_id) and is_member(message_id) and size <= _LARGEST_BATCH:
+            batch = _Batch(message_id.topic, size, (1 << size) - 1, self._slices[-1].last_ms if self._slices else 0)
         if batch is None:
             return
         batch.acked &= ~(1 << message_id.batch_index) if message_id.batch_index >= 0 else 0
         if batch.acked:
-            self._put(key, batch)
+            self._put_batch(key, batch)
+
+    def _discard_whole(self, message_id: MessageId) -> bool:
+        entry, key = message_id.entry, _ledger_key(message_id)
+        was_there = False
+        for each in self._slices:
+            ledger = each.ledgers.get(key)
+            if ledger is None or entry not in ledger.ranges:
+                continue
+            before = ledger.ranges.range_count
+            ledger.ranges.discard_range(entry, entry)
+            self.bytes += ranges_bytes(ledger.ranges.range_count - before)
+            was_there = True
+        return was_there
 
     def clear(self) -> None:
         """Forget all."""
-        self._whole.clear()
+        self._slices.clear()
         self._open.clear()
-        self._done.clear()
         self._marks.clear()
+        self.bytes = 0
+
+    # --- forgetting --------------------------------------------------------------------------------------------------
 
     def drop_old(self, now_ms: int, ttl_ms: int) -> None:
-        """Forget what is older than ``memory_ms``, and open batches that nothing was acknowledged of for ``ttl_ms``."""
+        """Forget what is older than ``memory_ms``, and open batches that nothing was acknowledged of for ``ttl_ms``.
+
+        O(batches that go).
+        """
         uptime_ms = now_ms - self._away_ms
-        self._drop_done(uptime_ms)
+        self._drop_slices(uptime_ms)
         oldest_ms = uptime_ms - self._memory_ms
         self._marks = {key: mark for key, mark in self._marks.items() if mark[1] >= oldest_ms}
-        for key in [key for key, batch in self._open.items() if batch.uptime_ms < uptime_ms - ttl_ms]:
-            del self._open[key]
+        while self._open and (first := next(iter(self._open.items())))[1].uptime_ms < uptime_ms - ttl_ms:
+            self._drop_batch(first[0])
 
-    def _drop_done(self, uptime_ms: int) -> None:
-        oldest_ms = uptime_ms - self._memory_ms
-        while self._whole and (len(self._whole) > MOST_WHOLE or self._whole[0][0] < oldest_ms):
-            self._whole.popleft()
-        while self._done and (first := next(iter(self._done.items())))[1].uptime_ms < oldest_ms:
-            del self._done[first[0]]
+    def _drop_slices(self, uptime_ms: int) -> None:
+        while self._slices and self._slices[0].last_ms < uptime_ms - self._memory_ms:
+            for ledger in self._slices.popleft().ledgers.values():
+                self.bytes -= batch_bytes(ledger.topic, 0) + ranges_bytes(ledger.ranges.range_count)
 
-    def items(self) -> Iterator[Change | EntryAcks]:
-        """Go through all of it as records, as at this time, with times as if nothing had been spent away."""
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def items(self) -> Iterator[Change | EntryAcks | RangeAcks]:
+        """Go through all of it as records, with times as if nothing had been spent away; it may change meanwhile.
+
+        Batches come before the ranges: one that is done meanwhile comes with those, and is not missed. And after them:
+        one that was done, and of which a message is shown again, is a batch again.
+        """
         away_ms = self._away_ms
-        for uptime_ms, *key, topic in list(self._whole):
-            at_ms = uptime_ms + away_ms
-            yield Change(Kind.SETTLED, MessageId(*key, topic=topic), at_ms, at_ms)
+        written = set(self._open)
+        yield from self._batches(list(self._open.items()), away_ms)
+        for each in list(self._slices):
+            for (number, partition), ledger in list(each.ledgers.items()):
+                message_id = MessageId(number, 0, partition, topic=ledger.topic)
+                yield RangeAcks(message_id, each.last_ms + away_ms, list(ledger.ranges.ranges()))
+        yield from self._batches([(key, batch) for key, batch in self._open.items() if key not in written], away_ms)
         for message_id, uptime_ms in list(self._marks.values()):
             yield Change(Kind.THROUGH, message_id, uptime_ms + away_ms, uptime_ms + away_ms)
-        for entry, batch in list(chain(self._open.items(), self._done.items())):
-            message_id = MessageId(*entry, batch_size=batch.size, topic=batch.topic)
+
+    @staticmethod
+    def _batches(some: list[tuple[EntryKey, _Batch]], away_ms: int) -> Iterator[EntryAcks]:
+        for key, batch in some:
+            message_id = MessageId(*key, batch_size=batch.size, topic=batch.topic)
             yield EntryAcks(message_id, batch.uptime_ms + away_ms, batch.acked)
+
+    def _check(self) -> None:
+        """Assert every invariant; for tests."""
+        assert self.bytes == sum(batch.bytes for batch in self._open.values()) + sum(
+            batch_bytes(ledger.topic, 0) + ranges_bytes(ledger.ranges.range_count)
+            for each in self._slices
+            for ledger in each.ledgers.values()
+        )
+        assert all(0 < batch.acked.bit_count() < batch.size for batch in self._open.values())
+        times = [each.last_ms for each in self._slices]
+        assert times == sorted(times)
+
+
+def _ledger_key(message_id: MessageId) -> LedgerKey:
+    return message_id.ledger, message_id.partition

@@ -1,0 +1,91 @@
+"""Messages that wait because the acknowledgement state has no room for them (PIP-299).
+
+They wait in the order of their ids. When the gate opens, the first goes back to the inbox, where calls wait; once that
+one is taken, the next one follows if there is room for it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+from typing import TYPE_CHECKING, Final
+
+from ..ids import MessageId
+from ._inbox import Inbox
+from ._message import Message
+
+if TYPE_CHECKING:
+    from ._durable import DurableNacks
+
+_MOST: Final = 1_000
+
+
+class Gated:
+    """Keeps them, so that others pass: those that came again, and those that fill holes.
+
+    :param durable: has the gate
+    :param inbox: where they came from, and go again
+    """
+
+    def __init__(self, durable: DurableNacks, inbox: Inbox) -> None:
+        self.has_room = asyncio.Event()
+        """Clear while so many wait that no more are to be fetched."""
+        self.has_room.set()
+        self._durable = durable
+        self._gate = durable.gate
+        self._inbox = inbox
+        self._waiting: list[Message] = []
+        self._released: Message | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def admits(self, message: Message) -> bool:
+        """Return whether a message that was ready may be shown; if not it is kept until it may."""
+        self._forget_released(message)
+        is_behind = any(first.id < message.id for first in (*self._waiting[:1], self._released) if first is not None)
+        may_go = self._may_go(message, is_behind=is_behind)
+        if not may_go:
+            insort(self._waiting, message, key=_id_of)
+            if len(self._waiting) >= _MOST:
+                self.has_room.clear()
+        if self._waiting:
+            self._look()
+        return may_go
+
+    def gone(self, message: Message) -> None:
+        """Note that a message that was ready is not to be shown any more: it was settled by its id."""
+        self._forget_released(message)
+        self._look()
+
+    def _forget_released(self, message: Message) -> None:
+        if message is self._released:
+            self._released = None
+
+    def clear(self) -> None:
+        """Drop all: the subscription was moved."""
+        self._gate.forget(self._release)
+        self._waiting.clear()
+        self._released = None
+        self.has_room.set()
+
+    def _look(self) -> None:
+        """Release the first, at once or when the gate opens."""
+        if self._waiting and self._released is None and not self._gate.wait(self._release, self._may_first_go):
+            self._release()
+
+    def _release(self) -> None:
+        self._released = self._waiting.pop(0)
+        if len(self._waiting) < _MOST:
+            self.has_room.set()
+        self._inbox.put(self._released, first=True)
+
+    def _may_first_go(self) -> bool:
+        return bool(self._waiting) and self._may_go(self._waiting[0], is_behind=False)
+
+    def _may_go(self, message: Message, *, is_behind: bool) -> bool:
+        return self._durable.admits(message.id, is_redelivered=message.redelivery_count > 0, is_behind=is_behind)
+
+
+def _id_of(message: Message) -> MessageId:
+    return message.id

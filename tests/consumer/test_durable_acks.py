@@ -1,0 +1,404 @@
+"""Durable acknowledgements: what is remembered, for how long, how little it is, and the gate before it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_nack import AlreadySettledError, Consumer, InvalidArgumentError, Message, MessageId
+from pulsar_nack.consumer._durable import _records as records
+from pulsar_nack.consumer._durable._memory import Memory
+from pulsar_nack.consumer._durable._records import Change, Kind, RangeAcks
+from pulsar_nack.consumer._durable._settled import Settled
+from pulsar_nack.testing import FakePort, virtual_time
+from tests.consumer.durable import ForgetfulPort, Machine
+
+DAY_MS = 86_400_000
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    """Receive what must be there."""
+    return [await consumer.receive(timeout=1) for _ in range(count)]
+
+
+async def is_quiet(consumer: Consumer, seconds: float = 5.0) -> bool:
+    """Return whether nothing more is shown."""
+    try:
+        await consumer.receive(timeout=seconds)
+    except TimeoutError:
+        return True
+    return False
+
+
+class LonelyPort(FakePort):
+    """A port that loses its connection: what is acknowledged meanwhile is lost, and comes again with the connection."""
+
+    is_connected = True
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Take them, and lose them without a connection."""
+        if self.is_connected:
+            await super().acknowledge(ids)
+
+    def disconnect(self) -> None:
+        """Lose the connection."""
+        self.is_connected = False
+
+    def connect(self) -> None:
+        """Get it back: the broker hands out everything that it has no acknowledgement of."""
+        self.is_connected = True
+        self.subscription.restart()
+
+
+# --- how long, and how much ------------------------------------------------------------------------------------------
+
+
+def test_a_day_stays_small() -> None:
+    """K51: a day of a Shared subscription, half of which others acknowledge, takes what the last minute takes."""
+    random, settled = Random(1), Settled(60_000)
+    most_bytes = most_entries = entry = 0
+    for now_ms in range(0, DAY_MS, 200):
+        entry += random.choice((1, 2))
+        settled.add(MessageId(entry // 50_000, entry % 50_000, topic="persistent://public/default/orders"), now_ms)
+        most_bytes = max(most_bytes, settled.bytes)
+        if now_ms % 3_600_000 == 0:
+            settled._check()
+            most_entries = max(most_entries, settled.entries)
+    assert settled.entries <= most_entries <= 60_000 // 200 * 17 / 16 + 1
+    assert most_bytes < 3_000
+    written = sum(len(part) for item in settled.items() if isinstance(item, RangeAcks) for part in encoded(item))
+    assert written == pytest.approx(settled.bytes, rel=0.35)
+
+
+def test_a_day_of_batches_stays_small() -> None:
+    """K51: batches are kept until they are done, however long that takes, and then for as long as other entries."""
+    random, memory = Random(2), Memory(60_000, 10**12)
+    left: list[tuple[int, MessageId]] = []
+    most = 0
+    for entry, now_ms in enumerate(range(0, DAY_MS, 5_000)):
+        members = [MessageId(1, entry, batch_index=index, batch_size=8) for index in range(8)]
+        for member in members[:-1]:
+            memory.apply(Change(Kind.SETTLED, member, now_ms, now_ms))
+        left.append((now_ms + random.randrange(600_000), members[-1]))
+        for due in [each for each in left if each[0] <= now_ms]:
+            assert memory.settled.is_acked(due[1]._replace(batch_index=0), now_ms)
+            assert not memory.settled.is_acked(due[1], now_ms)
+            memory.apply(Change(Kind.SETTLED, due[1], now_ms, now_ms))
+            left.remove(due)
+        most = max(most, memory.settled.entries)
+    memory.settled._check()
+    assert most < 200
+
+
+@virtual_time
+async def test_a_day_of_a_consumer_stays_small() -> None:
+    """K51: over a day, killed each hour, no more is remembered than the acknowledgements of about a minute."""
+    machine = Machine()
+    remembered, acked_bytes = [], []
+    for _ in range(24):
+        async with machine.consuming(killed=True) as consumer:
+            for _ in range(40):
+                machine.topic.publish(b"x")
+                await (await consumer.receive(timeout=1)).ack()
+                await asyncio.sleep(30)
+                remembered.append(consumer.statistics().durable_acks)
+                acked_bytes.append(consumer.statistics().durable_ack_bytes)
+                await asyncio.sleep(60)
+    assert max(remembered) <= 2
+    assert max(acked_bytes) < 200
+    assert machine.topic.subscription("fake").backlog == 0
+
+
+def test_time_without_a_connection_does_not_count() -> None:
+    """K51: what was acknowledged before or during ten minutes without a connection is as young as it was then."""
+    settled = Settled(60_000)
+    settled.add(MessageId(1, 1), 1_000)
+    settled.add(MessageId(1, 5), 31_000)
+    settled.was_away(600_000)
+    assert settled.is_acked(MessageId(1, 1), 600_000 + 61_000)
+    assert not settled.is_acked(MessageId(1, 1), 600_000 + 61_001)
+    assert settled.is_acked(MessageId(1, 5), 600_000 + 91_000)
+
+
+@virtual_time
+async def test_acks_without_a_connection_are_given_again() -> None:
+    """K51: acknowledged shortly before the connection is lost for an hour, messages that come again are not shown."""
+    port = LonelyPort()
+    async with Machine(port.topic).consuming(port=port) as consumer:
+        port.topic.publish(b"before")
+        port.topic.publish(b"during")
+        before, during = await take(consumer, 2)
+        port.disconnect()
+        await before.ack()
+        await asyncio.sleep(1_800)
+        await during.ack()
+        await asyncio.sleep(1_800)
+        port.connect()
+        assert await is_quiet(consumer)
+        assert consumer.statistics().acked_again == 2
+        assert port.subscription.backlog == 0
+        await asyncio.sleep(120)
+        assert consumer.statistics().durable_acks == 0
+
+
+@virtual_time
+async def test_acks_without_a_connection_outlive_a_kill() -> None:
+    """U10: killed after an hour without a connection: what was acknowledged at its beginning is not shown again."""
+    machine = Machine()
+    machine.topic.publish(b"x")
+    port = LonelyPort(machine.topic)
+    async with machine.consuming(killed=True, port=port) as consumer:
+        (message,) = await take(consumer, 1)
+        port.disconnect()
+        await message.ack()
+        await asyncio.sleep(3_600)
+    async with machine.consuming() as consumer:
+        assert await is_quiet(consumer)
+        assert consumer.statistics().acked_again == 1
+    assert machine.topic.subscription("fake").backlog == 0
+
+
+@virtual_time
+async def test_many_acks_are_remembered() -> None:
+    """U10: 150 000 acknowledgements that never reached the broker are remembered after a kill, as two ranges."""
+    memory = Memory(60_000, DAY_MS)
+    for entry in range(150_000):
+        if entry != 77:
+            memory.apply(Change(Kind.SETTLED, MessageId(3, entry), 5, 5))
+    assert memory.settled.bytes < 100
+    copy = Memory(60_000, DAY_MS)
+    for data in memory.picture(6):
+        if data is not None:
+            copy.apply(records.decode(data))
+    acked = [copy.settled.is_acked(MessageId(3, entry), 6) for entry in range(150_001)]
+    assert (sum(acked), acked[77], acked[-1]) == (149_999, False, False)
+
+
+@virtual_time
+async def test_a_nack_of_what_was_acked_before_a_restart_is_refused() -> None:
+    """U20: by its id too, an acknowledged message cannot be nacked, also after a restart."""
+    machine = Machine()
+    message_id = machine.topic.publish(b"x")
+    async with machine.consuming(killed=True, port=ForgetfulPort(machine.topic)) as consumer:
+        await (await consumer.receive(timeout=1)).ack()
+    async with machine.consuming() as consumer:
+        with pytest.raises(AlreadySettledError):
+            await consumer.negative_acknowledge(message_id, 1)
+        assert await is_quiet(consumer)
+
+
+@virtual_time
+async def test_an_id_that_is_none_does_no_harm() -> None:
+    """An acknowledgement of an id without an entry is written, and nothing is remembered of it."""
+    async with Machine().consuming() as consumer:
+        await consumer.acknowledge(MessageId(-1, -1))
+        assert consumer.statistics().durable_acks == 0
+        assert consumer.statistics().durable_failures == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, 300)), max_size=6), st.integers(0, 2**63 - 1))
+def test_ranges_are_written_and_read(steps: list[tuple[int, int]], at_ms: int) -> None:
+    """K51: ranges of a ledger come back as they were written; what is cut off or goes on is refused."""
+    ranges, end = [], 0
+    for gap, length in steps:
+        if end + gap + length < 2**63:
+            ranges.append((end + gap, end + gap + length))
+            end += gap + length + 2
+    acks = RangeAcks(MessageId(2**62, 0, 7, topic="persistent://public/default/ü"), at_ms, ranges)
+    parts = encoded(acks)
+    assert [records.decode(part) for part in parts] == ([acks] if ranges else [])
+    for part in parts:
+        for wrong in (part[:-1], part + b"\0"):
+            with pytest.raises(records.UnreadableRecordError):
+                records.decode(wrong)
+
+
+def encoded(acks: RangeAcks) -> list[bytes]:
+    """Return the records of some ranges."""
+    return list(records.encode_ranges(acks))
+
+
+# --- the gate --------------------------------------------------------------------------------------------------------
+
+LIMIT = 2_048
+
+
+def publish_batches(machine: Machine, count: int) -> None:
+    """Publish batches of two."""
+    for number in range(count):
+        machine.topic.publish_batch([b"%d a" % number, b"%d b" % number])
+
+
+async def fill(consumer: Consumer) -> list[Message]:
+    """Acknowledge one of each batch until nothing is shown any more; return the others."""
+    left: list[Message] = []
+    while not await is_quiet_now(consumer, left):
+        message = left.pop()
+        if message.id.batch_index == 0:
+            await message.ack()
+        else:
+            left.append(message)
+    return left
+
+
+async def is_quiet_now(consumer: Consumer, received: list[Message]) -> bool:
+    """Receive one more, if there is one; at once."""
+    try:
+        received.append(await consumer.receive(timeout=0.5))
+    except TimeoutError:
+        return True
+    return False
+
+
+@virtual_time
+async def test_receiving_pauses_while_the_state_is_full(caplog: pytest.LogCaptureFixture) -> None:
+    """K41: half acknowledged batches fill the state: new messages wait, with one warning; completed, all come."""
+    machine = Machine()
+    publish_batches(machine, 60)
+    async with machine.consuming(max_ack_state_bytes=LIMIT) as consumer:
+        with caplog.at_level(logging.WARNING, "pulsar_nack"):
+            left = await fill(consumer)
+        statistics = consumer.statistics()
+        assert 10 < len(left) < 60
+        assert statistics.is_ack_state_full
+        assert statistics.times_gated == 1
+        assert 0 < statistics.durable_ack_bytes <= LIMIT
+        assert statistics.gated > 0
+        assert len(caplog.records) == 1
+        seen = len(left)
+        while left:
+            for message in left:
+                await message.ack()
+            left = await fill(consumer)
+            seen += len(left)
+        assert seen == 60
+        assert machine.topic.subscription("fake").backlog == 0
+        statistics = consumer.statistics()
+        assert (statistics.is_ack_state_full, statistics.gated, statistics.ready) == (False, 0, 0)
+        assert len(caplog.records) == 1
+
+
+@virtual_time
+async def test_what_comes_again_passes_the_gate() -> None:
+    """K42: while new messages wait, nacked ones are shown again in time, and mates of what is acknowledged are."""
+    machine = Machine()
+    publish_batches(machine, 60)
+    async with machine.consuming(max_ack_state_bytes=LIMIT, redelivery="local") as consumer:
+        left = await fill(consumer)
+        await left[3].nack(10)
+        again = await consumer.receive(timeout=11)
+        assert (again.data, again.attempt) == (left[3].data, 2)
+        assert consumer.statistics().is_ack_state_full
+        await again.ack()
+
+
+@virtual_time
+async def test_acks_that_grow_old_open_the_gate() -> None:
+    """K41: where another consumer takes every second message, holes fill the state; a minute later it goes on."""
+    machine = Machine()
+    other = machine.port()
+    async with machine.consuming(max_ack_state_bytes=LIMIT) as consumer:
+        for number in range(4_000):
+            machine.topic.publish(b"%d" % number)
+        elsewhere = asyncio.create_task(acknowledge_all(other))
+        seen: list[Message] = []
+        for _ in range(20):
+            while not await is_quiet_now(consumer, seen):
+                await seen[-1].ack()
+            if not consumer.statistics().gated:
+                break
+            assert consumer.statistics().is_ack_state_full
+            assert consumer.statistics().durable_ack_bytes <= LIMIT
+            stopped_at = asyncio.get_running_loop().time()
+            seen.append(await consumer.receive(timeout=100))
+            assert 50 < asyncio.get_running_loop().time() - stopped_at < 65
+            await seen[-1].ack()
+        assert len({message.id for message in seen}) == len(seen) > 1_000
+        assert consumer.statistics().times_gated > 0
+        assert machine.topic.subscription("fake").backlog == 0
+        elsewhere.cancel()
+    await other.close()
+
+
+async def acknowledge_all(port: FakePort) -> None:
+    """Be another consumer."""
+    while True:
+        delivery = await port.receive()
+        await port.acknowledge([delivery.id])
+
+
+@pytest.mark.parametrize("limit", [0, -5])
+@virtual_time
+async def test_the_gate_may_be_off(limit: int) -> None:
+    """K40: below 1 nothing is bounded."""
+    machine = Machine()
+    publish_batches(machine, 60)
+    async with machine.consuming(max_ack_state_bytes=limit) as consumer:
+        assert len(await fill(consumer)) == 60
+        assert consumer.statistics().durable_ack_bytes > LIMIT
+        assert not consumer.statistics().is_ack_state_full
+
+
+@pytest.mark.parametrize("limit", [1, 1_023, 2.5, True, "5"])
+@virtual_time
+async def test_bad_limits_are_refused(limit: Any) -> None:
+    """K40: from 1 to 1 023 bytes no gate makes sense."""
+    with pytest.raises(InvalidArgumentError, match="max_ack_state_bytes"):
+        Consumer(FakePort(), max_ack_state_bytes=limit)
+
+
+@virtual_time
+async def test_calls_that_are_cancelled_at_the_gate_lose_nothing() -> None:
+    """U2: receives that wait at the gate, and are cancelled, leave their messages to the next ones, in order."""
+    machine = Machine(subscription_type="exclusive")
+    publish_batches(machine, 60)
+    async with machine.consuming(max_ack_state_bytes=LIMIT) as consumer:
+        left = await fill(consumer)
+        for _ in range(3):
+            calls = [asyncio.create_task(consumer.receive()) for _ in range(4)]
+            await asyncio.sleep(1)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        assert consumer.statistics().gated > 0
+        seen = [int(message.data.split()[0]) for message in left]
+        receiving = [asyncio.create_task(consumer.receive()) for _ in range(2)]
+        for message in left:
+            await message.ack()
+        first = await asyncio.gather(*receiving)
+        rest = await take(consumer, 4)
+        assert [message.data for message in [*first, *rest]] == [
+            b"%d %s" % (number, letter) for number in range(max(seen) + 1, max(seen) + 4) for letter in (b"a", b"b")
+        ]
+
+
+@virtual_time
+async def test_seek_opens_the_gate() -> None:
+    """K43: what waits is dropped when the subscription is moved, and everything is shown anew."""
+    machine = Machine()
+    publish_batches(machine, 60)
+    async with machine.consuming(max_ack_state_bytes=LIMIT) as consumer:
+        await fill(consumer)
+        await consumer.seek(0)
+        statistics = consumer.statistics()
+        assert (statistics.gated, statistics.durable_acks, statistics.is_ack_state_full) == (0, 0, False)
+        assert (await consumer.receive(timeout=1)).data == b"0 a"
+
+
+@virtual_time
+async def test_closing_at_the_gate() -> None:
+    """U18: a consumer that is closed while messages wait at the gate gives them back."""
+    machine = Machine()
+    publish_batches(machine, 60)
+    async with machine.consuming(max_ack_state_bytes=LIMIT) as consumer:
+        await fill(consumer)
+    async with machine.consuming() as consumer:
+        shown = await take(consumer, 10)
+        assert {message.id.batch_index for message in shown[:5]} == {1}
