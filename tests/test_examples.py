@@ -68,7 +68,7 @@ def get(url: str, data: bytes | None = None) -> Any:
 
 def test_every_example_is_run_here() -> None:
     """A new example has to come with a test: in this file, or beside those of its part."""
-    elsewhere = {"cursor.py", "delayed.py", "delayed_buckets.py", "local_topic.py"}
+    elsewhere = {"acknowledgements.py", "delayed.py", "delayed_buckets.py", "local_topic.py"}
     here = {"durable.py", "rate_limited_api.py", "web_service.py", "worker.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == here | elsewhere
 

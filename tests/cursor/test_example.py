@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "cursor.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "acknowledgements.py"
 
 
 def test_example() -> None:

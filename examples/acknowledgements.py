@@ -1,7 +1,7 @@
 """A worker that is killed with signal 9, and does no job again whose end it has reported.
 
     pip install 'pulsar-nack[cursor]'
-    python examples/cursor.py
+    python examples/acknowledgements.py
 
 It needs no broker: the jobs are two ledgers of twelve. Four tasks work on them and take different times, so jobs end in
 any order, and the cursor has holes. The worker is killed twice, each time after some more jobs; the next one goes on
