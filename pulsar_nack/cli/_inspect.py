@@ -19,7 +19,7 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     files: Annotated[bool, typer.Option("--files", help="Show each log and each of its files too.")] = False,
 ) -> None:
-    """Show what a durable folder holds: delayed messages, acknowledgement state, nacks, ledgers, and what is damaged.
+    """Show what a durable folder holds: delayed messages, acknowledgement state, nacks, any log, and what is damaged.
 
     Nothing is changed, repaired or locked, so a process may be using the folder meanwhile. All checksums are checked.
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..inspection import BucketReport, CursorReport, DelayedReport, FolderReport, NacksReport, StoreReport
+from ..inspection import BucketReport, CursorReport, DelayedReport, FolderReport, NacksReport, StoreReport, TopicReport
 from ..planning import format_size
 
 _WIDTH: Final = 120
@@ -36,6 +36,8 @@ def _show_store(console: Console, store: StoreReport, *, with_files: bool) -> No
     records = sum(log.records for log in store.logs)
     counts = f"{_count(len(store.logs), 'log')}, {_count(records, 'record')}, {format_size(size)}"
     console.print(f"[bold]{escape(store.path)}[/]  {counts}\n")
+    if store.topic is not None:
+        _show_topic(console, store.topic)
     for delayed in store.delayed:
         _show_delayed(console, delayed)
     if store.nacks is not None:
@@ -53,6 +55,24 @@ def _show_store(console: Console, store: StoreReport, *, with_files: bool) -> No
             console.print(f"{label}: {escape(', '.join(names))}\n")
     for note in store.notes:
         console.print(f"[yellow]{escape(note)}[/]\n")
+
+
+def _show_topic(console: Console, topic: TopicReport) -> None:
+    entries = sum(each.entries for each in topic.ledgers)
+    title = f"Local topic, {_count(len(topic.ledgers), 'ledger')}, {_count(entries, 'entry', 'entries')}"
+    ledgers = [
+        (str(each.ledger), f"{each.entries:,}", format_size(each.bytes), _yes(each.is_sealed)) for each in topic.ledgers
+    ]
+    _print_table(console, title, ("ledger", "entries", "size", "sealed"), ledgers)
+    rows = [
+        (
+            each.name,
+            "nothing stored yet" if each.mark_delete is None else _position(each.mark_delete),
+            "" if each.backlog is None else f"{each.backlog:,}",
+        )
+        for each in topic.subscriptions
+    ]
+    _print_table(console, "Subscriptions", ("subscription", "mark-delete", "backlog"), rows)
 
 
 def _show_delayed(console: Console, delayed: DelayedReport) -> None:
@@ -152,6 +172,8 @@ def _print_table(
         console.print(f"[bold]{title}[/]")
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 2))
     numbers = {
+        "entries",
+        "backlog",
         "messages",
         "segments",
         "size",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -14,15 +14,18 @@ from ..delayed.bucket._pending import Pending
 from ..delayed.bucket._wire import SegmentRow, decode_metadata
 from ..errors import LogCorruptedError, LogVersionError, MissingExtraError, SnapshotFormatError
 from ..ids import Position
-from ._report import BucketReport, DelayedReport, SegmentTimes
+from ._report import BucketReport, CursorReport, DelayedReport, SegmentTimes
 from ._store import Inspected, Store
 
 _SNAPSHOT: Final = re.compile(r"snapshot-[0-9a-f]{32}-(\d{1,19})")
 _CURSOR: Final = re.compile(r"(.+)-(\d{1,18})")
 
 
-def inspect_delayed(store: Store) -> tuple[DelayedReport, ...]:
-    """Return the trackers of a store; snapshots that no cursor here names come last, on their own."""
+def inspect_delayed(store: Store, others: Sequence[CursorReport]) -> tuple[DelayedReport, ...]:
+    """Return the trackers of a store; snapshots that no cursor here names come last, on their own.
+
+    :param others: cursors of acknowledgements, whose properties may name snapshots too
+    """
     snapshots = dict(_snapshots(store))
     cursors = _cursors(store)
     reports = []
@@ -38,6 +41,10 @@ def inspect_delayed(store: Store) -> tuple[DelayedReport, ...]:
                 _named(store, log, named, snapshots),
             )
         )
+    for other in others:
+        if named := named_snapshots(other.properties):
+            buckets = _named(store, other.log, named, snapshots)
+            reports.append(DelayedReport(other.name, other.log, other.mark_delete, other.properties, buckets))
     if snapshots:
         rest = tuple(_bucket(store, number, None, log) for number, log in sorted(snapshots.items()))
         reports = _with_rest(reports, rest)

@@ -17,6 +17,7 @@ from ._delayed import inspect_delayed
 from ._nacks import inspect_nacks
 from ._report import FolderReport, StoreReport
 from ._store import Store
+from ._topics import inspect_topic
 
 _LOOKS: Final = 8
 _PAUSE_S: Final = 0.1
@@ -74,14 +75,16 @@ def _inspect_store(folder: Path, only: str | None = None) -> StoreReport:
 def _look(store: Store, only: str | None) -> StoreReport:
     store.look(only)
     nacks = inspect_nacks(store)
-    delayed = inspect_delayed(store)
     cursors = inspect_cursors(store)
+    topic = inspect_topic(store, cursors)
+    delayed = inspect_delayed(store, cursors)
     return StoreReport(
         path=str(store.folder),
         logs=tuple(log.report() for log in store.logs.values()),
         delayed=delayed,
         nacks=nacks,
         cursors=cursors,
+        topic=topic,
         leftovers=tuple(store.leftovers),
         foreign=tuple(store.foreign),
         notes=tuple(store.notes),

@@ -146,15 +146,6 @@ class CursorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicReport:
-    """A local topic: its ledgers, and what its subscriptions are."""
-
-    name: str
-    ledgers: tuple[TopicLedger, ...]
-    subscriptions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TopicLedger:
     """A ledger of a local topic."""
 
@@ -162,6 +153,27 @@ class TopicLedger:
     entries: int
     bytes: int
     is_sealed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionReport:
+    """A subscription of a local topic: its cursor, and how many entries it has not acknowledged.
+
+    ``mark_delete`` and ``backlog`` are None where nothing was stored of it yet.
+    """
+
+    name: str
+    cursor: str
+    mark_delete: tuple[int, int] | None
+    backlog: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReport:
+    """A local topic: its ledgers and its subscriptions."""
+
+    ledgers: tuple[TopicLedger, ...]
+    subscriptions: tuple[SubscriptionReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +188,7 @@ class StoreReport:
     delayed: tuple[DelayedReport, ...] = ()
     nacks: NacksReport | None = None
     cursors: tuple[CursorReport, ...] = ()
-    topics: tuple[TopicReport, ...] = ()
+    topic: TopicReport | None = None
     leftovers: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

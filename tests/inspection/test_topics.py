@@ -1,0 +1,78 @@
+"""What an inspection finds of local topics."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pulsar_nack.config import BucketConfig, TopicConfig
+from pulsar_nack.inspection import inspect_folder
+from pulsar_nack.topic import LocalTopic
+
+pytest.importorskip("google.protobuf")
+
+
+async def write(folder: Path) -> None:
+    """Publish 20 messages in ledgers of eight; one subscription acknowledges every second of ten, one nothing."""
+    async with await LocalTopic.open(folder, config=TopicConfig(max_entries_per_ledger=8)) as topic:
+        port = await topic.subscribe("a/b ü", "shared")
+        for number in range(20):
+            await topic.publish(b"message %d" % number)
+        for number in range(10):
+            delivery = await port.receive()
+            if number % 2 == 0:
+                await port.acknowledge([delivery.id])
+        await topic.subscribe("audit", "shared", initial_position="earliest")
+
+
+async def test_topic(tmp_path: Path) -> None:
+    """Ledgers with their entries, and subscriptions by their own names, with their backlogs."""
+    await write(tmp_path)
+    report = inspect_folder(tmp_path)
+    assert not report.is_damaged
+    (store,) = report.stores
+    assert store.topic is not None
+    assert [(each.ledger, each.entries, each.is_sealed) for each in store.topic.ledgers] == [
+        (1, 8, True),
+        (2, 8, True),
+        (3, 4, False),
+    ]
+    backlogs = {each.name: (each.mark_delete, each.backlog) for each in store.topic.subscriptions}
+    assert backlogs["a/b ü"] == ((1, 0), 15)
+    assert backlogs["audit"] in ((None, None), ((1, -1), 20))
+    assert {log.kind for log in store.logs} == {"topic", "cursor"}
+
+
+async def test_missing_ledger(tmp_path: Path) -> None:
+    """A ledger that is missing in the middle is told; at the beginning it was trimmed."""
+    await write(tmp_path)
+    shutil.rmtree(tmp_path / "ledger-00000000000000000001.log")
+    assert not inspect_folder(tmp_path).is_damaged
+    await write(tmp_path / "other")
+    shutil.rmtree(tmp_path / "other" / "ledger-00000000000000000002.log")
+    (damage,) = inspect_folder(tmp_path / "other").damage
+    assert (damage.kind, damage.log) == ("missing", "ledger-00000000000000000003")
+
+
+async def test_delayed_messages_of_a_subscription(tmp_path: Path) -> None:
+    """Buckets that a subscription's cursor names are shown as named, with their messages."""
+    delayed = BucketConfig(
+        delayed_delivery_tracker_factory_class_name="bucket", delayed_delivery_min_index_count_per_bucket=10
+    )
+    async with await LocalTopic.open(tmp_path) as topic:
+        port = await topic.subscribe("billing", "shared", delayed=delayed)
+        for number in range(60):
+            await topic.publish(b"later", deliver_at=4_000_000_000_000 + number)
+        async with asyncio.timeout(20):
+            while not topic.cursor("billing").properties():
+                await asyncio.sleep(0.01)
+        await port.close()
+    (store,) = inspect_folder(tmp_path).stores
+    assert store.damage == ()
+    (report,) = store.delayed
+    assert report.cursor == "subscription.billing"
+    assert report.buckets
+    assert all(bucket.key and bucket.messages for bucket in report.buckets)
