@@ -9,7 +9,7 @@ from typing import Final
 
 from ..consumer._durable._generations import OWNER, base_name, log_name
 from ..consumer._durable._memory import Memory
-from ..consumer._durable._records import VERSION, UnreadableRecordError, decode
+from ..consumer._durable._records import VERSION, Item, RangeAcks, UnreadableRecordError, decode
 from ._report import NacksReport, WaitingLedger
 from ._store import Inspected, Store
 
@@ -65,10 +65,11 @@ def _replay(store: Store, log: Inspected, memory: Memory) -> None:
             return
 
 
-def _entries_of(acknowledged: object) -> int:
+def _entries_of(acknowledged: Item) -> int:
     """Return how many entries a record tells of: one, or those of its ranges."""
-    ranges = getattr(acknowledged, "ranges", None)
-    return 1 if ranges is None else sum(last - first + 1 for first, last in ranges)
+    if not isinstance(acknowledged, RangeAcks):
+        return 1
+    return sum(last - first + 1 for first, last in acknowledged.ranges)
 
 
 def _report(used: tuple[str, ...], ignored: tuple[str, ...], memory: Memory) -> NacksReport:
