@@ -393,7 +393,7 @@ class Subscription:
         for position in positions:
             adds_range = self.cursor.adds_range(position)
             if position in self._due:
-                may_go = gate.admit_due(1, is_below=position < highest, adds_range=adds_range) > 0
+                may_go = self._admits_due(position, len(admitted))
             elif position < highest or self._dispatcher.is_to_send_again(position):
                 may_go = room_for_old > 0 or not adds_range
                 room_for_old -= 1
@@ -403,6 +403,14 @@ class Subscription:
             if may_go:
                 admitted.append(position)
         return admitted
+
+    def _admits_due(self, position: Position, before: int) -> bool:
+        """Return whether the gate lets a message that came due pass, after some others that are not counted yet."""
+        is_below = position < self.cursor.highest_acked
+        if self.gate.admit_due(before + 1, is_below=is_below) > before:
+            return True
+        is_free = not self.cursor.adds_range(position) if is_below else position == self.cursor.next_position
+        return is_free and self.gate.admit_due(1, is_below=is_below, adds_range=False) > 0
 
     async def _new_entries(self, most: int) -> list[Position]:
         """Return the next entries that nobody got yet, and step behind them; nothing is read for that."""
