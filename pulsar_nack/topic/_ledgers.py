@@ -1,8 +1,11 @@
 """The ledgers of a local topic: logs that entries are appended to, one after the other.
 
-A ledger is a log called ``ledger-<number>``; numbers rise. The last one grows, until it is full or old and the next one
-is begun: the new log first, then the old one is sealed. After a crash in between both are there, the old one not
-sealed; nothing is appended to it any more all the same.
+A ledger is a log called ``ledger-<number>``; numbers rise. The last one grows, until it is full or old: then it is
+sealed, and only after that the next one is made. So whatever lies behind the end of a ledger that is not the last one
+lies in a later one, and readers and cursors may step over that end for good.
+
+One task writes, in the order of the calls, all that have gathered meanwhile at a time. Cancelling a call gives up an
+entry that is not being written yet; what is being written is added, and found by readers, whoever waits for it.
 
 It answers a cursor's questions (:class:`~pulsar_nack.cursor.Ledgers`): only what is durable counts as an entry.
 """
@@ -12,17 +15,26 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from typing import Final, Self
+from collections import deque
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Final, NamedTuple, Self
 
 from ..clock import Clock
 from ..config import TopicConfig
-from ..errors import LogNotFoundError, LogSealedError
+from ..errors import LogNotFoundError, PulsarNackError
 from ..ids import Position
 from ..ledger import Log, LogStore
 
 _NAME: Final = re.compile(r"ledger-(\d{20})")
 _FIRST: Final = 1
+_GROUP: Final = 1 << 22
+_HEAD: Final = 4
+
+
+class _Waiting(NamedTuple):
+    data: bytes
+    done: asyncio.Future[Position]
 
 
 def _name(ledger: int) -> str:
@@ -38,8 +50,11 @@ class TopicLedgers:
         self._clock = clock
         self._logs = logs
         self._ids = sorted(logs)
-        self._rolling = asyncio.Lock()
+        self._line: deque[_Waiting] = deque()
+        self._writing: asyncio.Task[None] | None = None
         self._begin(logs[self._ids[-1]])
+        self.on_growth: Callable[[], None] = _nothing
+        """Called when entries were added."""
         self.reads = 0
         """How many entries were read from storage."""
 
@@ -69,7 +84,6 @@ class TopicLedgers:
 
     def _begin(self, log: Log) -> None:
         self._current = log
-        self._issued = log.length
         self._began_at = self._clock.now_ms()
 
     # -- what there is -------------------------------------------------------------------------------------------------
@@ -111,38 +125,79 @@ class TopicLedgers:
 
         :raises LedgerError: it could not be written; nothing was added
         """
-        while True:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Position] = loop.create_future()
+        self._line.append(_Waiting(data, done))
+        if self._writing is None:
+            self._writing = loop.create_task(self._write(), name="pulsar_nack.LocalTopic write")
+        return await done
+
+    async def _write(self) -> None:
+        try:
+            await asyncio.sleep(0)  # who publishes in this round of the loop shares the write
+            while self._line:
+                await self._write_some()
+        finally:
+            self._writing = None
+            for waiting in self._line:
+                waiting.done.cancel()
+
+    async def _write_some(self) -> None:
+        """Write as much of the line as fits into the ledger, and not too much at a time."""
+        try:
             if self._is_full():
                 await self._roll()
             log, ledger = self._current, self._ids[-1]
-            self._issued += 1
-            try:
-                return Position(ledger, await log.append(data))
-            except LogSealedError:
-                if log is self._current:
-                    raise
+            group = self._take(self._config.max_entries_per_ledger - log.length)
+        except Exception as error:  # noqa: BLE001 - handed to those who wait
+            _answer(self._take(len(self._line)), error)
+            return
+        if not group:
+            return
+        try:
+            first = await log.append_many([waiting.data for waiting in group])
+        except Exception as error:  # noqa: BLE001 - as above
+            _answer(group, error)
+            return
+        for number, waiting in enumerate(group, first):
+            if not waiting.done.done():
+                waiting.done.set_result(Position(ledger, number))
+        self.on_growth()
+
+    def _take(self, most: int) -> list[_Waiting]:
+        """Take from the line what is still wanted."""
+        group: list[_Waiting] = []
+        size = 0
+        while self._line and len(group) < most:
+            size += len(self._line[0].data) + _HEAD
+            if group and size > _GROUP:
+                break
+            waiting = self._line.popleft()
+            if not waiting.done.done():
+                group.append(waiting)
+        return group
 
     def _is_full(self) -> bool:
         config, log = self._config, self._current
-        if not self._issued:
+        if log.is_sealed:
+            return True
+        if not log.length:
             return False
         age = self._clock.now_ms() - self._began_at
         return (
-            self._issued >= config.max_entries_per_ledger
+            log.length >= config.max_entries_per_ledger
             or log.size >= config.max_ledger_bytes
             or age >= config.max_ledger_age.total_seconds() * 1000
         )
 
     async def _roll(self) -> None:
-        async with self._rolling:
-            if not self._is_full():
-                return
-            old, ledger = self._current, self._ids[-1] + 1
-            log = await self._store.create(_name(ledger))
-            self._logs[ledger] = log
-            self._ids.append(ledger)
-            self._begin(log)
-            await old.seal()
+        """Go on in a new ledger; where that fails it is tried again by the next who publishes."""
+        await self._current.seal()
+        ledger = self._ids[-1] + 1
+        log = await self._store.create(_name(ledger))
+        self._logs[ledger] = log
+        self._ids.append(ledger)
+        self._begin(log)
 
     async def read(self, ledger: int, first: int, last: int) -> list[bytes]:
         """Return entries of a ledger, both ends included.
@@ -165,6 +220,19 @@ class TopicLedgers:
             await self._store.delete(_name(ledger))
 
     async def aclose(self) -> None:
-        """Close all logs."""
+        """Write what waits, and close all logs."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
         for log in self._logs.values():
             await log.aclose()
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _answer(group: Sequence[_Waiting], error: Exception) -> None:
+    """Hand an error to several callers, who must not share a traceback."""
+    for waiting in group:
+        if not waiting.done.done():
+            waiting.done.set_exception(copy(error) if isinstance(error, PulsarNackError) else error)

@@ -69,6 +69,7 @@ class LocalTopic:
         self._trimming: asyncio.Task[None] | None = None
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
+        ledgers.on_growth = self._look
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
@@ -255,14 +256,16 @@ class LocalTopic:
         if (longest := max(map(len, encoded))) > limit:
             raise InvalidArgumentError("payload", f"{longest} bytes as an entry", f"at most {limit} bytes")
         positions = await asyncio.gather(*map(self._ledgers.append, encoded))
-        for subscription in self._subscriptions.values():
-            subscription.look()
         if not is_batch:
             ids = [MessageId(*position, topic=self.name) for position in positions]
         else:
             size = len(made)
             ids = [MessageId(*positions[0], -1, at, batch_size=size, topic=self.name) for at in range(size)]
         return ids[0] if is_one else ids
+
+    def _look(self) -> None:
+        for subscription in self._subscriptions.values():
+            subscription.look()
 
     # -- subscribing ---------------------------------------------------------------------------------------------------
 
@@ -403,6 +406,11 @@ class LocalTopic:
         if cursor is None:
             start = self._ledgers.last_position if initial == "latest" else None
             cursor = await _open_cursor(self._store, self._ledgers, name, self._settings.config, start)
+            try:
+                await _keep_start(cursor)
+            except BaseException:
+                await cursor.aclose()
+                raise
             self._cursors[name] = cursor
         wanted = delayed or self._settings.delayed
         made = Subscription(
@@ -489,6 +497,13 @@ async def _open_cursor(
     store: LogStore, ledgers: TopicLedgers, subscription: str, config: TopicConfig, start: Position | None
 ) -> Cursor:
     return await Cursor.open(store, ledgers, config.cursor, name=_cursor_name(subscription), start=start)
+
+
+async def _keep_start(cursor: Cursor) -> None:
+    """Make durable where a new subscription begins; it would begin with the first entry after a crash."""
+    ledger, entry = cursor.mark_delete_position
+    await cursor.reset((ledger, entry + 1))
+    await cursor.flush()
 
 
 def _cursor_name(subscription: str) -> str:
