@@ -447,8 +447,12 @@ class Cursor(CursorFigures):
         if value is None and not self._properties.has(key):
             return
         done = self._properties.change(key, value)
-        self._flusher.begin()
-        await done
+        try:
+            await self._flusher.flush()
+            await done
+        finally:
+            if not done.cancel() and not done.cancelled():
+                done.exception()  # whoever waits has been told
 
 
 def _seconds(delay: timedelta) -> float:
