@@ -1,0 +1,274 @@
+"""Durable acknowledgements on a real broker: consumers and brokers that are killed with signal 9, and reconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_nack import AlreadySettledError, Consumer, Message, MessageId
+from tests.broker._admin import Admin
+from tests.broker.standalone import Standalone
+from tests.consumer import scenarios
+from tests.consumer.durable_worker import working
+from tests.consumer.official import nothing_comes, numbered, payloads, send, subscribed, take
+
+
+async def unload(admin: Admin, topic: str) -> None:
+    """Have the broker drop all connections of a topic; the client reconnects, and gets what is unacknowledged."""
+    await asyncio.sleep(1.5)  # the client sends acknowledgements within 100 ms, the broker keeps them within a second
+    await asyncio.to_thread(admin.unload, topic)
+
+
+async def is_done(url: str, topic: str, **settings: Any) -> bool:
+    """Return whether another consumer of the subscription gets nothing: the broker has all acknowledgements."""
+    await asyncio.sleep(0.3)
+    async with subscribed(url, topic, **settings) as (_, after):
+        return await nothing_comes(after, 1.0)
+
+
+async def test_a_timeout_loses_nothing(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U1: what is sent after receives of a durable consumer timed out arrives, once, and once acknowledged no more."""
+    settings = {"durable": tmp_path / "state"}
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        for _ in range(3):
+            assert await nothing_comes(consumer, 0.2)
+        await send(client, topic, [b"m0", b"m1", b"m2"])
+        messages = await take(consumer, 3)
+        assert payloads(messages) == [b"m0", b"m1", b"m2"]
+        assert await nothing_comes(consumer)
+        await asyncio.gather(*(message.ack() for message in messages))
+    async with subscribed(service_url, topic, **settings) as (_, consumer):
+        assert await nothing_comes(consumer, 1.0)
+
+
+async def test_cancelled_receives_lose_nothing(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U2: receives that are cancelled at random moments, also while an attempt is noted, lose none of 300 messages."""
+    async with subscribed(service_url, topic, durable=tmp_path / "state") as (client, consumer):
+        sending = asyncio.create_task(send(client, topic, numbered(300)))
+        chance, seen = random.Random(7), list[Message]()
+        while len(seen) < 300:
+            call = asyncio.create_task(consumer.receive(timeout=20))
+            await asyncio.wait([call], timeout=chance.random() * 0.004)
+            if not call.done():
+                call.cancel()
+            try:
+                seen.append(await call)
+            except asyncio.CancelledError:
+                continue
+        await sending
+        assert payloads(seen) == sorted(numbered(300))
+        assert {message.attempt for message in seen} == {1}
+        assert await nothing_comes(consumer)
+        await asyncio.gather(*(message.ack() for message in seen))
+        assert scenarios.all_given_back(consumer)
+
+
+@pytest.mark.parametrize("index_acks", [True, False])
+async def test_acked_members_stay_acked_over_reconnects(
+    request: pytest.FixtureRequest, topic: str, tmp_path: Path, index_acks: bool
+) -> None:
+    """U3: of a batch of 10 the one that was nacked is seen again, over two reconnects, a kill and two restarts."""
+    broker = None if index_acks else request.getfixturevalue("broker_without_index_acks")
+    url = request.getfixturevalue("service_url") if broker is None else broker.service_url
+    admin = Admin(request.getfixturevalue("admin_url") if broker is None else broker.admin_url)
+    settings = {"durable": tmp_path / "state", "batch_index_ack_enabled": index_acks}
+    async with subscribed(url, topic, **settings) as (client, consumer):
+        await send(client, topic, numbered(10), batched=True)
+        for message in await take(consumer, 10):
+            await (message.nack(4.0) if message.data == b"3" else message.ack())
+        await unload(admin, topic)
+        again = await consumer.receive(timeout=15)
+        assert (again.data, again.attempt) == (b"3", 2)
+        await again.nack(2.0)
+        assert await the_one(consumer) == (b"3", 3)
+        await unload(admin, topic)
+        assert await nothing_comes(consumer, 2.0)
+        assert consumer.statistics().durable_acks == 1
+    async with working(url, topic, tmp_path / "state", "nack:1") as worker:
+        assert await worker.said(2) == ["3 4", "3 5"]
+        worker.process.kill()
+    async with subscribed(url, topic, **settings) as (_, consumer):
+        message = await consumer.receive(timeout=15)
+        assert (message.data, message.attempt > 5) == (b"3", True)
+        await message.ack()
+        assert await nothing_comes(consumer, 1.0)
+    assert await is_done(url, topic)
+
+
+async def the_one(consumer: Consumer) -> tuple[bytes, int]:
+    """Receive a message, and return its payload and attempt."""
+    message = await consumer.receive(timeout=15)
+    return message.data, message.attempt
+
+
+@pytest.mark.timeout(240)
+async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, tmp_path: Path) -> None:
+    """U10: acks that the broker lost when killed, or missed while away for longer than ack_memory, are repeated."""
+    url, topic = own_broker.service_url, "persistent://public/default/forgetful"
+    async with subscribed(url, topic, durable=tmp_path / "state", ack_memory=2.0) as (client, consumer):
+        await send(client, topic, numbered(40))
+        messages = await take(consumer, 40)
+        await asyncio.sleep(1.5)
+        await asyncio.gather(*(message.ack() for message in messages[:20]))
+        receiving = asyncio.create_task(consumer.receive(timeout=120))
+        await asyncio.to_thread(own_broker.kill)
+        await asyncio.gather(*(message.ack() for message in messages[20:30]))
+        await asyncio.sleep(4)
+        await asyncio.to_thread(own_broker.start)
+        for message in messages[30:]:
+            await message.nack(3.0)
+        again = [await receiving, *await take(consumer, 9, timeout=60)]
+        assert sorted(message.id for message in again) == sorted(message.id for message in messages[30:])
+        assert await nothing_comes(consumer, 3.0)
+        await asyncio.gather(*(message.ack() for message in again))
+    assert await is_done(url, topic)
+
+
+async def test_acks_outlive_a_kill_of_both(own_broker: Standalone, tmp_path: Path) -> None:
+    """U10: consumer and broker are killed at once after 50 acks, the consumer is back later than ack_memory."""
+    url, topic, folder = own_broker.service_url, "persistent://public/default/both", tmp_path / "state"
+    async with subscribed(url, topic) as (client, _):
+        await send(client, topic, numbered(50))
+    async with working(url, topic, folder, "ack:50") as worker:
+        await worker.died()
+        await asyncio.to_thread(own_broker.kill)
+    await asyncio.to_thread(own_broker.start)
+    await asyncio.sleep(4)
+    async with subscribed(url, topic, durable=folder, ack_memory=3.0) as (_, consumer):
+        assert await nothing_comes(consumer, 2.0)
+        assert consumer.statistics().acked_again == 50
+    assert await is_done(url, topic)
+
+
+async def test_one_of_ack_and_nack_wins(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U20: ack and nack of 40 messages from two tasks each: one is told that it lost, and a restart agrees."""
+    settings = {"durable": tmp_path / "state"}
+    acked: set[bytes] = set()
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        await send(client, topic, numbered(40))
+        for number, message in enumerate(await take(consumer, 40)):
+            calls = [message.ack(), message.nack(3.0)]
+            first, second = await asyncio.gather(*(calls if number % 2 else calls[::-1]), return_exceptions=True)
+            ack, nack = (first, second) if number % 2 else (second, first)
+            assert (ack is None) is not (nack is None)
+            assert isinstance(ack or nack, AlreadySettledError)
+            if ack is None:
+                acked.add(message.data)
+    assert 0 < len(acked) < 40
+    async with subscribed(service_url, topic, **settings) as (_, consumer):
+        again = await take(consumer, 40 - len(acked))
+        assert {message.data for message in again} == set(numbered(40)) - acked
+        await asyncio.gather(*(message.ack() for message in again))
+        assert await nothing_comes(consumer, 1.0)
+    assert await is_done(service_url, topic)
+
+
+async def test_a_killed_consumer_leaves_its_nacks_to_the_other(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U21: of two durable consumers one is killed with pending nacks: the other gets them at once, none is lost."""
+    async with (
+        working(service_url, topic, tmp_path / "one", "nack:60") as worker,
+        subscribed(service_url, topic, durable=tmp_path / "two") as (client, other),
+    ):
+        await send(client, topic, numbered(30))
+        mine: list[Message] = []
+        while not await nothing_comes_to(other, mine):
+            pass
+        assert await worker.said(30 - len(mine))
+        assert mine
+        worker.process.kill()
+        while len(mine) < 30:
+            mine.append(await other.receive(timeout=15))
+        assert payloads(mine) == sorted(numbered(30))
+        await asyncio.gather(*(message.ack() for message in mine))
+        assert await nothing_comes(other)
+    assert await is_done(service_url, topic)
+
+
+async def nothing_comes_to(consumer: Consumer, received: list[Message]) -> bool:
+    """Take what comes within a second; return whether that was nothing."""
+    try:
+        received.append(await consumer.receive(timeout=1.0))
+    except TimeoutError:
+        return True
+    return False
+
+
+async def test_many_redeliveries_are_each_shown_once(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U23: 300 messages nacked twice over through the broker, with a durable state, are seen three times each."""
+    settings = {"durable": tmp_path / "state", "redelivery": "broker"}
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        await send(client, topic, numbered(300))
+        seen: list[tuple[bytes, int]] = []
+        for _ in range(900):
+            message = await consumer.receive(timeout=20)
+            seen.append((message.data, message.attempt))
+            await (message.nack(0.5) if message.attempt < 3 else message.ack())
+        assert sorted(seen) == sorted((data, attempt) for data in numbered(300) for attempt in (1, 2, 3))
+        assert await nothing_comes(consumer, 1.0)
+        assert scenarios.all_given_back(consumer)
+    assert await is_done(service_url, topic)
+
+
+async def test_acked_after_it_was_asked_for(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U24: asked for at the broker and acknowledged before it arrives: acknowledged again, not shown, now or later."""
+    settings = {"durable": tmp_path / "state", "redelivery": "broker"}
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        await send(client, topic, numbered(20))
+        messages = await take(consumer, 20)
+        await asyncio.gather(*(message.nack(1.0) for message in messages))
+        async with asyncio.timeout(10):
+            while consumer.statistics().requested < 20:
+                await asyncio.sleep(0.001)
+        await asyncio.gather(*(consumer.acknowledge(message.id) for message in messages))
+        assert await nothing_comes(consumer, 1.0)
+        assert scenarios.all_given_back(consumer)
+    async with subscribed(service_url, topic, **settings) as (_, consumer):
+        assert await nothing_comes(consumer, 1.0)
+
+
+async def test_mates_in_work_are_left_alone(service_url: str, topic: str, tmp_path: Path) -> None:
+    """U26: batch of 5, nack 0, ack 2: only 0 is seen again; after a restart 1, 3 and 4 are, and 0; 2 never."""
+    settings = {"durable": tmp_path / "state"}
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        await send(client, topic, numbered(5), batched=True)
+        messages = sorted(await take(consumer, 5), key=lambda message: message.id)
+        assert [message.id.batch_index for message in messages] == [0, 1, 2, 3, 4]
+        await messages[2].ack()
+        await messages[0].nack(1.0)
+        assert await the_one(consumer) == (messages[0].data, 2)
+        assert await nothing_comes(consumer, 1.0)
+    async with subscribed(service_url, topic, **settings) as (_, consumer):
+        again = sorted(await take(consumer, 4), key=lambda message: message.id)
+        assert [(message.id.batch_index, message.attempt) for message in again] == [(0, 3), (1, 2), (3, 2), (4, 2)]
+        await asyncio.gather(*(message.ack() for message in again))
+        assert await nothing_comes(consumer, 1.0)
+    assert await is_done(service_url, topic)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_an_administrators_reset_shows_everything(
+    service_url: str, topic: str, admin: Admin, tmp_path: Path, is_restarted: bool
+) -> None:
+    """U32: reset by an administrator after ack_memory, all is shown, also after a restart; at once by ``seek``."""
+    began_ms = round(time.time() * 1000) - 5_000
+    settings = {"durable": tmp_path / "state", "ack_memory": 2.0}
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        await send(client, topic, numbered(12))
+        await asyncio.gather(*(message.ack() for message in await take(consumer, 12)))
+        if not is_restarted:
+            await asyncio.sleep(3.0)
+            await asyncio.to_thread(admin.reset_cursor, topic, "sub", began_ms)
+            assert payloads(await take(consumer, 12, timeout=20)) == sorted(numbered(12))
+            assert consumer.statistics().replayed == 12
+            await consumer.seek(MessageId(-1, -1))
+            assert payloads(await take(consumer, 12, timeout=20)) == sorted(numbered(12))
+    if is_restarted:
+        async with subscribed(service_url, topic, **settings) as (_, consumer):
+            await asyncio.sleep(3.0)
+            await asyncio.to_thread(admin.reset_cursor, topic, "sub", began_ms)
+            assert payloads(await take(consumer, 12, timeout=20)) == sorted(numbered(12))
