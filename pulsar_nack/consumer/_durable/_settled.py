@@ -3,7 +3,7 @@
 This is no mirror of the subscription. The state that a cursor has of a topic (:mod:`pulsar_nack.cursor`) is kept in
 *slices* of time, each of them the acknowledged ranges of some ledgers::
 
-    slice       0        1        2   ...   16         each spans a 16th of ``memory_ms``
+    slice       0        1        2   ...   8          each spans an 8th of ``memory_ms``
     ledger 7    0-41     42-77    78-102               a run of any length is one range
     ledger 9             3, 5-8                        the rest went to other consumers
 
@@ -32,7 +32,7 @@ from ...index import EntryRanges
 from .._batches import EntryKey, entry_key, is_member, is_same_topic, is_through
 from ._records import Change, EntryAcks, Kind, RangeAcks, batch_bytes, ranges_bytes
 
-SLICES: Final = 16
+SLICES: Final = 8
 _LARGEST_BATCH: Final = 1 << 20
 """Far more than a broker takes; an id that tells of more is none of its own."""
 _MOST_MARKS: Final = 10_000
@@ -73,7 +73,7 @@ class _Slice:
 class Settled:
     """Acknowledgements to remember. Each call is O(slices), but where noted.
 
-    :param memory_ms: how long; up to a 16th longer
+    :param memory_ms: how long; up to an 8th longer
     """
 
     def __init__(self, memory_ms: int) -> None:
@@ -134,8 +134,11 @@ class Settled:
 
     def _is_whole(self, message_id: MessageId) -> bool:
         entry, key = message_id.entry, _ledger_key(message_id)
-        found = (each.ledgers.get(key) for each in self._slices)
-        return any(entry in ledger.ranges for ledger in found if ledger is not None)
+        for each in self._slices:
+            ledger = each.ledgers.get(key)
+            if ledger is not None and entry in ledger.ranges:
+                return True
+        return False
 
     def _is_below_mark(self, message_id: MessageId, uptime_ms: int) -> bool:
         mark = self._marks.get((message_id.topic, message_id.partition))
@@ -231,7 +234,7 @@ class Settled:
     def shown(self, message_id: MessageId) -> None:
         """Forget that a message was acknowledged: it was replayed."""
         key = entry_key(message_id)
-        batch = self._drop_batch(key)
+        batch = self._drop_batch(key) if key in self._open else None
         size = message_id.batch_size
         if self._discard_whole(message_id) and is_member(message_id) and size <= _LARGEST_BATCH:
             batch = _Batch(message_id.topic, size, (1 << size) - 1, self._slices[-1].last_ms if self._slices else 0)
