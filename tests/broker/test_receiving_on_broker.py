@@ -6,7 +6,7 @@ import asyncio
 import collections
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pulsar
@@ -345,6 +345,32 @@ async def test_a_killed_consumer_loses_nothing(service_url: str, topic: str) -> 
             process.kill()
             await process.wait()
         assert {message.data for message in await _ack_until_quiet(second, len(held))} == held
+
+
+async def test_lost_requests_are_made_again(service_url: str, topic: str) -> None:
+    """U22: redelivery requests that the client accepts and drops are made again after 30 s, once for each message."""
+    async with subscribed(service_url, topic, redelivery="broker") as (client, consumer):
+        await send(client, topic, numbered(20))
+        messages = await take(consumer, 20)
+        redeliver, lost = consumer.port.redeliver, 0
+
+        async def lose(ids: Sequence[MessageId]) -> None:
+            nonlocal lost
+            lost += len(ids)
+
+        consumer.port.redeliver = lose
+        for message in messages:
+            await message.nack(delay=0.5)
+        assert await nothing_comes(consumer, 3.0)
+        assert lost == consumer.statistics().requested == 20
+        consumer.port.redeliver = redeliver
+        again = await take(consumer, 20, timeout=40)
+        assert payloads(again) == sorted(numbered(20))
+        assert {message.attempt for message in again} == {2}
+        assert consumer.statistics().asked_again == 20
+        await asyncio.gather(*(message.ack() for message in again))
+        assert await nothing_comes(consumer, 1.0)
+        assert scenarios.all_given_back(consumer)
 
 
 async def _ack_until_quiet(consumer: Consumer, at_least: int = 0) -> list[Message]:

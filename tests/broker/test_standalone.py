@@ -14,7 +14,15 @@ import pulsar.asyncio
 import pytest
 
 from tests.broker._admin import Admin
-from tests.broker.standalone import ADMIN_URL, SERVICE_URL, Standalone, StandaloneError, is_healthy
+from tests.broker.standalone import (
+    ADMIN_URL,
+    MOST_LOST_LOCKS,
+    SERVICE_URL,
+    RegistrationLoopError,
+    Standalone,
+    StandaloneError,
+    is_healthy,
+)
 
 COMMAND = [sys.executable, "-m", "tests.broker.standalone", "run", "--"]
 ROOT = Path(__file__).parents[2]
@@ -64,6 +72,45 @@ async def test_survives_kill_and_stop(own_broker: Standalone) -> None:
     await send(own_broker.service_url, topic, [b"three"])
     own_broker.restart()
     assert await receive(own_broker.service_url, topic, 3) == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize("loops", [0, 1, 3])
+def test_starts_anew_while_storage_registers_in_a_loop(
+    own_broker: Standalone, monkeypatch: pytest.MonkeyPatch, loops: int
+) -> None:
+    """A broker whose storage registers itself in a loop after a kill is started anew, until one comes up without."""
+    launch = Standalone._launch
+    launched: list[int] = []
+
+    def loop_first(self: Standalone) -> None:
+        launched.append(1)
+        if len(launched) <= loops:
+            raise RegistrationLoopError("in a loop")
+        launch(self)
+
+    own_broker.kill()
+    monkeypatch.setattr(Standalone, "_launch", loop_first)
+    own_broker.start()
+    assert len(launched) > loops
+    assert is_healthy(own_broker.admin_url)
+
+
+@pytest.mark.parametrize(("lost", "is_loop"), [(MOST_LOST_LOCKS, False), (MOST_LOST_LOCKS + 1, True)])
+def test_a_registration_loop_is_seen_in_the_log(tmp_path: Path, *, lost: int, is_loop: bool) -> None:
+    """A few lost registrations are none; many since the last start are, and those before it do not count."""
+    line = "12:00 - INFO  - Lock on resource /ledgers/available/127.0.0.1:3181 was invalidated. state Valid\n"
+    other = "12:00 - INFO  - Lock on resource /loadbalance/brokers/127.0.0.1:8080 was invalidated. state Valid\n"
+    broker = Standalone()
+    broker._folder = tmp_path
+    (tmp_path / "log").write_text(1_000 * line + other)
+    broker._log_begins_at = (tmp_path / "log").stat().st_size
+    with (tmp_path / "log").open("a") as log:
+        log.write(lost * (line + other))
+    if is_loop:
+        with pytest.raises(RegistrationLoopError, match=str(lost)):
+            broker._check_registration()
+    else:
+        broker._check_registration()
 
 
 def test_tells_why_it_did_not_start() -> None:
