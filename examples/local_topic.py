@@ -22,7 +22,7 @@ FAILURES = {"resize the picture": 1, "call the slow partner": 2}
 async def publish(folder: str) -> None:
     """Put the jobs into the queue."""
     async with await LocalTopic.open(folder) as topic:
-        await topic.subscribe("workers", initial_position="earliest")
+        await topic.create_subscription("workers")
         await topic.publish([job.encode() for job in JOBS])
 
 

@@ -279,6 +279,8 @@ class TopicConfig(_Settings):
     """A ledger that has an entry is not used for longer than this."""
     max_entry_bytes: int = Field(default=5 << 20, ge=1, le=15 << 20)
     """Largest entry, a batch with all its messages."""
+    cache_bytes: int = Field(default=16 << 20, ge=0)
+    """How much of what was published last is kept in memory, for consumers who keep up."""
     cursor: CursorConfig = Field(default_factory=CursorConfig)
     """How acknowledgements are kept, and how much of them."""
 

@@ -1,14 +1,20 @@
-"""The port of a local topic: what a :class:`~pulsar_nack.Consumer` needs of it, and what a plain reader may use too."""
+"""The port of a local topic: what a :class:`~pulsar_nack.Consumer` needs of it, and what a plain reader may use too.
+
+The topic holds the port's inbox and not the port itself; so a port that nobody holds any more is found, and what it has
+not acknowledged goes to the others as if it had been closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable, Sequence
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId, Position
+from ._local_inbox import BatchMembers, LocalInbox
 from ._port import Delivery, PortTraits
 
 MAX_IDS: Final = 100_000
@@ -20,7 +26,7 @@ class LocalSubscription(Protocol):
     name: str
 
     def leave(self, number: int) -> None:
-        """Let a consumer go; what it has not acknowledged goes to the others."""
+        """Let a consumer go, if it is there; what it has not acknowledged goes to the others."""
 
     def received(self, number: int) -> None:
         """Note that a consumer has received a message."""
@@ -46,7 +52,15 @@ class LocalPort:
     """
 
     def __init__(
-        self, topic: str, subscription: LocalSubscription, *, name: str, is_shared: bool, receiver_queue_size: int
+        self,
+        topic: str,
+        subscription: LocalSubscription,
+        join: Callable[[LocalInbox], int],
+        *,
+        name: str,
+        is_shared: bool,
+        receiver_queue_size: int,
+        batch_index_ack: bool,
     ) -> None:
         self._topic = topic
         self._subscription = subscription
@@ -55,14 +69,16 @@ class LocalPort:
         self._traits = PortTraits(
             honours_ids=is_shared,
             max_ids_per_request=MAX_IDS,
-            batch_index_ack=True,
+            batch_index_ack=batch_index_ack,
             receiver_queue_size=receiver_queue_size,
         )
-        self._number = -1
-        self._here: deque[Delivery] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._members = None if batch_index_ack else BatchMembers()
+        self._inbox = LocalInbox(self._members)
+        self._number = join(self._inbox)
         self._is_closed = False
-        self._failure: BaseException | None = None
+        loop = asyncio.get_running_loop()
+        self._finalizer = weakref.finalize(self, _leave_soon, loop, subscription, self._number)
+        self._finalizer.atexit = False
 
     @property
     def traits(self) -> PortTraits:
@@ -70,7 +86,7 @@ class LocalPort:
         return self._traits
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"{len(self._here)} messages here"
+        state = "closed" if self._is_closed else f"{len(self._inbox)} messages here"
         return f"<LocalPort {self.name!r} of {self._subscription.name!r}, {state}>"
 
     @property
@@ -84,11 +100,7 @@ class LocalPort:
         :raises ClosedError: it, or its topic, is closed
         :raises BrokerError: the subscription has ended with an error
         """
-        while not self._here:
-            self._check_open()
-            await self._wait()
-        self._check_open()
-        delivery = self._here.popleft()
+        delivery = await self._inbox.get(self._check_open)
         self._subscription.received(self._number)
         return delivery
 
@@ -99,7 +111,11 @@ class LocalPort:
         """
         self._check_open()
         self._check_ids(ids)
-        await self._subscription.acknowledge(ids)
+        if self._members is None:
+            await self._subscription.acknowledge(ids)
+            return
+        await self._subscription.acknowledge(self._members.completed_by(ids))
+        self._members.note(ids)
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to a message, itself included.
@@ -130,48 +146,25 @@ class LocalPort:
         :raises InvalidArgumentError: it lies beyond the end
         """
         self._check_open()
+        if isinstance(position, MessageId):
+            self._check_ids([position])
         await self._subscription.seek_to(position)
 
     async def close(self) -> None:
         """Give back what is not acknowledged, to others at once; receivers that wait get an error. Idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._here.clear()
-        self._subscription.leave(self._number)
-        self._wake_all()
-
-    # -- what the subscription calls -----------------------------------------------------------------------------------
-
-    def joined(self, number: int) -> None:
-        """Take the number that the subscription knows this port by."""
-        self._number = number
-
-    def take(self, deliveries: Iterable[Delivery]) -> None:
-        """Take messages; what waits looks again, each for one."""
-        self._here.extend(deliveries)
-        self._wake_all()
-
-    def give_back(self, positions: Iterable[Position]) -> int:
-        """Drop what was taken of these entries and not received yet; return how many messages that is."""
-        if not self._here:
-            return 0
-        gone = set(positions)
-        kept = [delivery for delivery in self._here if delivery.id[:2] not in gone]
-        dropped = len(self._here) - len(kept)
-        self._here = deque(kept)
-        return dropped
-
-    def fail(self, error: BaseException) -> None:
-        """Let whoever receives know that nothing comes any more."""
-        self._failure = error
-        self._wake_all()
+        if not self._is_closed:
+            self._is_closed = True
+            self._finalizer.detach()
+            self._inbox.drop()
+            self._subscription.leave(self._number)
+            self._inbox.wake_all()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the port")
-        if self._failure is not None:
-            raise BrokerError(f"the subscription has ended: {self._failure}") from self._failure
+        failure = self._inbox.failure
+        if failure is not None:
+            raise BrokerError(f"the subscription has ended: {failure}") from failure
 
     def _check_ids(self, ids: Sequence[MessageId]) -> None:
         for message_id in ids:
@@ -180,15 +173,8 @@ class LocalPort:
             if message_id.topic not in {None, self._topic} or message_id.partition >= 0:
                 raise InvalidArgumentError("ids", message_id, f"messages of {self._topic}")
 
-    async def _wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.remove(waiter)
 
-    def _wake_all(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+def _leave_soon(loop: asyncio.AbstractEventLoop, subscription: LocalSubscription, number: int) -> None:
+    """Let a port go that was dropped without being closed; the collector may run in any thread."""
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and the topic with it
+        loop.call_soon_threadsafe(subscription.leave, number)

@@ -6,9 +6,11 @@ waits for nothing: it is told what happened, and says who gets an entry.
 States of an entry above the mark-delete position, as far as it is known here:
 
 - *in flight*: sent to a consumer, and not acknowledged as a whole
-- *to send again*: came back, from a consumer that asked for it or that went away, or came due; lowest first
-- *stuck*: to send again, and refused in this round, since whoever has to get it has no room. What follows with the same
-  key is refused as well, so that a key stays in order; everything stuck may go again when something has changed
+- *waiting*: read and not sent for want of room, come back from a consumer that asked for it or went away, or come due;
+  lowest first. Of one that was read its key and size are known, so it is not read in vain again.
+
+Order of a key, on Key_Shared subscriptions: an entry goes to nobody while a lower one of its key waits, nor to another
+consumer than the one that holds entries of its key. On Exclusive and Failover subscriptions all entries have one key.
 
 Counts grow with each redelivery on Shared and Key_Shared subscriptions, and are forgotten when the last consumer
 leaves; on Exclusive and Failover ones they stay 0, as the broker's do.
@@ -17,15 +19,14 @@ leaves; on Exclusive and Failover ones they stay 0, as the broker's do.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from ..errors import BrokerError
 from ..ids import Position
-from ..index import OrderedPositions
-from ._entry import NO_KEY
 from ._keys import KeyRing
+from ._members import Held, Member
+from ._waiting import Known, Waiting
 
 
 class SubscriptionType(Enum):
@@ -42,26 +43,6 @@ class SubscriptionType(Enum):
         return self in {SubscriptionType.SHARED, SubscriptionType.KEY_SHARED}
 
 
-@dataclass(slots=True)
-class _Held:
-    consumer: int
-    messages: int
-    key_hash: int
-
-
-@dataclass(slots=True)
-class _Consumer:
-    name: str
-    room: int
-    unacked_limit: int | None
-    unacked: int = 0
-    held: set[Position] = field(default_factory=set)
-
-    @property
-    def has_room(self) -> bool:
-        return self.room > 0 and (self.unacked_limit is None or self.unacked < self.unacked_limit)
-
-
 _MOST_AHEAD: Final = 2_000
 
 
@@ -70,16 +51,13 @@ class Dispatcher:
 
     def __init__(self, kind: SubscriptionType) -> None:
         self.kind = kind
-        self._consumers: dict[int, _Consumer] = {}
+        self._members: dict[int, Member] = {}
         self._order: list[int] = []
         self._turn = 0
         self._ring = KeyRing()
-        self._in_flight: dict[Position, _Held] = {}
+        self._in_flight: dict[Position, Held] = {}
         self._by_key: dict[int, dict[int, int]] = {}
-        self._again = OrderedPositions()
-        self._stuck: set[Position] = set()
-        self.stuck_keys: set[int] = set()
-        """Keys of what is stuck. Read only."""
+        self._waiting = Waiting()
         self._counts: dict[Position, int] = {}
 
     # -- consumers -----------------------------------------------------------------------------------------------------
@@ -87,61 +65,59 @@ class Dispatcher:
     @property
     def consumers(self) -> Collection[int]:
         """Return the numbers of the consumers, in the order in which they came."""
-        return self._consumers
+        return self._members
 
     def join(self, number: int, name: str, *, room: int, unacked_limit: int | None, kind: SubscriptionType) -> None:
         """Take a consumer in.
 
         :raises BrokerError: those that are there exclude it; nothing has changed
         """
-        if self._consumers and (kind is not self.kind or kind is SubscriptionType.EXCLUSIVE):
+        if self._members and (kind is not self.kind or kind is SubscriptionType.EXCLUSIVE):
             raise BrokerError(f"the subscription has a consumer already and is {self.kind.value}")
-        self.kind = kind
-        self._consumers[number] = _Consumer(name, room, unacked_limit)
+        if kind is not self.kind:
+            self.kind = kind
+            self._waiting.forget_all()
+        self._members[number] = Member(name, room, unacked_limit)
         self._rearrange()
 
     def leave(self, number: int) -> None:
         """Let a consumer go; what it held goes to the others."""
-        consumer = self._consumers.pop(number)
-        for position in consumer.held:
-            self._drop_key(self._in_flight.pop(position), number)
-            self._again.add(position)
-        if not self._consumers:
+        for position in list(self._members[number].held):
+            self._come_back(position)
+        del self._members[number]
+        if not self._members:
             self._counts.clear()
         self._rearrange()
 
     def _rearrange(self) -> None:
-        self._order = list(self._consumers)
+        self._order = list(self._members)
         if self.kind is SubscriptionType.KEY_SHARED:
-            self._ring.use((number, consumer.name) for number, consumer in self._consumers.items())
-        self.something_changed()
+            self._ring.use((number, member.name) for number, member in self._members.items())
 
     @property
     def active(self) -> int | None:
         """Return who alone gets messages on an Exclusive or Failover subscription: the first by name, then by age."""
-        return min(self._consumers, key=lambda number: (self._consumers[number].name, number), default=None)
+        return min(self._members, key=lambda number: (self._members[number].name, number), default=None)
 
-    def something_changed(self) -> None:
-        """Let what was refused be tried again."""
-        self._stuck.clear()
-        self.stuck_keys.clear()
+    def take_room(self, number: int, messages: int) -> bool:
+        """Note that a consumer has received messages (negative: that it has room for them again).
 
-    def take_room(self, number: int, messages: int) -> None:
-        """Note that a consumer has received messages (negative: that it has room for them again)."""
-        self._consumers[number].room -= messages
-        if messages < 0:
-            self.something_changed()
+        :return: whether it may get more, and might not before
+        """
+        member = self._members[number]
+        could = member.has_room
+        member.fill(messages)
+        return member.has_room and not could
 
     @property
     def room(self) -> int:
         """Return for how many messages there is room, at most."""
-        able = self._consumers if self.kind.is_shared else [self.active] if self._consumers else []
-        return sum(self._consumers[number].room for number in able if number in self._consumers and self._can(number))
+        if self.kind.is_shared:
+            return sum(member.room for member in self._members.values() if member.has_room)
+        active = self.active
+        return self._members[active].room if active is not None and self._members[active].has_room else 0
 
-    def _can(self, number: int) -> bool:
-        return self._consumers[number].has_room
-
-    # -- entries -------------------------------------------------------------------------------------------------------
+    # -- what may go ---------------------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> Collection[Position]:
@@ -151,137 +127,166 @@ class Dispatcher:
     @property
     def may_read_on(self) -> bool:
         """Return whether new entries may be read: not when too many wait for a consumer already."""
-        return len(self._again) < _MOST_AHEAD
+        return len(self._waiting) < _MOST_AHEAD
 
     def to_send_again(self, most: int) -> list[Position]:
-        """Return what has to be sent again, the lowest first, but for what is stuck."""
+        """Return what waits and may be sent, the lowest first; of what was not read yet that is not known for sure."""
         found: list[Position] = []
-        for position in self._again:
+        refused: set[int] = set()
+        for position in self._waiting:
             if len(found) >= most:
                 break
-            if position not in self._stuck:
+            known = self._waiting.known(position)
+            if known is None or self._may_go(known.key_hash, refused):
                 found.append(position)
+            else:
+                refused.add(known.key_hash)
         return found
 
+    def _may_go(self, key_hash: int, refused: Collection[int]) -> bool:
+        return key_hash not in refused and (self.kind is SubscriptionType.SHARED or self._peek(key_hash) is not None)
+
     def is_to_send_again(self, position: Position) -> bool:
-        """Return whether an entry waits to be sent again."""
-        return position in self._again
+        """Return whether an entry waits."""
+        return position in self._waiting
+
+    def known(self, position: Position) -> Known | None:
+        """Return what is known of an entry that waits, None: it was not read."""
+        return self._waiting.known(position)
 
     def add_again(self, positions: Iterable[Position]) -> None:
         """Have entries sent, again or as they came due, that nobody holds."""
-        self._again.update(position for position in positions if position not in self._in_flight)
+        self._waiting.update(position for position in positions if position not in self._in_flight)
 
-    def choose(self, key_hash: int) -> int | None:
-        """Return who gets an entry with this key, None: nobody has room who might."""
-        if self.kind is SubscriptionType.KEY_SHARED:
-            return self._choose_by_key(key_hash)
-        if not self.kind.is_shared:
-            active = self.active
-            return active if active is not None and self._can(active) else None
+    def choose(self, position: Position, key_hash: int, refused: Collection[int] = ()) -> int | None:
+        """Return who gets an entry, None: nobody has room who might, or it has to wait for others of its key.
+
+        :param refused: keys of which a lower entry was refused just before
+        """
+        if self.kind is SubscriptionType.SHARED:
+            return self._next_in_turn()
+        if key_hash in refused or self._is_overtaking(position, key_hash):
+            return None
+        return self._peek(key_hash)
+
+    def _next_in_turn(self) -> int | None:
         for step in range(len(self._order)):
             number = self._order[(self._turn + step) % len(self._order)]
-            if self._can(number):
+            if self._members[number].has_room:
                 self._turn = (self._turn + step + 1) % len(self._order)
                 return number
         return None
 
-    def _choose_by_key(self, key_hash: int) -> int | None:
-        if key_hash in self.stuck_keys:
-            return None
-        holders = self._by_key.get(key_hash)
-        number = self._ring.owner(max(key_hash, 0)) if not holders else next(iter(holders))
-        return number if number is not None and self._can(number) else None
+    def _peek(self, key_hash: int) -> int | None:
+        if self.kind is SubscriptionType.KEY_SHARED:
+            holders = self._by_key.get(key_hash)
+            number = next(iter(holders)) if holders else self._ring.owner(max(key_hash, 0))
+        else:
+            number = self.active
+        return number if number is not None and self._members[number].has_room else None
 
-    def stuck(self, position: Position, key_hash: int) -> None:
-        """Nobody could get this entry: it waits, and what has the same key behind it."""
-        self._again.add(position)
-        self._stuck.add(position)
-        self.stuck_keys.add(key_hash)
+    def _is_overtaking(self, position: Position, key_hash: int) -> bool:
+        """Return whether a lower entry of this key waits, as far as its key is known."""
+        lowest = self._waiting.lowest(key_hash if self.kind is SubscriptionType.KEY_SHARED else None)
+        return lowest is not None and lowest < position
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def refused(self, position: Position, known: Known) -> None:
+        """An entry was read and could not be sent: it waits."""
+        self._waiting.add(position, known)
 
     def held_back(self, position: Position) -> None:
         """An entry is delayed: it will come due."""
-        self._again.discard(position)
+        self._waiting.discard(position)
 
-    def sent(self, position: Position, number: int, messages: int, key_hash: int = NO_KEY) -> int:
-        """Note that a consumer got an entry; return its redelivery count."""
-        self._again.discard(position)
-        self._in_flight[position] = _Held(number, messages, key_hash)
-        consumer = self._consumers[number]
-        consumer.held.add(position)
-        consumer.unacked += messages
-        consumer.room -= messages
-        by_key = self._by_key.setdefault(key_hash, {})
+    def sent(self, position: Position, number: int, left: int, known: Known) -> int:
+        """Note that a consumer got an entry; return its redelivery count.
+
+        :param left: the indexes of its messages that are not acknowledged, as bits
+        """
+        self._waiting.discard(position)
+        held = self._in_flight[position] = Held(number, left, known.key_hash, known.batch_size)
+        self._members[number].take(position, held.messages)
+        by_key = self._by_key.setdefault(known.key_hash, {})
         by_key[number] = by_key.get(number, 0) + 1
         return self._counts.get(position, 0)
 
     def acked(self, position: Position) -> None:
         """An entry is acknowledged as a whole."""
-        self._again.discard(position)
-        self._stuck.discard(position)
+        self._waiting.discard(position)
         self._counts.pop(position, None)
         self._release(position)
 
-    def acked_in_part(self, position: Position, left: int) -> None:
-        """So many messages of an entry are left to acknowledge."""
+    def acked_in_part(self, position: Position, left: int) -> bool:
+        """Of an entry only these messages are left, as bits, or fewer; return whether a consumer holds it, and none is.
+
+        What nobody holds is looked at when it is sent.
+        """
         held = self._in_flight.get(position)
-        if held is not None and left < held.messages:
-            self._consumers[held.consumer].unacked -= held.messages - left
-            held.messages = left
+        if held is None:
+            return False
+        before = held.messages
+        held.left &= left
+        self._members[held.consumer].unacked -= before - held.messages
+        return not held.left
+
+    def batch_size(self, position: Position) -> int | None:
+        """Return how many messages a batch has that is in flight, 0: it is none, None: it is not in flight."""
+        held = self._in_flight.get(position)
+        return None if held is None else held.batch_size
 
     def redeliver(self, number: int, positions: Iterable[Position]) -> list[Position]:
         """A consumer wants entries again; return which of them it held, or all that it must let go of."""
         if not self.kind.is_shared:
-            return self._rewind() if number == self.active else []
+            return self.rewind() if number == self.active else []
         mine = [position for position in dict.fromkeys(positions) if self._holder(position) == number]
         for position in mine:
-            self._release(position)
+            self._come_back(position)
             self._counts[position] = self._counts.get(position, 0) + 1
-            self._again.add(position)
-        self.something_changed()
         return mine
 
-    def _rewind(self) -> list[Position]:
+    def rewind(self) -> list[Position]:
+        """Have all that is in flight sent again; return it."""
         released = list(self._in_flight)
         for position in released:
-            self._release(position)
-        self._again.update(released)
-        self.something_changed()
+            self._come_back(position)
         return released
 
     def forget(self, up_to: Position | None = None) -> None:
         """Forget all entries, or those up to one: they were skipped, or the subscription was moved."""
         for position in [each for each in self._in_flight if up_to is None or each <= up_to]:
             self._release(position)
-        self._again.discard_through(up_to)
-        if up_to is None:
-            self._counts.clear()
-        self.something_changed()
+        self._waiting.discard_through(up_to)
+        for position in [each for each in self._counts if up_to is None or each <= up_to]:
+            del self._counts[position]
 
     def held_by(self, number: int) -> Iterator[Position]:
         """Go through what a consumer holds."""
-        return iter(self._consumers[number].held)
+        return iter(self._members[number].held)
 
     def unacked(self, number: int) -> int:
         """Return how many messages a consumer has not acknowledged."""
-        return self._consumers[number].unacked
+        return self._members[number].unacked
 
     def _holder(self, position: Position) -> int | None:
         held = self._in_flight.get(position)
         return None if held is None else held.consumer
 
-    def _release(self, position: Position) -> None:
-        held = self._in_flight.pop(position, None)
-        if held is None:
-            return
-        consumer = self._consumers[held.consumer]
-        consumer.held.discard(position)
-        consumer.unacked -= held.messages
-        self._drop_key(held, held.consumer)
+    def _come_back(self, position: Position) -> None:
+        """Have an entry wait that was in flight."""
+        held = self._release(position)
+        if held is not None:
+            self._waiting.add(position, Known(held.key_hash, held.batch_size))
 
-    def _drop_key(self, held: _Held, number: int) -> None:
-        by_key = self._by_key[held.key_hash]
-        by_key[number] -= 1
-        if not by_key[number]:
-            del by_key[number]
-        if not by_key:
-            del self._by_key[held.key_hash]
+    def _release(self, position: Position) -> Held | None:
+        held = self._in_flight.pop(position, None)
+        if held is not None:
+            self._members[held.consumer].let_go(position, held.messages)
+            by_key = self._by_key[held.key_hash]
+            by_key[held.consumer] -= 1
+            if not by_key[held.consumer]:
+                del by_key[held.consumer]
+            if not by_key:
+                del self._by_key[held.key_hash]
+        return held

@@ -22,9 +22,11 @@ from typing import Final, NamedTuple, Self
 
 from ..clock import Clock
 from ..config import TopicConfig
-from ..errors import LogNotFoundError, PulsarNackError
+from ..errors import InvalidArgumentError, LogNotFoundError, PulsarNackError
 from ..ids import Position
 from ..ledger import Log, LogStore
+from ._cache import EntryCache
+from ._entry import Entry, decode_entry, encode_entry
 
 _NAME: Final = re.compile(r"ledger-(\d{20})")
 _FIRST: Final = 1
@@ -34,6 +36,7 @@ _HEAD: Final = 4
 
 class _Waiting(NamedTuple):
     data: bytes
+    entry: Entry
     done: asyncio.Future[Position]
 
 
@@ -55,6 +58,7 @@ class TopicLedgers:
         self._begin(logs[self._ids[-1]])
         self.on_growth: Callable[[], None] = _nothing
         """Called when entries were added."""
+        self.cache = EntryCache(config.cache_bytes)
         self.reads = 0
         """How many entries were read from storage."""
 
@@ -120,14 +124,26 @@ class TopicLedgers:
 
     # -- appending and reading -----------------------------------------------------------------------------------------
 
-    async def append(self, data: bytes) -> Position:
+    def encoded(self, entry: Entry) -> bytes:
+        """Return the bytes of an entry.
+
+        :raises InvalidArgumentError: they are too many
+        """
+        data = encode_entry(entry)
+        if len(data) > self._config.max_entry_bytes:
+            limit = f"at most {self._config.max_entry_bytes:,} bytes (max_entry_bytes)"
+            raise InvalidArgumentError("payload", f"{len(data):,} bytes as an entry", limit)
+        return data
+
+    async def append(self, entry: Entry, data: bytes) -> Position:
         """Add an entry, durably. Entries come in the order of the calls.
 
+        :param data: what :meth:`encoded` returned for it
         :raises LedgerError: it could not be written; nothing was added
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Position] = loop.create_future()
-        self._line.append(_Waiting(data, done))
+        self._line.append(_Waiting(data, entry, done))
         if self._writing is None:
             self._writing = loop.create_task(self._write(), name="pulsar_nack.LocalTopic write")
         return await done
@@ -160,6 +176,7 @@ class TopicLedgers:
             _answer(group, error)
             return
         for number, waiting in enumerate(group, first):
+            self.cache.put(Position(ledger, number), waiting.entry, len(waiting.data))
             if not waiting.done.done():
                 waiting.done.set_result(Position(ledger, number))
         self.on_growth()
@@ -199,11 +216,28 @@ class TopicLedgers:
         self._ids.append(ledger)
         self._begin(log)
 
-    async def read(self, ledger: int, first: int, last: int) -> list[bytes]:
-        """Return entries of a ledger, both ends included.
+    async def read(self, ledger: int, first: int, last: int) -> list[Entry]:
+        """Return entries of a ledger, both ends included; storage is asked for those that are not kept in memory.
 
         :raises LedgerError: they could not be read
+        :raises TopicFormatError: one of them is none
         """
+        found: list[Entry] = []
+        number = first
+        while number <= last:
+            kept = self.cache.get(Position(ledger, number))
+            if kept is not None:
+                found.append(kept)
+                number += 1
+                continue
+            end = number
+            while end < last and self.cache.get(Position(ledger, end + 1)) is None:
+                end += 1
+            found += map(decode_entry, await self._read(ledger, number, end))
+            number = end + 1
+        return found
+
+    async def _read(self, ledger: int, first: int, last: int) -> list[bytes]:
         log = self._logs.get(ledger)
         if log is None:
             raise LogNotFoundError(_name(ledger))
@@ -213,6 +247,7 @@ class TopicLedgers:
 
     async def trim(self, before: int) -> None:
         """Delete the ledgers below this number, but for the last one of all."""
+        self.cache.drop_below(before)
         while len(self._ids) > 1 and self._ids[0] < before:
             ledger = self._ids.pop(0)
             log = self._logs.pop(ledger)

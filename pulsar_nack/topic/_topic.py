@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from os import PathLike
@@ -23,8 +24,9 @@ from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
 from ._dispatcher import SubscriptionType
-from ._entry import Entry, EntryMessage, encode_entry, messages
+from ._entry import Entry, EntryMessage, messages
 from ._ledgers import TopicLedgers
+from ._receiver import Receiver
 from ._subscription import Subscription
 
 InitialPosition = Literal["latest", "earliest"]
@@ -62,7 +64,8 @@ class LocalTopic:
         self._cursors = cursors
         self._settings = settings
         self._subscriptions: dict[str, Subscription] = {}
-        self._ports: set[LocalPort] = set()
+        self._ports: weakref.WeakSet[LocalPort] = weakref.WeakSet()
+        self._joined = 0
         self._factories: dict[BucketConfig, DelayedDeliveryTrackerFactory] = {}
         self._topic_cursor: LogDelayedCursor | None = None
         self._opening = asyncio.Lock()
@@ -251,11 +254,8 @@ class LocalTopic:
         made = [_message(each, key, properties, event_time_ms) for each in payloads]
         is_batch = bool(batch) and not is_one
         entries = [Entry(now, tuple(made), at, is_batch=True)] if is_batch else [Entry(now, (one,), at) for one in made]
-        encoded = [encode_entry(entry) for entry in entries]
-        limit = self._settings.config.max_entry_bytes
-        if (longest := max(map(len, encoded))) > limit:
-            raise InvalidArgumentError("payload", f"{longest} bytes as an entry", f"at most {limit} bytes")
-        positions = await asyncio.gather(*map(self._ledgers.append, encoded))
+        encoded = [self._ledgers.encoded(entry) for entry in entries]
+        positions = await asyncio.gather(*map(self._ledgers.append, entries, encoded))
         if not is_batch:
             ids = [MessageId(*position, topic=self.name) for position in positions]
         else:
@@ -279,6 +279,7 @@ class LocalTopic:
         delayed: DelayedDeliveryConfig | None = None,
         receiver_queue_size: int = 1_000,
         unacked_limit: int | None = 50_000,
+        batch_index_ack: bool = True,
     ) -> LocalPort:
         """Subscribe; a new subscription begins at the end, or with the first message that is still there.
 
@@ -288,30 +289,54 @@ class LocalTopic:
             change while nobody consumes
         :param receiver_queue_size: messages that are handed over before they are asked for
         :param unacked_limit: a consumer with so many unacknowledged messages gets no more; None: no limit
+        :param batch_index_ack: single messages of a batch are acknowledged in the topic; False: a batch when all are
         :raises InvalidArgumentError: names what was refused
         :raises BrokerError: the consumers that are there exclude this one
         """
         self._ensure_open()
         kind = _kind(type)
         _check_subscription_name(name)
-        if initial_position not in {"latest", "earliest"}:
-            raise InvalidArgumentError("initial_position", initial_position, "'latest' or 'earliest'")
+        _check_initial(initial_position)
+        _check_text("consumer_name", consumer_name)
         _check_most("receiver_queue_size", receiver_queue_size)
+        if not isinstance(batch_index_ack, bool):
+            raise InvalidArgumentError("batch_index_ack", batch_index_ack, "True or False")
         if unacked_limit is not None:
             _check_most("unacked_limit", unacked_limit)
         async with self._opening:
             self._ensure_open()
             subscription = await self._subscription(name, initial_position, _as_bucket_config(delayed))
+            self._joined += 1
+            label = consumer_name or f"{self._joined:09}"
+
+            def join(receiver: Receiver) -> int:
+                return subscription.join(
+                    receiver, label, room=receiver_queue_size, unacked_limit=unacked_limit, kind=kind
+                )
+
             port = LocalPort(
                 self.name,
                 subscription,
-                name=consumer_name or f"{name}-{len(self._ports) + 1}",
+                join,
+                name=label,
                 is_shared=kind.is_shared,
                 receiver_queue_size=receiver_queue_size,
+                batch_index_ack=batch_index_ack,
             )
-            subscription.join(port, port.name, room=receiver_queue_size, unacked_limit=unacked_limit, kind=kind)
-            self._ports = {port, *(each for each in self._ports if not each.is_closed)}
+            self._ports.add(port)
             return port
+
+    async def create_subscription(self, name: str, *, initial_position: InitialPosition = "latest") -> None:
+        """Make a subscription that nobody consumes yet, durable when this returns; one that is there stays as it is.
+
+        :raises InvalidArgumentError: names what was refused
+        """
+        self._ensure_open()
+        _check_subscription_name(name)
+        _check_initial(initial_position)
+        async with self._opening:
+            self._ensure_open()
+            await self._cursor(name, initial_position)
 
     def consumer(
         self,
@@ -402,16 +427,7 @@ class LocalTopic:
                 raise BrokerError(f"subscription {name!r} has a consumer, and keeps delayed messages in another way")
             del self._subscriptions[name]
             await known.end()
-        cursor = self._cursors.get(name)
-        if cursor is None:
-            start = self._ledgers.last_position if initial == "latest" else None
-            cursor = await _open_cursor(self._store, self._ledgers, name, self._settings.config, start)
-            try:
-                await _keep_start(cursor)
-            except BaseException:
-                await cursor.aclose()
-                raise
-            self._cursors[name] = cursor
+        cursor = await self._cursor(name, initial)
         wanted = delayed or self._settings.delayed
         made = Subscription(
             name,
@@ -430,6 +446,19 @@ class LocalTopic:
             raise
         self._subscriptions[name] = made
         return made
+
+    async def _cursor(self, name: str, initial: InitialPosition) -> Cursor:
+        cursor = self._cursors.get(name)
+        if cursor is None:
+            start = self._ledgers.last_position if initial == "latest" else None
+            cursor = await _open_cursor(self._store, self._ledgers, name, self._settings.config, start)
+            try:
+                await _keep_start(cursor)
+            except BaseException:
+                await cursor.aclose()
+                raise
+            self._cursors[name] = cursor
+        return cursor
 
     async def _tracker(
         self, name: str, cursor: Cursor, config: BucketConfig, on_due: Callable[[], object]
@@ -514,6 +543,11 @@ def _check_subscription_name(name: object) -> None:
     _check_text("name", name)
     if not isinstance(name, str) or not 0 < len(quote(name, safe="")) <= _MOST_NAME:
         raise InvalidArgumentError("name", name, f"a subscription's name of 1 to {_MOST_NAME} characters")
+
+
+def _check_initial(position: object) -> None:
+    if position not in {"latest", "earliest"}:
+        raise InvalidArgumentError("initial_position", position, "'latest' or 'earliest'")
 
 
 def _kind(value: object) -> SubscriptionType:

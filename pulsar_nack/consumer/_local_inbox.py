@@ -1,0 +1,126 @@
+"""What a local topic has handed to a port: the messages that were not received yet, and who waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from ..ids import MessageId, Position
+from ._port import Delivery
+
+
+class LocalInbox:
+    """A queue of messages; those who wait are served in the order in which they came.
+
+    :param members: is told of each batch that comes
+    """
+
+    def __init__(self, members: BatchMembers | None = None) -> None:
+        self.failure: BaseException | None = None
+        self._members = members
+        self._here: deque[Delivery] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._here)
+
+    async def get(self, check: Callable[[], None]) -> Delivery:
+        """Wait for a message and take it; ``check`` is called before and after each wait, and may raise."""
+        check()
+        while not self._here:
+            await self._wait()
+            check()
+        return self._here.popleft()
+
+    def take(self, deliveries: Iterable[Delivery]) -> None:
+        """Take the messages of an entry."""
+        arrived = list(deliveries)
+        if self._members is not None:
+            self._members.arrived([delivery.id for delivery in arrived])
+        for delivery in arrived:
+            self._here.append(delivery)
+            self._wake_one()
+
+    def give_back(self, positions: Iterable[Position]) -> int:
+        """Drop what was taken of these entries and not received yet; return how many messages that is."""
+        if not self._here:
+            return 0
+        gone = set(positions)
+        kept = [delivery for delivery in self._here if delivery.id[:2] not in gone]
+        dropped = len(self._here) - len(kept)
+        self._here = deque(kept)
+        return dropped
+
+    def drop(self) -> None:
+        """Drop everything."""
+        self._here.clear()
+
+    def fail(self, error: BaseException) -> None:
+        """Let whoever receives know that nothing comes any more."""
+        self.failure = error
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Let everyone who waits look again."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled() and self._here:
+                self._wake_one()  # the message that this wait was woken for goes to the next one
+            raise
+        finally:
+            self._waiters.remove(waiter)
+
+    def _wake_one(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+
+class BatchMembers:
+    """What a client notes that does not acknowledge single messages of a batch: the entry when all of them are.
+
+    It begins anew each time that an entry comes, as clients do.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Position, set[int]] = {}
+
+    def arrived(self, ids: Sequence[MessageId]) -> None:
+        """Note the messages of an entry that came."""
+        if ids and ids[0].batch_index >= 0:
+            self._open[Position(*ids[0][:2])] = {message_id.batch_index for message_id in ids}
+
+    def completed_by(self, ids: Sequence[MessageId]) -> list[MessageId]:
+        """Return what to acknowledge as a whole when these are acknowledged."""
+        done: list[MessageId] = []
+        left: dict[Position, set[int]] = {}
+        for message_id in ids:
+            position = Position(*message_id[:2])
+            if message_id.batch_index < 0:
+                done.append(message_id)
+            elif position in self._open:
+                rest = left.setdefault(position, set(self._open[position]))
+                rest.discard(message_id.batch_index)
+        done += [MessageId(*position) for position, rest in left.items() if not rest]
+        return done
+
+    def note(self, ids: Sequence[MessageId]) -> None:
+        """Note that these were acknowledged."""
+        for message_id in ids:
+            position = Position(*message_id[:2])
+            rest = self._open.get(position)
+            if rest is None:
+                continue
+            rest.discard(message_id.batch_index)
+            if message_id.batch_index < 0 or not rest:
+                del self._open[position]
