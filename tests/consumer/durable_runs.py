@@ -25,6 +25,7 @@ MEMORY_MS = 500_000
 IDS = [
     *(MessageId(7, entry, 1, topic="t-partition-1") for entry in range(6)),
     *(MessageId(7, 900, index, batch_index=index, batch_size=9, topic="t") for index in range(3)),
+    *(MessageId(7, 901, 1, batch_index=index, batch_size=2, topic="t-partition-1") for index in range(2)),
     MessageId(1 << 40, 5_000_000, topic="t"),
 ]
 
@@ -55,6 +56,7 @@ class Model:
             found = find(message_id)
             assert found in self.may_be[message_id], message_id
             self.may_be[message_id] = [found]
+            assert found is None or message_id not in acked, message_id
         assert self.settled <= acked
 
 
