@@ -74,7 +74,7 @@ from .errors import (
 )
 from .ids import MessageId, Position
 from .nack import DueRun, NackSchedule, NackStatistics, NegativeAcksTracker, RedeliveryCallback
-from .topic import LocalTopic
+from .topic import LocalTopic, open_local
 
 __all__ = [
     "AlarmClock",
@@ -162,6 +162,7 @@ __all__ = [
     "WrongLoopError",
     "__version__",
     "delete_bucket_snapshots",
+    "open_local",
     "subscribe",
     "wrap",
 ]

@@ -125,6 +125,11 @@ class Dispatcher:
         return self._in_flight
 
     @property
+    def waiting(self) -> int:
+        """Return how many entries wait to be sent."""
+        return len(self._waiting)
+
+    @property
     def may_read_on(self) -> bool:
         """Return whether new entries may be read: not when too many wait for a consumer already."""
         return len(self._waiting) < _MOST_AHEAD

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Self
 
 from ..clock import Clock
 from ..config import TopicConfig
-from ..errors import InvalidArgumentError, LogNotFoundError, PulsarNackError
+from ..errors import InvalidArgumentError, LedgerError, LogNotFoundError, PulsarNackError, TopicFormatError
 from ..ids import Position
 from ..ledger import Log, LogStore
 from ._cache import EntryCache
@@ -244,6 +244,16 @@ class TopicLedgers:
         records = await log.read(first, last)
         self.reads += len(records)
         return records
+
+    async def last_publish_time(self) -> int:
+        """Return when the last entry of the last ledger was published (epoch ms), 0 where there is none to be read."""
+        ledger, entry = self.last_position
+        if entry < 0:
+            return 0
+        try:
+            return (await self.read(ledger, entry, entry))[0].publish_time_ms
+        except (LedgerError, TopicFormatError):
+            return 0  # reading goes on to fail where it matters
 
     async def trim(self, before: int) -> None:
         """Delete the ledgers below this number, but for the last one of all."""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from ..clock import Clock
+from ..config import BucketConfig
 from ..cursor import BatchSet, Cursor, DispatchGate
 from ..delayed import DelayedDeliveryTracker
 from ..errors import InvalidArgumentError, WouldBlockError
@@ -23,6 +24,7 @@ from ._jobs import Jobs
 from ._ledgers import TopicLedgers
 from ._places import first_published, last_entry, nth_unacked
 from ._receiver import Receiver
+from ._statistics import SubscriptionStatistics
 
 
 class Subscription:
@@ -43,7 +45,7 @@ class Subscription:
         *,
         limit: int,
         trimmed: Callable[[], None],
-        delayed: object = None,
+        delayed: BucketConfig,
     ) -> None:
         self.name = name
         self.cursor = cursor
@@ -85,6 +87,22 @@ class Subscription:
     def type(self) -> SubscriptionType:
         """Return how its consumers share the messages."""
         return self._dispatcher.kind
+
+    def statistics(self) -> SubscriptionStatistics:
+        """Return a snapshot."""
+        dispatcher, tracker = self._dispatcher, self.tracker
+        return SubscriptionStatistics(
+            type=dispatcher.kind.value,
+            consumers=len(self._receivers),
+            backlog=self.backlog,
+            in_flight=len(dispatcher.in_flight),
+            waiting=dispatcher.waiting,
+            delayed=0 if tracker is None else tracker.number_of_delayed_messages,
+            mark_delete_position=self.cursor.mark_delete_position,
+            metadata_size_bytes=self.cursor.metadata_size_bytes,
+            is_paused=self.gate.is_paused,
+            failed_reads=self._delivery.failures,
+        )
 
     @property
     def look(self) -> Callable[[], None]:

@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from os import PathLike
 from types import TracebackType
-from typing import Any, Final, Literal, Self, cast, overload
-from urllib.parse import quote, unquote
+from typing import Any, Self, overload
 
-from .._delays import delay_ms
 from ..clock import Clock, WallClock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
 from ..consumer._local import LocalPort
 from ..cursor import Cursor
-from ..delayed import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory
-from ..delayed.bucket import LogDelayedCursor, LogSnapshotStorage
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
+from ._arguments import (
+    InitialPosition,
+    SubscriptionTypeName,
+    as_bucket_config,
+    check_initial,
+    check_most,
+    check_subscription_name,
+    check_text,
+    config_of,
+    deliver_at_ms,
+    kind_of,
+    message_of,
+    payloads_of,
+)
+from ._cursors import Cursors
 from ._dispatcher import SubscriptionType
-from ._entry import Entry, EntryMessage, messages
+from ._entry import Entry, messages
 from ._ledgers import TopicLedgers
 from ._receiver import Receiver
+from ._statistics import TopicStatistics
 from ._subscription import Subscription
-
-InitialPosition = Literal["latest", "earliest"]
-SubscriptionTypeName = Literal["shared", "key_shared", "exclusive", "failover"]
-
-_CURSOR: Final = "subscription."
-_CURSOR_LOG: Final = re.compile(r"subscription\.([A-Za-z0-9_.#-]+)-\d{10}(-snapshot)?")
-_MOST_NAME: Final = 100
-_INT64_MAX: Final = 2**63 - 1
+from ._trackers import Trackers
+from ._trimming import Trimming
 
 
 class LocalTopic:
@@ -55,21 +60,18 @@ class LocalTopic:
 
     _owned: LogStore | None = None
 
-    def __init__(
-        self, name: str, store: LogStore, ledgers: TopicLedgers, cursors: dict[str, Cursor], settings: _Settings
-    ) -> None:
+    def __init__(self, name: str, store: LogStore, ledgers: TopicLedgers, settings: _Settings) -> None:
         self.name = name
-        self._store = store
         self._ledgers = ledgers
-        self._cursors = cursors
         self._settings = settings
+        self._cursors = Cursors(store, ledgers, settings.config.cursor)
+        self._trackers = Trackers(name, store, settings.clock)
+        self._trimming = Trimming(ledgers, self._cursors)
         self._subscriptions: dict[str, Subscription] = {}
         self._ports: weakref.WeakSet[LocalPort] = weakref.WeakSet()
         self._joined = 0
-        self._factories: dict[BucketConfig, DelayedDeliveryTrackerFactory] = {}
-        self._topic_cursor: LogDelayedCursor | None = None
-        self._opening = asyncio.Lock()
-        self._trimming: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
+        self._published_at = 0
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
         ledgers.on_growth = self._look
@@ -91,36 +93,34 @@ class LocalTopic:
         :param home: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, of this topic alone
         :param name: what messages say their topic is
         :param delayed: how subscriptions keep delayed messages that do not say it themselves; a
-            :class:`~pulsar_nack.BucketConfig` chooses buckets, and one index for all subscriptions
+            :class:`~pulsar_nack.BucketConfig` chooses buckets, and one index for all subscriptions. Its longest delay
+            bounds what is published
         :param clock: epoch ms, for publish times and delays; by default the wall clock
+        :raises InvalidArgumentError: names what was refused; nothing was made
         :raises LogLockedError: another process has it open
         :raises LedgerError: it cannot be read
         :raises MissingExtraError: protobuf is not installed
         """
         messages()
-        config = _checked("config", config, TopicConfig)
-        settings = _Settings(config, _as_bucket_config(delayed), WallClock() if clock is None else clock)
-        _check_text("name", name)
+        settings = _Settings(config_of("config", config, TopicConfig), as_bucket_config(delayed), clock)
+        check_text("name", name)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)
         store = home if isinstance(home, LogStore) else owned
         assert store is not None
-        ledgers, cursors = None, dict[str, Cursor]()
+        ledgers: TopicLedgers | None = None
         try:
-            ledgers = await TopicLedgers.open(store, config, settings.clock)
-            found = {match[1] for each in await store.names() if (match := _CURSOR_LOG.fullmatch(each))}
-            for quoted in sorted(found):
-                subscription = unquote(quoted.replace("#", "%"))
-                cursors[subscription] = await _open_cursor(store, ledgers, subscription, config, None)
+            ledgers = await TopicLedgers.open(store, settings.config, settings.clock)
+            self = cls(name, store, ledgers, settings)
+            await self._cursors.open_all()
+            self._published_at = await ledgers.last_publish_time()
         except BaseException:
-            for cursor in cursors.values():
-                await cursor.aclose()
             if ledgers is not None:
                 await ledgers.aclose()
             if owned is not None:
                 await owned.aclose()
             raise
-        self = cls(name, store, ledgers, cursors, settings)
         self._owned = owned
+        self._trimming.look()
         return self
 
     async def __aenter__(self) -> Self:
@@ -146,16 +146,16 @@ class LocalTopic:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        async with self._opening:
+        async with self._changing:
             for port in list(self._ports):
                 await port.close()
-        if self._trimming is not None:
-            await asyncio.gather(self._trimming, return_exceptions=True)
-        closing: list[Callable[[], Any]] = [each.aclose for each in self._subscriptions.values()]
-        closing += [cursor.aclose for name, cursor in self._cursors.items() if name not in self._subscriptions]
-        closing += [factory.aclose for factory in self._factories.values()]
-        closing += [each.aclose for each in (self._topic_cursor, self._ledgers, self._owned) if each is not None]
-        errors = []
+        await self._trimming.end()
+        closing: list[Callable[[], Awaitable[None]]] = [each.aclose for each in self._subscriptions.values()]
+        closing += [each.aclose for name, each in self._cursors.all.items() if name not in self._subscriptions]
+        closing += [self._trackers.aclose, self._ledgers.aclose]
+        if self._owned is not None:
+            closing.append(self._owned.aclose)
+        errors: list[Exception] = []
         for close in closing:
             try:
                 await close()
@@ -183,14 +183,14 @@ class LocalTopic:
     @property
     def subscriptions(self) -> Sequence[str]:
         """Return the names of all subscriptions, of those without a consumer too."""
-        return sorted(self._cursors)
+        return sorted(self._cursors.all)
 
     def cursor(self, subscription: str) -> Cursor:
         """Return what a subscription has acknowledged; to be read, not to be changed.
 
         :raises InvalidArgumentError: there is no such subscription
         """
-        cursor = self._cursors.get(subscription)
+        cursor = self._cursors.all.get(subscription)
         if cursor is None:
             raise InvalidArgumentError("subscription", subscription, f"one of {self.subscriptions}")
         return cursor
@@ -198,6 +198,18 @@ class LocalTopic:
     def backlog(self, subscription: str) -> int:
         """Return how many entries a subscription has not acknowledged as a whole."""
         return self.cursor(subscription).backlog or 0
+
+    def statistics(self) -> TopicStatistics:
+        """Return a snapshot."""
+        ledgers = self._ledgers
+        return TopicStatistics(
+            ledgers=len(ledgers.ids),
+            entries=sum(ledgers.entries(ledger) or 0 for ledger in ledgers.ids),
+            bytes=ledgers.size,
+            kept_bytes=ledgers.cache.bytes,
+            entries_read=ledgers.reads,
+            subscriptions={name: each.statistics() for name, each in sorted(self._subscriptions.items())},
+        )
 
     # -- publishing ----------------------------------------------------------------------------------------------------
 
@@ -208,7 +220,7 @@ class LocalTopic:
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
-        deliver_at: int | datetime | None = None,
+        deliver_at: int | datetime | timedelta | None = None,
         deliver_after: float | timedelta | None = None,
         event_time_ms: int = 0,
     ) -> MessageId: ...
@@ -220,7 +232,7 @@ class LocalTopic:
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
-        deliver_at: int | datetime | None = None,
+        deliver_at: int | datetime | timedelta | None = None,
         deliver_after: float | timedelta | None = None,
         event_time_ms: int = 0,
         batch: bool = False,
@@ -232,7 +244,7 @@ class LocalTopic:
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
-        deliver_at: int | datetime | None = None,
+        deliver_at: int | datetime | timedelta | None = None,
         deliver_after: float | timedelta | None = None,
         event_time_ms: int = 0,
         batch: bool = False,
@@ -241,27 +253,38 @@ class LocalTopic:
 
         :param payload: bytes, or a sequence of bytes: messages of their own, or with ``batch`` one entry of them all
         :param key: who has the same key gets them in order, on Key_Shared subscriptions
-        :param deliver_at: when Shared and Key_Shared subscriptions get it: epoch ms, or a datetime with a time zone
+        :param deliver_at: when Shared and Key_Shared subscriptions get it: epoch ms, a datetime with a time zone, or a
+            timedelta from now
         :param deliver_after: the same, as seconds or a timedelta from now
         :raises InvalidArgumentError: names what was refused; nothing was added
         :raises LedgerError: it could not be written; nothing, or not all of several entries, was added
         """
         self._ensure_open()
         is_one = isinstance(payload, bytes | bytearray | memoryview)
-        payloads = _payloads(payload)
-        now = self._settings.clock.now_ms()
-        at = _deliver_at(deliver_at, deliver_after, now)
-        made = [_message(each, key, properties, event_time_ms) for each in payloads]
-        is_batch = bool(batch) and not is_one
-        entries = [Entry(now, tuple(made), at, is_batch=True)] if is_batch else [Entry(now, (one,), at) for one in made]
+        if batch and is_one:
+            raise InvalidArgumentError("batch", batch, "False for a single payload")
+        now = max(self._settings.clock.now_ms(), self._published_at)
+        at = self._deliver_at(deliver_at, deliver_after, now)
+        made = [message_of(each, key, properties, event_time_ms) for each in payloads_of(payload)]
+        entries = [Entry(now, tuple(made), at, is_batch=True)] if batch else [Entry(now, (one,), at) for one in made]
         encoded = [self._ledgers.encoded(entry) for entry in entries]
+        self._published_at = now
         positions = await asyncio.gather(*map(self._ledgers.append, entries, encoded))
-        if not is_batch:
-            ids = [MessageId(*position, topic=self.name) for position in positions]
-        else:
+        if batch:
             size = len(made)
-            ids = [MessageId(*positions[0], -1, at, batch_size=size, topic=self.name) for at in range(size)]
+            return [MessageId(*positions[0], batch_index=at, batch_size=size, topic=self.name) for at in range(size)]
+        ids = [MessageId(*position, topic=self.name) for position in positions]
         return ids[0] if is_one else ids
+
+    def _deliver_at(self, at: object, after: object, now: int) -> int | None:
+        deliver_at = deliver_at_ms(at, after, now)
+        if deliver_at is not None and self._settings.delayed.exceeds_max_delay(deliver_at, now):
+            longest = self._settings.delayed.delayed_delivery_max_delay_in_millis
+            given = ("deliver_at", at) if after is None else ("deliver_after", after)
+            raise InvalidArgumentError(
+                *given, f"at most {longest:,} ms from now (delayed_delivery_max_delay_in_millis)"
+            )
+        return deliver_at
 
     def _look(self) -> None:
         for subscription in self._subscriptions.values():
@@ -294,18 +317,18 @@ class LocalTopic:
         :raises BrokerError: the consumers that are there exclude this one
         """
         self._ensure_open()
-        kind = _kind(type)
-        _check_subscription_name(name)
-        _check_initial(initial_position)
-        _check_text("consumer_name", consumer_name)
-        _check_most("receiver_queue_size", receiver_queue_size)
+        kind = kind_of(type)
+        check_subscription_name(name)
+        check_initial(initial_position)
+        check_text("consumer_name", consumer_name)
+        check_most("receiver_queue_size", receiver_queue_size)
         if not isinstance(batch_index_ack, bool):
             raise InvalidArgumentError("batch_index_ack", batch_index_ack, "True or False")
         if unacked_limit is not None:
-            _check_most("unacked_limit", unacked_limit)
-        async with self._opening:
+            check_most("unacked_limit", unacked_limit)
+        async with self._changing:
             self._ensure_open()
-            subscription = await self._subscription(name, initial_position, _as_bucket_config(delayed))
+            subscription = await self._subscription(name, initial_position, as_bucket_config(delayed))
             self._joined += 1
             label = consumer_name or f"{self._joined:09}"
 
@@ -332,9 +355,9 @@ class LocalTopic:
         :raises InvalidArgumentError: names what was refused
         """
         self._ensure_open()
-        _check_subscription_name(name)
-        _check_initial(initial_position)
-        async with self._opening:
+        check_subscription_name(name)
+        check_initial(initial_position)
+        async with self._changing:
             self._ensure_open()
             await self._cursor(name, initial_position)
 
@@ -372,22 +395,18 @@ class LocalTopic:
         :raises InvalidArgumentError: there is no such subscription
         :raises BrokerError: somebody consumes it
         """
-        async with self._opening:
+        async with self._changing:
             self._ensure_open()
-            cursor = self.cursor(name)
-            subscription = self._subscriptions.get(name)
-            if subscription is not None and not subscription.is_idle:
+            self.cursor(name)
+            subscription = await self._subscription(name, "latest", None)
+            if not subscription.is_idle:
                 raise BrokerError(f"subscription {name!r} has a consumer")
-            self._subscriptions.pop(name, None)
-            del self._cursors[name]
-            if subscription is not None and subscription.tracker is not None:
-                await subscription.tracker.clear()
-            await (cursor if subscription is None else subscription).aclose()
-            prefix = _cursor_name(name)
-            for each in await self._store.names():
-                if re.fullmatch(re.escape(prefix) + r"-\d{10}(-snapshot)?", each):
-                    await self._store.delete(each)
-            self._trim_soon()
+            if subscription.tracker is not None:
+                await self._trackers.forget(subscription.tracker, subscription.delayed)
+            del self._subscriptions[name]
+            await subscription.aclose()
+            await self._cursors.delete(name)
+            self._trimming.look()
 
     async def skip(self, subscription: str, count: int) -> int:
         """Acknowledge a subscription's next ``count`` entries that are not; return how many that were."""
@@ -409,12 +428,12 @@ class LocalTopic:
     async def flush(self) -> None:
         """Return when everything that was acknowledged before the call is durable."""
         self._ensure_open()
-        await asyncio.gather(*(cursor.flush() for cursor in self._cursors.values()))
+        await asyncio.gather(*(cursor.flush() for cursor in self._cursors.all.values()))
 
     async def _get(self, name: str) -> Subscription:
         self._ensure_open()
         self.cursor(name)
-        async with self._opening:
+        async with self._changing:
             self._ensure_open()
             return await self._subscription(name, "latest", None)
 
@@ -428,7 +447,6 @@ class LocalTopic:
             del self._subscriptions[name]
             await known.end()
         cursor = await self._cursor(name, initial)
-        wanted = delayed or self._settings.delayed
         made = Subscription(
             name,
             self.name,
@@ -436,11 +454,11 @@ class LocalTopic:
             cursor,
             self._settings.clock,
             limit=self._settings.config.cursor.max_per_cursor_metadata_size_in_bytes,
-            trimmed=self._trim_soon,
-            delayed=wanted,
+            trimmed=self._trimming.look,
+            delayed=delayed or self._settings.delayed,
         )
         try:
-            made.use(await self._tracker(name, cursor, wanted, made.look))
+            made.use(await self._trackers.make(name, cursor, made.delayed, made.look))
         except BaseException:
             await made.end()
             raise
@@ -448,169 +466,16 @@ class LocalTopic:
         return made
 
     async def _cursor(self, name: str, initial: InitialPosition) -> Cursor:
-        cursor = self._cursors.get(name)
-        if cursor is None:
-            start = self._ledgers.last_position if initial == "latest" else None
-            cursor = await _open_cursor(self._store, self._ledgers, name, self._settings.config, start)
-            try:
-                await _keep_start(cursor)
-            except BaseException:
-                await cursor.aclose()
-                raise
-            self._cursors[name] = cursor
-        return cursor
-
-    async def _tracker(
-        self, name: str, cursor: Cursor, config: BucketConfig, on_due: Callable[[], object]
-    ) -> DelayedDeliveryTracker:
-        factory = self._factories.get(config)
-        if factory is None:
-            storage = LogSnapshotStorage(self._store, clock=self._settings.clock)
-            factory = DelayedDeliveryTrackerFactory(config, storage, clock=self._settings.clock)
-            await factory.start()
-            self._factories[config] = factory
-        if config.delayed_delivery_shared_index_enabled and self._topic_cursor is None:
-            self._topic_cursor = await LogDelayedCursor.open(self._store, name="delayed-index")
-        return await factory.new_tracker(
-            topic_name=self.name,
-            cursor_name=name,
-            cursor=cursor,
-            topic_cursor=self._topic_cursor,
-            on_due=on_due,
-        )
-
-    # -- trimming ------------------------------------------------------------------------------------------------------
-
-    def _trim_soon(self) -> None:
-        if self._trimming is None and not self._is_closed:
-            self._trimming = asyncio.get_running_loop().create_task(self._trim(), name="pulsar_nack.LocalTopic trim")
-            self._trimming.add_done_callback(self._trimmed)
-
-    async def _trim(self) -> None:
-        """Delete the ledgers that no subscription needs, once that they do not is durable."""
-        await self.flush()
-        marks = [cursor.mark_delete_position.ledger for cursor in self._cursors.values()]
-        if marks:
-            await self._ledgers.trim(min(marks))
-
-    def _trimmed(self, task: asyncio.Task[None]) -> None:
-        self._trimming = None
-        if not task.cancelled():
-            task.exception()
+        known = self._cursors.all.get(name)
+        if known is not None:
+            return known
+        return await self._cursors.make(name, self._ledgers.last_position if initial == "latest" else None)
 
 
 class _Settings:
     __slots__ = ("clock", "config", "delayed")
 
-    def __init__(self, config: TopicConfig, delayed: BucketConfig | None, clock: Clock) -> None:
+    def __init__(self, config: TopicConfig, delayed: BucketConfig | None, clock: Clock | None) -> None:
         self.config = config
         self.delayed = delayed or BucketConfig(delayed_delivery_tracker_factory_class_name="memory")
-        self.clock = clock
-
-
-def _checked(field: str, config: Any, kind: type[Any]) -> Any:
-    if not isinstance(config, kind | None):
-        raise InvalidArgumentError(field, config, f"a {kind.__name__}")
-    return kind() if config is None else config
-
-
-def _as_bucket_config(config: DelayedDeliveryConfig | None) -> BucketConfig | None:
-    if config is None or isinstance(config, BucketConfig):
-        return config
-    if not isinstance(config, DelayedDeliveryConfig):
-        raise InvalidArgumentError("delayed", config, "a DelayedDeliveryConfig or a BucketConfig")
-    return BucketConfig(delayed_delivery_tracker_factory_class_name="memory", **config.model_dump())
-
-
-async def _open_cursor(
-    store: LogStore, ledgers: TopicLedgers, subscription: str, config: TopicConfig, start: Position | None
-) -> Cursor:
-    return await Cursor.open(store, ledgers, config.cursor, name=_cursor_name(subscription), start=start)
-
-
-async def _keep_start(cursor: Cursor) -> None:
-    """Make durable where a new subscription begins; it would begin with the first entry after a crash."""
-    ledger, entry = cursor.mark_delete_position
-    await cursor.reset((ledger, entry + 1))
-    await cursor.flush()
-
-
-def _cursor_name(subscription: str) -> str:
-    return _CURSOR + quote(subscription, safe="").replace("~", "%7E").replace("%", "#")
-
-
-def _check_subscription_name(name: object) -> None:
-    _check_text("name", name)
-    if not isinstance(name, str) or not 0 < len(quote(name, safe="")) <= _MOST_NAME:
-        raise InvalidArgumentError("name", name, f"a subscription's name of 1 to {_MOST_NAME} characters")
-
-
-def _check_initial(position: object) -> None:
-    if position not in {"latest", "earliest"}:
-        raise InvalidArgumentError("initial_position", position, "'latest' or 'earliest'")
-
-
-def _kind(value: object) -> SubscriptionType:
-    if isinstance(value, SubscriptionType):
-        return value
-    try:
-        return SubscriptionType(value)
-    except ValueError:
-        names = ", ".join(repr(kind.value) for kind in SubscriptionType)
-        raise InvalidArgumentError("type", value, f"one of {names}") from None
-
-
-def _deliver_at(at: object, after: Any, now_ms: int) -> int | None:
-    if after is not None:
-        if at is not None:
-            raise InvalidArgumentError("deliver_after", after, "nothing beside deliver_at")
-        return now_ms + delay_ms(after, "deliver_after")
-    if isinstance(at, datetime):
-        if at.tzinfo is None:
-            raise InvalidArgumentError("deliver_at", at, "a datetime with a time zone, or epoch ms")
-        return max(round(at.timestamp() * 1000), 0)
-    if at is None:
-        return None
-    if type(at) is not int or not 0 <= at <= _INT64_MAX:
-        raise InvalidArgumentError("deliver_at", at, "epoch ms, or a datetime with a time zone")
-    return at
-
-
-def _payloads(payload: object) -> Sequence[object]:
-    if isinstance(payload, bytes | bytearray | memoryview):
-        return [payload]
-    if isinstance(payload, str) or not isinstance(payload, Sequence) or not payload:
-        raise InvalidArgumentError("payload", payload, "bytes, or a sequence of them with at least one")
-    return payload
-
-
-def _message(payload: object, key: object, properties: object, event_ms: object) -> EntryMessage:
-    if not isinstance(payload, bytes | bytearray | memoryview):
-        raise InvalidArgumentError("payload", payload, "bytes")
-    if key is not None:
-        _check_text("key", key)
-    if type(event_ms) is not int or not 0 <= event_ms <= _INT64_MAX:
-        raise InvalidArgumentError("event_time_ms", event_ms, "epoch ms")
-    given = {} if properties is None else properties
-    if not isinstance(given, Mapping):
-        raise InvalidArgumentError("properties", properties, "a mapping of strings to strings")
-    for name, value in given.items():
-        _check_text("properties", name)
-        _check_text("properties", value)
-    return EntryMessage(bytes(payload), cast("str | None", key), dict(given), event_ms)
-
-
-def _check_text(field: str, value: object) -> None:
-    """Check that this is text that can be written as UTF-8."""
-    try:
-        if isinstance(value, str):
-            value.encode()
-            return
-    except UnicodeEncodeError:
-        pass
-    raise InvalidArgumentError(field, value, "a string without lone surrogates")
-
-
-def _check_most(field: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise InvalidArgumentError(field, value, "an integer of at least 1")
+        self.clock = WallClock() if clock is None else clock

@@ -1,0 +1,129 @@
+"""What callers of a local topic give, checked; each refusal names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, TypeVar, cast
+from urllib.parse import quote
+
+from .._delays import delay_ms
+from ..config import BucketConfig, DelayedDeliveryConfig
+from ..errors import InvalidArgumentError
+from ._dispatcher import SubscriptionType
+from ._entry import EntryMessage
+
+_T = TypeVar("_T")
+
+_MOST_NAME: Final = 100
+_INT64_MAX: Final = 2**63 - 1
+
+
+InitialPosition = Literal["latest", "earliest"]
+SubscriptionTypeName = Literal["shared", "key_shared", "exclusive", "failover"]
+
+
+def config_of(field: str, config: object, kind: type[_T]) -> _T:
+    """Return settings of this kind, the defaults for None."""
+    if config is None:
+        return kind()
+    if not isinstance(config, kind):
+        raise InvalidArgumentError(field, config, f"a {kind.__name__}")
+    return config
+
+
+def as_bucket_config(config: DelayedDeliveryConfig | None) -> BucketConfig | None:
+    """Return settings that say which tracker is meant: those of any tracker mean the one in memory."""
+    if config is None or isinstance(config, BucketConfig):
+        return config
+    if not isinstance(config, DelayedDeliveryConfig):
+        raise InvalidArgumentError("delayed", config, "a DelayedDeliveryConfig or a BucketConfig")
+    return BucketConfig(delayed_delivery_tracker_factory_class_name="memory", **config.model_dump())
+
+
+def check_subscription_name(name: object) -> None:
+    """Check that this can be the name of a subscription."""
+    check_text("name", name)
+    if not isinstance(name, str) or not 0 < len(quote(name, safe="")) <= _MOST_NAME:
+        raise InvalidArgumentError("name", name, f"a subscription's name of 1 to {_MOST_NAME} characters")
+
+
+def check_initial(position: object) -> None:
+    """Check where a new subscription shall begin."""
+    if position not in {"latest", "earliest"}:
+        raise InvalidArgumentError("initial_position", position, "'latest' or 'earliest'")
+
+
+def kind_of(value: object) -> SubscriptionType:
+    """Return the type of a subscription, given by itself or by its name."""
+    if isinstance(value, SubscriptionType):
+        return value
+    try:
+        return SubscriptionType(value)
+    except ValueError:
+        names = ", ".join(repr(kind.value) for kind in SubscriptionType)
+        raise InvalidArgumentError("type", value, f"one of {names}") from None
+
+
+def deliver_at_ms(at: object, after: Any, now_ms: int) -> int | None:
+    """Return when a message shall be delivered (epoch ms), None: at once.
+
+    :param at: epoch ms, a datetime with a time zone, or a timedelta from now
+    :param after: seconds or a timedelta from now
+    """
+    if after is not None:
+        if at is not None:
+            raise InvalidArgumentError("deliver_after", after, "nothing beside deliver_at")
+        return now_ms + delay_ms(after, "deliver_after")
+    if at is None:
+        return None
+    if isinstance(at, timedelta):
+        return now_ms + delay_ms(at, "deliver_at")
+    if isinstance(at, datetime) and at.tzinfo is not None:
+        return max(round(at.timestamp() * 1000), 0)
+    if type(at) is not int or not 0 <= at <= _INT64_MAX:
+        raise InvalidArgumentError("deliver_at", at, "epoch ms, a datetime with a time zone, or a timedelta")
+    return at
+
+
+def payloads_of(payload: object) -> Sequence[object]:
+    """Return what is to be published, one or several."""
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return [payload]
+    if isinstance(payload, str) or not isinstance(payload, Sequence) or not payload:
+        raise InvalidArgumentError("payload", payload, "bytes, or a sequence of them with at least one")
+    return payload
+
+
+def message_of(payload: object, key: object, properties: object, event_ms: object) -> EntryMessage:
+    """Return a message of these."""
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidArgumentError("payload", payload, "bytes")
+    if key is not None:
+        check_text("key", key)
+    if type(event_ms) is not int or not 0 <= event_ms <= _INT64_MAX:
+        raise InvalidArgumentError("event_time_ms", event_ms, "epoch ms")
+    given = {} if properties is None else properties
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError("properties", properties, "a mapping of strings to strings")
+    for name, value in given.items():
+        check_text("properties", name)
+        check_text("properties", value)
+    return EntryMessage(bytes(payload), cast("str | None", key), dict(given), event_ms)
+
+
+def check_text(field: str, value: object) -> None:
+    """Check that this is text that can be written as UTF-8."""
+    try:
+        if isinstance(value, str):
+            value.encode()
+            return
+    except UnicodeEncodeError:
+        pass
+    raise InvalidArgumentError(field, value, "a string without lone surrogates")
+
+
+def check_most(field: str, value: object) -> None:
+    """Check that this is a number of messages, at least 1."""
+    if type(value) is not int or value < 1:
+        raise InvalidArgumentError(field, value, "an integer of at least 1")
