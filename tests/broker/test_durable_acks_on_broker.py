@@ -272,3 +272,44 @@ async def test_an_administrators_reset_shows_everything(
             await asyncio.sleep(3.0)
             await asyncio.to_thread(admin.reset_cursor, topic, "sub", began_ms)
             assert payloads(await take(consumer, 12, timeout=20)) == sorted(numbered(12))
+
+
+async def test_receiving_pauses_while_the_state_is_full(
+    service_url: str, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """K41: half acknowledged batches fill the state: new messages wait, one warning; completed, all 80 batches come."""
+    settings = {"durable": tmp_path / "state", "max_ack_state_bytes": 4_096, "redelivery": "local"}
+    async with subscribed(service_url, topic, **settings) as (client, consumer):
+        for number in range(80):
+            await send(client, topic, [b"%d a" % number, b"%d b" % number], batched=True)
+        seen: list[bytes] = []
+        left = await acknowledge_halves(consumer, seen)
+        statistics = consumer.statistics()
+        assert 5 < len(left) < 80
+        assert (statistics.is_ack_state_full, statistics.times_gated, statistics.gated > 0) == (True, 1, True)
+        assert 0 < statistics.durable_ack_bytes <= 4_096
+        await left[0].nack(0.5)
+        again = await consumer.receive(timeout=10)
+        assert (again.data, again.attempt) == (left[0].data, 2)
+        left[0] = again
+        while left:
+            await asyncio.gather(*(message.ack() for message in left))
+            left = await acknowledge_halves(consumer, seen)
+        assert sorted(seen) == sorted(b"%d %s" % (number, name) for number in range(80) for name in (b"a", b"b"))
+        assert not consumer.statistics().is_ack_state_full
+        assert len([record for record in caplog.records if "acknowledgement state" in record.message]) == 1
+    assert await is_done(service_url, topic)
+
+
+async def acknowledge_halves(consumer: Consumer, seen: list[bytes]) -> list[Message]:
+    """Acknowledge the first message of each batch until nothing more comes for a second; return the others."""
+    left: list[Message] = []
+    received: list[Message] = []
+    while not await nothing_comes_to(consumer, received):
+        message = received.pop()
+        seen.append(message.data)
+        if message.id.batch_index == 0:
+            await message.ack()
+        else:
+            left.append(message)
+    return left

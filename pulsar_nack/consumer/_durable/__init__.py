@@ -1,8 +1,8 @@
 """What a consumer remembers over a restart: deadlines, attempts and recent acknowledgements, on a store of logs.
 
-Imported when a consumer is made durable only. From below: ``_records`` (bytes), ``_unsettled`` and ``_settled`` (what
-is remembered, packed), ``_memory`` (their sum, pure), ``_generations`` (which logs count), ``_journal`` (the one
-writer), ``_ageing`` (the timer), ``_nacks`` (what the consumer calls).
+Imported when a consumer is made durable only. From below: ``_records`` (bytes), ``_unsettled`` (nacked and shown),
+``_slices`` and ``_settled`` (acknowledged), ``_memory`` (their sum, pure), ``_generations`` (which logs count),
+``_journal`` (the one writer), ``_ageing`` (the timer), ``_nacks`` (what the consumer calls).
 
 The bucket tracker of delayed messages was considered as the index, and dropped. It answers what is due; that is asked
 of the nack tracker, which holds what the broker has handed over. What is asked here is what is known of one message

@@ -34,6 +34,7 @@ _GROUP_BYTES: Final = 1 << 20
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _LOOK_AT_CLOCK: Final = 32
+_LARGE: Final = 1 << 10
 _log = logging.getLogger("pulsar_nack.consumer")
 
 Outcome = Exception | None
@@ -255,7 +256,7 @@ class Journal:
             if size >= _GROUP_BYTES:
                 await base.append_many(group)
                 group, size = [], 0
-            elif step % _LOOK_AT_CLOCK == 0 and time.monotonic() - paused_at > SLICE_S:
+            elif (step % _LOOK_AT_CLOCK == 0 or _is_large(data)) and time.monotonic() - paused_at > SLICE_S:
                 await asyncio.sleep(0)
             else:
                 continue
@@ -275,3 +276,7 @@ class Journal:
         for name in set(names) - set(left):
             self._others.pop(name, None)
             self._left.discard(name)
+
+
+def _is_large(data: bytes | None) -> bool:
+    return data is not None and len(data) > _LARGE

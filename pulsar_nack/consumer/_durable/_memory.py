@@ -97,9 +97,9 @@ class Memory:
         yield encode_change(Change(Kind.OPENED, NO_ID, now_ms, now_ms))
         self.drop_old(now_ms)
         for item in self.settled.items():
-            if isinstance(item, RangeAcks):
-                yield from encode_ranges(item)
+            if isinstance(item, Change):
+                yield encode_change(item)
             else:
-                yield encode_entry(item) if isinstance(item, EntryAcks) else encode_change(item)
+                yield encode_ranges(item) if isinstance(item, RangeAcks) else encode_entry(item)
         yield from self._unsettled.drop_before(now_ms - self._ttl_ms)
         yield from map(encode_page, self._unsettled.pages())

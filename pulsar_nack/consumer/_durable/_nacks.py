@@ -23,7 +23,7 @@ from ._epoch import Epoch
 from ._generations import IN_USE, recover, take_place
 from ._journal import COMPACT_BYTES, Journal, Outcome
 from ._memory import Memory
-from ._records import NO_ID, Change, EntryAcks, Kind, encode_change
+from ._records import NO_ID, Change, Kind, encode_change
 from ._unsettled import Found
 
 DurableHome = str | PathLike[str] | LogStore
@@ -232,13 +232,13 @@ class DurableNacks:
         :param now_ms: the time of its own clock
         """
         self._states, self._holds = states, holds
-        for step, item in enumerate(self._memory.acknowledged()):
+        self._memory.drop_old(self._memory.last_at_ms)
+        for step, item in enumerate(self._memory.settled.batches()):
             if step % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
-            if isinstance(item, EntryAcks):
-                states.batches.restore(item.id, item.acked)
-            elif isinstance(item, Change):
-                states.settle_through(item.id, now_ms)
+            states.batches.restore(item.id, item.acked)
+        for mark in self._memory.settled.marks():
+            states.settle_through(mark.id, now_ms)
 
     # --- what happens: each call returns a future of the error, None once it is durable ------------------------------
 

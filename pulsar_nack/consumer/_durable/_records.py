@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -23,7 +23,8 @@ _CHANGE: Final = struct.Struct("<BqqIqqiii")
 _PAGE: Final = struct.Struct("<BqiqII")
 _ENTRY: Final = struct.Struct("<BqqqiiI")
 _RANGES: Final = struct.Struct("<BqqiII")
-_MOST_RANGES: Final = 1 << 14
+MOST_RANGES: Final = 1 << 11
+"""In one record."""
 _RANGE_BYTES: Final = 3
 """What a range takes, about: the entries before it and in it, 7 bits of a number in a byte."""
 
@@ -141,19 +142,17 @@ def encode_entry(entry: EntryAcks) -> bytes:
     return head + topic + entry.acked.to_bytes((size + 7) // 8, "little")
 
 
-def encode_ranges(acks: RangeAcks) -> Iterator[bytes]:
-    """Return ranges as bytes, in parts of some thousand."""
+def encode_ranges(acks: RangeAcks) -> bytes:
+    """Return ranges as bytes."""
     topic = (acks.id.topic or "").encode()
-    for at in range(0, len(acks.ranges), _MOST_RANGES):
-        part = acks.ranges[at : at + _MOST_RANGES]
-        numbers = bytearray()
-        end = 0
-        for first, last in part:
-            _write_number(numbers, first - end)
-            _write_number(numbers, last - first)
-            end = last + 1
-        head = VERSION << 4 | Kind.RANGES, acks.at_ms, acks.id.ledger, acks.id.partition, len(part), len(topic)
-        yield _RANGES.pack(*head) + topic + numbers
+    numbers = bytearray()
+    end = 0
+    for first, last in acks.ranges:
+        _write_number(numbers, first - end)
+        _write_number(numbers, last - first)
+        end = last + 1
+    head = VERSION << 4 | Kind.RANGES, acks.at_ms, acks.id.ledger, acks.id.partition, len(acks.ranges), len(topic)
+    return _RANGES.pack(*head) + topic + numbers
 
 
 def batch_bytes(topic: str | None, size: int) -> int:

@@ -22,23 +22,19 @@ journal appends 49 bytes, in the same write as nacks and attempts.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from ...ids import MessageId
-from ...index import EntryRanges
 from .._batches import EntryKey, entry_key, is_member, is_same_topic, is_through
-from ._records import Change, EntryAcks, Kind, RangeAcks, batch_bytes, ranges_bytes
+from ._records import Change, EntryAcks, Kind, RangeAcks, batch_bytes
+from ._slices import Slices
 
 SLICES: Final = 8
 _LARGEST_BATCH: Final = 1 << 20
 """Far more than a broker takes; an id that tells of more is none of its own."""
 _MOST_MARKS: Final = 10_000
-
-LedgerKey = tuple[int, int]
-"""Ledger, partition."""
 
 
 @dataclass(slots=True)
@@ -57,19 +53,6 @@ class _Batch:
         return batch_bytes(self.topic, self.size)
 
 
-@dataclass(slots=True)
-class _Ledger:
-    topic: str | None
-    ranges: EntryRanges = field(default_factory=EntryRanges)
-
-
-@dataclass(slots=True)
-class _Slice:
-    first_ms: int
-    last_ms: int
-    ledgers: dict[LedgerKey, _Ledger] = field(default_factory=dict)
-
-
 class Settled:
     """Acknowledgements to remember. Each call is O(slices), but where noted.
 
@@ -77,30 +60,33 @@ class Settled:
     """
 
     def __init__(self, memory_ms: int) -> None:
-        self.bytes = 0
-        """About what writing all of it takes; kept, not counted."""
         self._memory_ms = memory_ms
         self.step_ms = max(memory_ms // SLICES, 1)
         """The span of a slice."""
-        self._slices: deque[_Slice] = deque()
+        self._whole = Slices(self.step_ms)
         self._open: dict[EntryKey, _Batch] = {}
+        self._open_bytes = 0
         self._marks: dict[tuple[str | None, int], tuple[MessageId, int]] = {}
         self._away_ms = 0
 
     def __len__(self) -> int:
         """Return how many records writing all of it takes, about."""
-        return sum(len(each.ledgers) for each in self._slices) + len(self._open) + len(self._marks)
+        return len(self._whole) + len(self._open) + len(self._marks)
+
+    @property
+    def bytes(self) -> int:
+        """Return about what writing all of it takes. O(1)."""
+        return self._whole.bytes + self._open_bytes
 
     @property
     def entries(self) -> int:
         """Return how many entries are known to be acknowledged, as a whole or in part. O(ledgers)."""
-        whole = sum(len(ledger.ranges) for each in self._slices for ledger in each.ledgers.values())
-        return whole + len(self._open)
+        return self._whole.entries + len(self._open)
 
     @property
     def is_ageing(self) -> bool:
         """Return whether anything is kept for a time."""
-        return bool(self._slices or self._marks)
+        return bool(len(self._whole) or self._marks)
 
     def was_away(self, span_ms: int) -> None:
         """Do not count this time."""
@@ -110,35 +96,22 @@ class Settled:
 
     def is_acked(self, message_id: MessageId, now_ms: int) -> bool:
         """Return whether this message was acknowledged, and that is to be given again when it comes."""
-        self._drop_slices(now_ms - self._away_ms)
+        uptime_ms = now_ms - self._away_ms
+        self._whole.drop_before(uptime_ms - self._memory_ms)
         batch = self._open.get(entry_key(message_id))
         if batch is not None and message_id.batch_index >= 0:
             return bool(batch.acked >> message_id.batch_index & 1)
-        return self._is_whole(message_id) or self._is_below_mark(message_id, now_ms - self._away_ms)
+        return message_id in self._whole or self._is_below_mark(message_id, uptime_ms)
 
     def is_hole(self, message_id: MessageId) -> bool:
         """Return whether acknowledged entries of the ledger lie above this one, so that it had better be shown."""
-        _, entry, key = *message_id[:2], _ledger_key(message_id)
-        found = (each.ledgers.get(key) for each in self._slices)
-        return any(ledger.ranges.last is not None and ledger.ranges.last > entry for ledger in found if ledger)
+        return self._whole.reach_beyond(message_id)
 
     def adds_nothing(self, message_id: MessageId) -> bool:
         """Return whether acknowledging this one makes no further range, and no set of a batch."""
         if is_member(message_id):
             return entry_key(message_id) in self._open
-        if not self._slices:
-            return False
-        ledger = self._slices[-1].ledgers.get(_ledger_key(message_id))
-        entry = message_id.entry
-        return ledger is not None and (entry - 1 in ledger.ranges or entry + 1 in ledger.ranges)
-
-    def _is_whole(self, message_id: MessageId) -> bool:
-        entry, key = message_id.entry, _ledger_key(message_id)
-        for each in self._slices:
-            ledger = each.ledgers.get(key)
-            if ledger is not None and entry in ledger.ranges:
-                return True
-        return False
+        return self._whole.touch(message_id)
 
     def _is_below_mark(self, message_id: MessageId, uptime_ms: int) -> bool:
         mark = self._marks.get((message_id.topic, message_id.partition))
@@ -152,13 +125,13 @@ class Settled:
         A member whose batch size is not known, or which cannot be in a batch of this size, is not remembered.
         """
         uptime_ms = at_ms - self._away_ms
-        self._drop_slices(uptime_ms)
+        self._whole.drop_before(uptime_ms - self._memory_ms)
         if message_id.entry < 0:
             return
         if not is_member(message_id):
             self._drop_batch(entry_key(message_id))
-            self._add_whole(message_id, uptime_ms)
-        elif message_id.batch_index < message_id.batch_size <= _LARGEST_BATCH and not self._is_whole(message_id):
+            self._whole.add(message_id, uptime_ms)
+        elif message_id.batch_index < message_id.batch_size <= _LARGEST_BATCH and message_id not in self._whole:
             self._add_member(message_id, uptime_ms)
 
     def _add_member(self, message_id: MessageId, uptime_ms: int) -> None:
@@ -168,38 +141,18 @@ class Settled:
         batch.size = max(batch.size, message_id.batch_size)
         batch.uptime_ms = uptime_ms
         if batch.is_done:
-            self._add_whole(message_id, uptime_ms)
+            self._whole.add(message_id, uptime_ms)
         else:
             self._put_batch(key, batch)
 
-    def _add_whole(self, message_id: MessageId, uptime_ms: int) -> None:
-        ledger = self._ledger(message_id, uptime_ms)
-        before = ledger.ranges.range_count
-        ledger.ranges.add(message_id.entry)
-        self.bytes += ranges_bytes(ledger.ranges.range_count - before)
-
-    def _ledger(self, message_id: MessageId, uptime_ms: int) -> _Ledger:
-        """Return what the present slice has of a message's ledger."""
-        newest = self._slices[-1] if self._slices else None
-        if newest is None or uptime_ms - newest.first_ms >= self.step_ms:
-            newest = _Slice(uptime_ms, uptime_ms)
-            self._slices.append(newest)
-        newest.last_ms = max(newest.last_ms, uptime_ms)
-        key = _ledger_key(message_id)
-        ledger = newest.ledgers.get(key)
-        if ledger is None:
-            ledger = newest.ledgers[key] = _Ledger(message_id.topic)
-            self.bytes += batch_bytes(message_id.topic, 0)
-        return ledger
-
     def _put_batch(self, key: EntryKey, batch: _Batch) -> None:
         self._open[key] = batch
-        self.bytes += batch.bytes
+        self._open_bytes += batch.bytes
 
     def _drop_batch(self, key: EntryKey) -> _Batch | None:
         batch = self._open.pop(key, None)
         if batch is not None:
-            self.bytes -= batch.bytes
+            self._open_bytes -= batch.bytes
         return batch
 
     def add_through(self, message_id: MessageId, at_ms: int) -> None:
@@ -218,16 +171,12 @@ class Settled:
         """Take over the acknowledged members of a batch, or ranges of a ledger. O(ranges)."""
         uptime_ms = item.at_ms - self._away_ms
         if isinstance(item, RangeAcks):
-            ledger = self._ledger(item.id, uptime_ms)
-            before = ledger.ranges.range_count
-            for first, last in item.ranges:
-                ledger.ranges.add_range(first, last)
-            self.bytes += ranges_bytes(ledger.ranges.range_count - before)
+            self._whole.load(item.id, uptime_ms, item.ranges)
             return
         batch = _Batch(item.id.topic, item.id.batch_size, item.acked, uptime_ms)
         self._drop_batch(entry_key(item.id))
         if batch.is_done:
-            self._add_whole(item.id, uptime_ms)
+            self._whole.add(item.id, uptime_ms)
         else:
             self._put_batch(entry_key(item.id), batch)
 
@@ -236,33 +185,20 @@ class Settled:
         key = entry_key(message_id)
         batch = self._drop_batch(key) if key in self._open else None
         size = message_id.batch_size
-        if self._discard_whole(message_id) and is_member(message_id) and size <= _LARGEST_BATCH:
-            batch = _Batch(message_id.topic, size, (1 << size) - 1, self._slices[-1].last_ms if self._slices else 0)
+        if self._whole.discard(message_id) and is_member(message_id) and size <= _LARGEST_BATCH:
+            batch = _Batch(message_id.topic, size, (1 << size) - 1, self._whole.last_ms)
         if batch is None:
             return
         batch.acked &= ~(1 << message_id.batch_index) if message_id.batch_index >= 0 else 0
         if batch.acked:
             self._put_batch(key, batch)
 
-    def _discard_whole(self, message_id: MessageId) -> bool:
-        entry, key = message_id.entry, _ledger_key(message_id)
-        was_there = False
-        for each in self._slices:
-            ledger = each.ledgers.get(key)
-            if ledger is None or entry not in ledger.ranges:
-                continue
-            before = ledger.ranges.range_count
-            ledger.ranges.discard_range(entry, entry)
-            self.bytes += ranges_bytes(ledger.ranges.range_count - before)
-            was_there = True
-        return was_there
-
     def clear(self) -> None:
         """Forget all."""
-        self._slices.clear()
+        self._whole.clear()
         self._open.clear()
         self._marks.clear()
-        self.bytes = 0
+        self._open_bytes = 0
 
     # --- forgetting --------------------------------------------------------------------------------------------------
 
@@ -272,16 +208,11 @@ class Settled:
         O(batches that go).
         """
         uptime_ms = now_ms - self._away_ms
-        self._drop_slices(uptime_ms)
         oldest_ms = uptime_ms - self._memory_ms
+        self._whole.drop_before(oldest_ms)
         self._marks = {key: mark for key, mark in self._marks.items() if mark[1] >= oldest_ms}
         while self._open and (first := next(iter(self._open.items())))[1].uptime_ms < uptime_ms - ttl_ms:
             self._drop_batch(first[0])
-
-    def _drop_slices(self, uptime_ms: int) -> None:
-        while self._slices and self._slices[0].last_ms < uptime_ms - self._memory_ms:
-            for ledger in self._slices.popleft().ledgers.values():
-                self.bytes -= batch_bytes(ledger.topic, 0) + ranges_bytes(ledger.ranges.range_count)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -291,34 +222,29 @@ class Settled:
         Batches come before the ranges: one that is done meanwhile comes with those, and is not missed. And after them:
         one that was done, and of which a message is shown again, is a batch again.
         """
-        away_ms = self._away_ms
         written = set(self._open)
-        yield from self._batches(list(self._open.items()), away_ms)
-        for each in list(self._slices):
-            for (number, partition), ledger in list(each.ledgers.items()):
-                message_id = MessageId(number, 0, partition, topic=ledger.topic)
-                yield RangeAcks(message_id, each.last_ms + away_ms, list(ledger.ranges.ranges()))
-        yield from self._batches([(key, batch) for key, batch in self._open.items() if key not in written], away_ms)
-        for message_id, uptime_ms in list(self._marks.values()):
-            yield Change(Kind.THROUGH, message_id, uptime_ms + away_ms, uptime_ms + away_ms)
+        yield from self.batches()
+        yield from self._whole.items(self._away_ms)
+        yield from self._batches([each for each in self._open.items() if each[0] not in written])
+        yield from self.marks()
 
-    @staticmethod
-    def _batches(some: list[tuple[EntryKey, _Batch]], away_ms: int) -> Iterator[EntryAcks]:
+    def batches(self) -> Iterator[EntryAcks]:
+        """Go through the batches of which some messages are left."""
+        yield from self._batches(list(self._open.items()))
+
+    def marks(self) -> Iterator[Change]:
+        """Go through the cumulative acknowledgements."""
+        for message_id, uptime_ms in list(self._marks.values()):
+            at_ms = uptime_ms + self._away_ms
+            yield Change(Kind.THROUGH, message_id, at_ms, at_ms)
+
+    def _batches(self, some: list[tuple[EntryKey, _Batch]]) -> Iterator[EntryAcks]:
         for key, batch in some:
             message_id = MessageId(*key, batch_size=batch.size, topic=batch.topic)
-            yield EntryAcks(message_id, batch.uptime_ms + away_ms, batch.acked)
+            yield EntryAcks(message_id, batch.uptime_ms + self._away_ms, batch.acked)
 
     def _check(self) -> None:
         """Assert every invariant; for tests."""
-        assert self.bytes == sum(batch.bytes for batch in self._open.values()) + sum(
-            batch_bytes(ledger.topic, 0) + ranges_bytes(ledger.ranges.range_count)
-            for each in self._slices
-            for ledger in each.ledgers.values()
-        )
+        self._whole._check()
+        assert self._open_bytes == sum(batch.bytes for batch in self._open.values())
         assert all(0 < batch.acked.bit_count() < batch.size for batch in self._open.values())
-        times = [each.last_ms for each in self._slices]
-        assert times == sorted(times)
-
-
-def _ledger_key(message_id: MessageId) -> LedgerKey:
-    return message_id.ledger, message_id.partition
