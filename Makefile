@@ -2,12 +2,14 @@
 # with no more than what it needs; Python 3.11 or later and make are enough, test-broker also wants Java 17 and Maven.
 #
 #   make test ARGS="-k bucket -x"     passes arguments on
+#   make demo LOCAL=1                 plays on a local topic, without a broker, as pulsar-nack demo --local does
 #   make demo PYTHON=python3.12       chooses the Python that .venv is made with
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
+LOCAL ?=
 BENCHMARKS ?= $(sort $(wildcard benchmarks/[a-z]*.py))
 SPHINX_OPTIONS ?= -W --keep-going -q
 
@@ -21,7 +23,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.with-demo ## see failed messages come back at their own times, on an embedded broker
-	$(BIN)/pulsar-nack demo $(ARGS)
+	$(BIN)/pulsar-nack demo $(if $(LOCAL),--local) $(ARGS)
 
 test: $(VENV)/.with-test ## run the fast tests
 	$(BIN)/python -m pytest $(ARGS)

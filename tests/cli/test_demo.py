@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,34 @@ def test_fake_port_takes_the_place(tmp_path: Path, capsys: pytest.CaptureFixture
     assert ours["total"]["error_max_ms"] <= 2
     assert ours["total"]["due_meanwhile"] == ours["total"]["back_meanwhile"] > 0
     assert "<svg" in plot.read_text()
+
+
+def test_local_topic_takes_the_place_on_demand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --local the demo plays on a local topic, whatever broker is in the environment, and leaves no folder."""
+    monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("PULSAR_SERVICE_URL", "pulsar://127.0.0.1:1")
+    code, out, err = call(["demo", "--local", "--messages", "40", "--json", "--no-plot"], capsys)
+    assert code == 0
+    assert "local topic" in err
+    told = json.loads(out)
+    assert told["broker"] == "local topic, in a folder"
+    (ours,) = told["consumers"]
+    assert (ours["missing"], ours["shown_twice"], ours["total"]["messages"]) == (0, 0, 40)
+    assert ours["total"]["error_max_ms"] <= 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_local_topic_and_broker_exclude_each_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who names a broker beside --local is told that it needs none."""
+    monkeypatch.delenv("PULSAR_SERVICE_URL", raising=False)
+    code, _, err = call(["demo", "--local", "--url", "pulsar://127.0.0.1:1", "--no-plot"], capsys)
+    assert code == 2
+    assert "--local" in err
 
 
 @pytest.mark.usefixtures("faked")

@@ -25,6 +25,7 @@ from ._play import Script, Watch, play
 from ._plot import SUFFIXES, save
 from ._stage import OFFICIAL_DELAY, open_stage
 
+_URL: Final = "PULSAR_SERVICE_URL"
 _DEFAULT_PLOT: Final = Path("demo-plot.png")
 
 
@@ -33,9 +34,10 @@ def demo(
     messages: Annotated[int, typer.Option(min=1, max=20_000, help="How many messages; each fails once.")] = 300,
     seconds: Annotated[float, typer.Option(min=0.1, max=30.0, help="For how long they, and nacks, keep coming.")] = 6.0,
     seed: Annotated[int, typer.Option(help="Chooses the delays.")] = 1,
-    url: Annotated[
-        str | None, typer.Option(envvar="PULSAR_SERVICE_URL", help="A broker of yours instead of the embedded one.")
-    ] = None,
+    url: Annotated[str | None, typer.Option(envvar=_URL, help="A broker of yours instead of the embedded one.")] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="A local topic in a temporary folder; no broker, and no official client.")
+    ] = False,
     precision_bits: Annotated[
         int, typer.Option(min=0, max=62, help="Deadlines are rounded down to 2^bits ms (library default: 8).")
     ] = 0,
@@ -49,15 +51,22 @@ def demo(
     and fail each of them once: one through pulsar-nack, with delays of its own from 100 ms to 3 s, and one through the
     official client alone, with its single delay of 1 s. Exits with 1 if a message of ours does not come back, or is
     shown twice for one nack.
+
+    With --local there is no broker: a local topic, durable in a temporary folder, takes its place.
     """
     picture = None if no_plot else _checked(plot)
     _require("rich", "the demo", "cli")
-    if url is None and (reason := EmbeddedBroker.unavailable_reason()) is not None:
+    if local and url is not None and url != os.environ.get(_URL):
+        raise typer.BadParameter("--local needs no broker: leave --url out", param_hint="--local")
+    if local:
+        _say("This runs on a local topic, durable in a temporary folder, without the official client.")
+    elif url is None and (reason := EmbeddedBroker.unavailable_reason()) is not None:
         _say(f"No embedded broker: {reason}.")
         _say("This runs on the fake port, in memory, instead, and without the official client, which needs a broker.")
     _say(f"{messages} messages in {seconds:g} s, each fails once; about {seconds + 5:.0f} s in all.")
     script = Script(messages, seconds, seed)
-    broker, journals = _run(script, url or None, NackConfig(negative_ack_precision_bit_cnt=precision_bits))
+    config = NackConfig(negative_ack_precision_bit_cnt=precision_bits)
+    broker, journals = _run(script, url or None, config, is_local=local)
     figures = [figures_of(journal) for journal in journals]
     _tell(figures, broker, script, picture, as_json=as_json)
     if picture is not None:
@@ -67,12 +76,12 @@ def demo(
         raise typer.Exit(1)
 
 
-def _run(script: Script, url: str | None, config: NackConfig) -> tuple[str, list[Journal]]:
+def _run(script: Script, url: str | None, config: NackConfig, *, is_local: bool) -> tuple[str, list[Journal]]:
     from ._report import progress
 
     async def run(watch: Watch) -> tuple[str, list[Journal]]:
         _cancel_on_sigterm()
-        async with open_stage(url, config) as stage:
+        async with open_stage(url, config, is_local=is_local) as stage:
             return stage.broker, await play(stage, script, watch)
 
     with progress(script.messages) as watch:
