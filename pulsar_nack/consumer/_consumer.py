@@ -371,9 +371,11 @@ class Consumer:
 
     def _is_current(self, message: Message) -> bool:
         record = self._states.get(message.id)
-        is_current = record is None or (
-            record.state is State.IN_WORK and record.redelivery_count == message.redelivery_count
-        )
+        if record is None:  # settled by its id, or one of too many that are in work
+            is_current = not self._states.is_settled(message.id)
+            is_current = is_current and not self._states.is_hidden(message.id, self._clock.now_ms())
+        else:
+            is_current = record.state is State.IN_WORK and record.redelivery_count == message.redelivery_count
         if not is_current and self._gated is not None:
             self._gated.gone(message)
         return is_current

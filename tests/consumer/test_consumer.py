@@ -852,3 +852,19 @@ def test_a_consumer_of_another_loop_says_so() -> None:
     finally:
         for loop in loops:
             loop.close()
+
+
+@pytest.mark.parametrize("how", ["ack", "cumulative"])
+@virtual_time
+async def test_what_is_acknowledged_by_its_id_while_it_is_ready_is_not_shown(how: str) -> None:
+    """U20: a message that waits for a call of ``receive`` and is acknowledged by its id meanwhile is not shown."""
+    port = FakePort(subscription_type="exclusive")
+    async with consuming(port) as (_, consumer):
+        port.topic.publish(b"x")
+        (message,) = await take(consumer, 1)
+        await message.nack(delay=1)
+        await asyncio.sleep(2)
+        assert consumer.statistics().ready == 1
+        await (consumer.acknowledge(message.id) if how == "ack" else consumer.acknowledge_cumulative(message.id))
+        assert await is_quiet(consumer, 200)
+        assert consumer.statistics().ready == 0
