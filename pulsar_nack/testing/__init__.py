@@ -1,4 +1,4 @@
-"""Tools for tests of code that uses this library: a virtual clock, a fake port, storage that fails, a broker."""
+"""Tools for tests of code that uses this library: a virtual clock, a fake port, brokers, and storage that fails."""
 
 from ..ledger._fault import FaultyFiles, SimulatedCrash
 from ..ledger._files import OsFiles
@@ -8,7 +8,9 @@ from ._clock import ManualClock
 from ._fake_faults import FakeCall
 from ._fake_subscription import FakeSubscription
 from ._fake_topic import FakeEntry, FakeMessage, FakeTopic
+from ._faulty_port import FaultyPort
 from ._lite import EmbeddedBroker
+from ._local_broker import LocalBroker
 from ._loop import VirtualClockEventLoop, hold_time, run, virtual_time
 from ._memory_storage import MemoryDelayedCursor, MemorySnapshotStorage
 from ._port import FakePort
@@ -24,6 +26,8 @@ __all__ = [
     "FakeTopic",
     "FaultyFiles",
     "FaultyObjects",
+    "FaultyPort",
+    "LocalBroker",
     "ManualClock",
     "MemoryDelayedCursor",
     "MemoryFiles",

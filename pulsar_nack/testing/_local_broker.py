@@ -1,0 +1,190 @@
+"""Local topics on files in memory, for users' own tests: a broker that really redelivers, and fails when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from copy import deepcopy
+from random import Random
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from ..clock import Clock, LoopClock
+from ..config import DelayedDeliveryConfig, TopicConfig
+from ..consumer import Consumer, Subscribing
+from ..errors import ClosedError
+from ..ledger import LocalLogStore
+from ..ledger._fault import FaultyFiles
+from ..ledger._memory_files import MemoryFiles
+from ..topic import LocalPort, LocalTopic
+from ._faulty_port import FaultyPort
+from ._faulty_store import EntryFaults, FaultyStore
+
+_TOPIC: Final = "persistent://public/default/local"
+_PORT_OPTIONS: Final = (
+    "consumer_name",
+    "initial_position",
+    "delayed",
+    "receiver_queue_size",
+    "unacked_limit",
+    "batch_index_ack",
+)
+SubscriptionTypeName = Literal["shared", "key_shared", "exclusive", "failover"]
+
+
+class LocalBroker:
+    """Some local topics whose files are in memory; make and use it inside a running loop.
+
+    Times are those of the loop, so that it runs on virtual time; epoch ms are ms of the loop then.
+
+    :param config: of the topics
+    :param delayed: how they keep delayed messages
+    :param clock: epoch ms; by default the loop's own
+    :param seed: decides what of unsynced writes a power cut leaves
+
+    ::
+
+        @virtual_time
+        async def test_it_survives() -> None:
+            async with LocalBroker() as broker:
+                topic = await broker.topic()
+                await topic.create_subscription("billing")
+                await topic.publish(b"an order")
+                await broker.restart(power_cut=True)
+                async with broker.consumer("billing") as consumer:
+                    await (await consumer.receive()).ack()
+    """
+
+    def __init__(
+        self,
+        config: TopicConfig | None = None,
+        *,
+        delayed: DelayedDeliveryConfig | None = None,
+        clock: Clock | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._config = config
+        self._delayed = delayed
+        self._clock = LoopClock() if clock is None else clock
+        self.files = FaultyFiles(MemoryFiles(Random(seed)))  # noqa: S311
+        """The disk, whose operations can be made to fail, see :class:`FaultyFiles`; another one after a restart."""
+        self.entries = EntryFaults()
+        self._stores: list[LocalLogStore] = []
+        self._topics: dict[str, LocalTopic] = {}
+        self._changing = asyncio.Lock()
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def topic(self, name: str = _TOPIC) -> LocalTopic:
+        """Return a topic, opened unless it is open; after a restart it is another object."""
+        async with self._changing:
+            if self._is_closed:
+                raise ClosedError("LocalBroker")
+            if name not in self._topics:
+                self._topics[name] = await self._open(name)
+            return self._topics[name]
+
+    async def _open(self, name: str) -> LocalTopic:
+        folder = f"/{name.encode().hex()}"
+        store = await LocalLogStore.open(folder, files=self.files, threads=2)
+        self._stores.append(store)
+        return await LocalTopic.open(
+            FaultyStore(store, self.entries), self._config, name=name, delayed=self._delayed, clock=self._clock
+        )
+
+    async def subscribe(
+        self,
+        subscription: str,
+        subscription_type: SubscriptionTypeName = "shared",
+        *,
+        topic: str = _TOPIC,
+        **options: Any,
+    ) -> FaultyPort:
+        """Subscribe to a topic; a new subscription begins with the first message.
+
+        :param options: those of :meth:`LocalTopic.subscribe`
+        """
+
+        async def connect() -> LocalPort:
+            opened = await self.topic(topic)
+            return await opened.subscribe(
+                subscription, subscription_type, **{"initial_position": "earliest", **options}
+            )
+
+        return FaultyPort(connect, await connect())
+
+    def consumer(
+        self,
+        subscription: str,
+        subscription_type: SubscriptionTypeName = "shared",
+        *,
+        topic: str = _TOPIC,
+        **options: Any,
+    ) -> Subscribing:
+        """Subscribe with a :class:`~pulsar_nack.Consumer`, whose ``port`` is a :class:`FaultyPort`.
+
+        :param options: those of :meth:`LocalTopic.subscribe`, and those of the consumer
+        """
+        for_port = {name: options.pop(name) for name in _PORT_OPTIONS if name in options}
+
+        async def make() -> Consumer:
+            port = await self.subscribe(subscription, subscription_type, topic=topic, **for_port)
+            try:
+                return Consumer(port, **options)
+            except BaseException:
+                await port.close()
+                raise
+
+        return Subscribing(make)
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def fail_reads(self, times: int = 1) -> None:
+        """Let the next reads of entries from storage fail; what was just published is in memory and needs none."""
+        self.entries.fail("read", times)
+
+    def delay_reads(self, delay: float) -> None:
+        """Let each read of entries from storage take so many seconds more from now on."""
+        self.entries.delay(delay)
+
+    def fail_publishing(self, times: int = 1) -> None:
+        """Let the next writes of entries fail, and with each of them whoever publishes at that time."""
+        self.entries.fail("append", times)
+
+    def heal(self) -> None:
+        """Let nothing fail any more."""
+        self.entries.heal()
+        self.files.heal()
+
+    async def restart(self, *, kill: bool = False, power_cut: bool = False) -> None:
+        """End the broker, and begin it anew: ports are closed, counts are forgotten, topics have to be asked for again.
+
+        :param kill: it ends as by kill -9, and writes nothing any more
+        :param power_cut: the machine does, so that of what was not synced any part may be gone
+        """
+        async with self._changing:
+            memory = self.files.inner
+            assert isinstance(memory, MemoryFiles)
+            found = memory.after_crash() if power_cut else deepcopy(memory.after_kill()) if kill else None
+            await self._close_topics()  # what this writes goes to the files of before
+            self.files = FaultyFiles(memory.after_kill() if found is None else found)
+
+    async def aclose(self) -> None:
+        """Close the topics. Idempotent."""
+        async with self._changing:
+            self._is_closed = True
+            await self._close_topics()
+
+    async def _close_topics(self) -> None:
+        topics, self._topics = self._topics, {}
+        stores, self._stores = self._stores, []
+        for topic in topics.values():
+            await topic.aclose()
+        for store in stores:
+            await store.aclose()
