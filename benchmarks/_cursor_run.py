@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ async def _fill(folder: Path, pattern: str, count: int, ledgers: int) -> Figures
 
 
 async def _acknowledge_all(cursor: Cursor, ledger: int, entries: Iterator[int]) -> None:
-    while piece := [(ledger, entry) for entry, _ in zip(entries, range(_PIECE), strict=False)]:
+    while piece := [(ledger, entry) for entry in islice(entries, _PIECE)]:
         await cursor.acknowledge(piece)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..config import CursorConfig
 from ..ids import Position
@@ -20,6 +21,8 @@ from ._properties import Properties
 from ._recovery import Loaded, recover
 from ._sizes import ledger_size
 from ._wire import messages
+
+_AT_A_TIME: Final = 200
 
 Topic = Mapping[int, int] | Ledgers | None
 """``{ledger: entries}``, an object that answers this, or None for a remote topic whose ledgers are not known."""
@@ -54,20 +57,24 @@ async def open_state(
     try:
         contents = found.contents or found.snapshot
         state = begin if contents is None else make(contents.mark_delete)
-        _fill(state, found, loaded, is_bounded=is_bounded)
+        await _fill(state, found, loaded, is_bounded=is_bounded)
         return Opened(state, log, Properties({} if contents is None else contents.cursor_properties))
     except BaseException:
         await log.aclose()
         raise
 
 
-def _fill(state: AckState, found: Found, loaded: Loaded, *, is_bounded: bool) -> None:
-    """Take over what was found, and make dirty what has to be written before a marker can name it."""
-    for ledger, known in loaded.summaries.items():
+async def _fill(state: AckState, found: Found, loaded: Loaded, *, is_bounded: bool) -> None:
+    """Take over what was found, some hundred ledgers at a time, and make dirty what a marker cannot name yet."""
+    for at, (ledger, known) in enumerate(loaded.summaries.items(), 1):
         size = known.size - varint_bytes(ledger) + 1  # as if it were ledger 0
         state.note_evicted(ledger, known.summary, size=size, ranges=known.ranges)
-    for ledger in sorted(loaded.states):
+        if not at % _AT_A_TIME:
+            await asyncio.sleep(0)
+    for at, ledger in enumerate(sorted(loaded.states), 1):
         state.recover(ledger, loaded.states[ledger])
+        if not at % _AT_A_TIME:
+            await asyncio.sleep(0)
     if (found.is_single and is_bounded) or found.snapshot is not None:
         state.put_back_dirty(state.ledger_states, mark_delete=True)
     passed = [ledger for ledger in found.index if ledger not in state.ledger_states and ledger not in state.evicted]

@@ -12,9 +12,11 @@ from array import array
 from collections.abc import Iterable, Iterator
 from itertools import compress, islice
 from operator import sub
+from struct import pack
+from sys import byteorder
 from typing import Any, Final
 
-from pyroaring import BitMap64
+from pyroaring import BitMap, BitMap64
 
 from ._ranges import EntryRanges
 
@@ -25,6 +27,11 @@ WINDOW: Final = 1 << 20
 _VARINT_BITS: Final = 7
 _SLICE: Final = 1 << 13
 _FEW: Final = 128
+_NARROW: Final = 1 << 32
+_CONTAINER: Final = 1 << 16
+_CONTAINER_BYTES: Final = _CONTAINER // 8
+_MOST_LISTED: Final = 4_096
+_NO_RUNS: Final = 12_346
 _DENSE_SPAN: Final = 1 << 28
 _TO_FLAGS: Final = bytes.maketrans(b"01", b"\0\1")
 
@@ -144,6 +151,8 @@ def add_words(ranges: EntryRanges, data: bytes, first: int) -> tuple[int, int]:
     :returns: what follows the last of them, and how many they are; ``(first, 0)`` for none
     """
     end, count = first, 0
+    if first + 8 * len(data) < _NARROW:
+        return _add_words_at_once(ranges, data, first)
     for at in range(0, len(data), _SLICE):
         bits = int.from_bytes(data[at : at + _SLICE], "little")
         if not bits:
@@ -156,6 +165,34 @@ def add_words(ranges: EntryRanges, data: bytes, first: int) -> tuple[int, int]:
         count += bits.bit_count()
     ranges._recount()
     return end, count
+
+
+def _add_words_at_once(ranges: EntryRanges, data: bytes, first: int) -> tuple[int, int]:
+    """Add bits as the containers of a roaring bitmap (RoaringFormatSpec): those with many bits are bits there too."""
+    low = first & (_CONTAINER - 1)
+    bits = int.from_bytes(data, "little") << low
+    size = -(-bits.bit_length() // _CONTAINER)
+    moved = bits.to_bytes(size * _CONTAINER_BYTES, "little")
+    containers = [moved[at : at + _CONTAINER_BYTES] for at in range(0, len(moved), _CONTAINER_BYTES)]
+    dense, keys = list[bytes](), list[tuple[int, int]]()
+    for key, container in enumerate(containers, first // _CONTAINER):
+        count = int.from_bytes(container, "little").bit_count()
+        if count > _MOST_LISTED:
+            keys.append((key, count - 1))
+            dense.append(container)
+        elif count:
+            flags = format(int.from_bytes(container, "little"), "b").encode().translate(_TO_FLAGS)[::-1]
+            _update(ranges, compress(range(key * _CONTAINER, (key + 1) * _CONTAINER), flags))
+    if dense:
+        head = pack("<II", _NO_RUNS, len(dense)) + b"".join(pack("<HH", *each) for each in keys)
+        begins = len(head) + 4 * len(dense)
+        offsets = array("I", range(begins, begins + len(dense) * _CONTAINER_BYTES, _CONTAINER_BYTES))
+        if byteorder == "big":
+            offsets.byteswap()
+        found = BitMap.deserialize(b"".join([head, offsets.tobytes(), *dense]))
+        ranges._bits |= found if isinstance(ranges._bits, BitMap) else BitMap64(array("Q", found.to_array()))
+    ranges._recount()
+    return first - low + bits.bit_length() if bits else first, bits.bit_count()
 
 
 def varint_bytes(value: int) -> int:

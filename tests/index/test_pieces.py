@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import groupby, pairwise
 
 import pytest
@@ -139,3 +140,26 @@ def test_many_ranges_are_cut(base: int, monkeypatch: pytest.MonkeyPatch) -> None
         add_words(found, piece.words(), piece.first)
     assert len(pieces) > 3
     assert found == ranges_of(entries)
+
+
+@pytest.mark.parametrize("first", [0, 7, 65_530, 65_536, 3 << 16, (1 << 32) - 90_000, (1 << 32) - 5, 1 << 40])
+@pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
+def test_bits_are_read_wherever_they_begin(first: int, share: float) -> None:
+    """Entries that are written as bits come back, few and many, over the borders of containers and of 32 bits."""
+    chance = random.Random(first + int(100 * share))
+    for span in (1, 9, 5_000, 70_000, 140_000):
+        inside = [entry for entry in range(first + 1, first + span - 1) if chance.random() < share]
+        entries = sorted({first, *inside, first + span - 1})
+        bits = sum(1 << (entry - first) for entry in entries[:64]) if span < 64 else _as_bits(entries, first)
+        ranges = EntryRanges()
+        end, count = add_words(ranges, bits.to_bytes(-(-bits.bit_length() // 8), "little"), first)
+        assert (end, count) == (first + span, len(entries))
+        assert ranges == EntryRanges.from_ranges((entry, entry) for entry in entries)
+        ranges._verify()
+
+
+def _as_bits(entries: list[int], first: int) -> int:
+    flags = bytearray(entries[-1] - first + 1)
+    for entry in entries:
+        flags[entry - first] = 1
+    return int(bytes(flags[::-1]).translate(bytes.maketrans(b"\0\1", b"01")), 2)
