@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import InvalidArgumentError
+from ..index import as_entries
 from ._batch import BatchSet
 from ._known_acks import KnownAcks
 from ._ledger_acks import LedgerAcks, LedgersNotLoaded, LedgerSummary
@@ -68,15 +69,14 @@ class AckState(KnownAcks):
         :raises LedgersNotLoaded: see there; nothing of the call was applied
         """
         if batch_sets is None and type(positions) is list and len(positions) == 1:
-            try:
-                ledger, entry = positions[0]
-            except (TypeError, ValueError):
-                ledger = entry = -1  # refused below
-            if type(ledger) is int and type(entry) is int:
-                end = self._entries_of(ledger)
-                if end is not None and 0 <= entry < end:
-                    self._acknowledge_one(ledger, entry, end)
-                    return
+            position = positions[0]
+            if isinstance(position, tuple) and len(position) == 2:
+                ledger, entry = position
+                if type(ledger) is int and type(entry) is int:
+                    end = self._entries_of(ledger)
+                    if end is not None and 0 <= entry < end:
+                        self._acknowledge_one(ledger, entry, end)
+                        return
         request = read_request(positions, batch_sets, self._ledgers, (self._md_ledger, self._md_entry))
         self._need(request.ledgers)
         for ledger, entries in request.whole.items():
@@ -91,10 +91,11 @@ class AckState(KnownAcks):
         :raises InvalidArgumentError: an entry does not exist; nothing was applied
         :raises LedgersNotLoaded: the ledger is evicted; nothing was applied
         """
-        wanted = list(entries)
+        wanted = list(as_entries(entries))
         if not wanted:
             return
-        lowest, highest = checked((ledger, min(wanted))), checked((ledger, max(wanted)))
+        lowest, highest = checked((ledger, wanted[0])), checked((ledger, wanted[-1]))
+        ledger = highest[0]
         reached = self._md_ledger, self._md_entry
         if highest <= reached:
             return

@@ -39,7 +39,7 @@ from ._line import IsWanted, Line, retrieve
 from ._loading import Range, as_positions
 from ._opening import Opened, Topic, open_state
 from ._properties import check_text
-from ._requests import checked
+from ._requests import checked, checked_number
 from ._statistics import CursorFigures
 
 _T = TypeVar("_T")
@@ -198,7 +198,8 @@ class Cursor(CursorFigures):
     async def is_acked(self, position: tuple[int, int], batch_index: int | None = None) -> bool:
         """Return whether an entry is acknowledged as a whole, or at least this index of its batch. May load."""
         where = checked(position, lowest=-1)
-        return await self._do(lambda: self._state.is_acked(where, batch_index))
+        index = None if batch_index is None else checked_number("batch_index", batch_index, lowest=-1)
+        return await self._do(lambda: self._state.is_acked(where, index))
 
     async def batch_set(self, position: tuple[int, int]) -> BatchSet | None:
         """Return what is left of a batch of which some messages are acknowledged, else None. May load."""
@@ -210,7 +211,9 @@ class Cursor(CursorFigures):
 
         May load. Whether they exist is not asked.
         """
-        return await self._do(lambda: list(self._state.unacked(ledger, first, last)))
+        in_ledger = checked_number("ledger", ledger)
+        begin, end = checked_number("first", first), checked_number("last", last, lowest=-1)
+        return await self._do(lambda: list(self._state.unacked(in_ledger, begin, end)))
 
     async def individually_deleted(self) -> list[Range]:
         """Return the acknowledged ranges beyond the mark-delete position, in order. May load."""
@@ -228,13 +231,18 @@ class Cursor(CursorFigures):
         return await self._line.put(self._loading.read_ranges)
 
     async def lru_switch(self, ledger_id: int) -> None:
-        """Have a ledger in memory, and make it the one that was used last (PIP-81)."""
+        """Have a ledger in memory, and make it the one that was used last (PIP-81), if anything is known of it.
+
+        :raises InvalidArgumentError: this is no number of a ledger
+        """
+        ledger = checked_number("ledger_id", ledger_id)
 
         def touch() -> None:
-            if ledger_id in self._state.evicted:
-                raise LedgersNotLoaded([ledger_id])
-            self._cache.use(ledger_id)
-            self._used = ledger_id
+            if ledger in self._state.evicted:
+                raise LedgersNotLoaded([ledger])
+            if ledger in self._state.ledger_states:
+                self._cache.use(ledger)
+                self._used = ledger
 
         await self._do(touch)
 
@@ -253,12 +261,12 @@ class Cursor(CursorFigures):
         if positions.__class__ is not list:
             positions = _as_list("positions", positions)
         if self._line.is_busy or self._is_crowded or self._is_closed or self._flusher.broken is not None:
-            await self._do_in_line(lambda: self._acknowledge(positions, batch_sets))
+            await self._acknowledge_in_line(positions, batch_sets)
             return
         try:
             self._apply(positions, batch_sets)
         except LedgersNotLoaded:
-            await self._do_in_line(lambda: self._acknowledge(positions, batch_sets))
+            await self._acknowledge_in_line(positions, batch_sets)
             return
         if positions and (ledger := positions[-1][0]) != self._used:
             self._switch(ledger, positions)
@@ -285,10 +293,11 @@ class Cursor(CursorFigures):
         :raises WouldBlockError: other calls wait, or a ledger is not in memory; nothing was applied
         """
         self._ensure_open()
+        positions = _as_list("positions", positions)
         if self._line.is_busy or self._is_crowded:
             raise WouldBlockError("Cursor (others wait for storage)", wanted=len(positions), room=0)
         try:
-            self._acknowledge(_as_list("positions", positions), batch_sets)
+            self._acknowledge(positions, batch_sets)
         except LedgersNotLoaded:
             raise WouldBlockError("Cursor (a ledger is not in memory)", wanted=len(positions), room=0) from None
 
@@ -385,6 +394,12 @@ class Cursor(CursorFigures):
     def _acknowledge(self, positions: Sequence[tuple[int, int]], batch_sets: BatchSets | None) -> None:
         self._apply(positions, batch_sets)
         self._changed(positions)
+
+    async def _acknowledge_in_line(self, positions: Sequence[tuple[int, int]], batch_sets: BatchSets | None) -> None:
+        """Acknowledge when it is this call's turn: what was given when it was called, whatever becomes of the list."""
+        wanted = list(positions)
+        sets = batch_sets.copy() if isinstance(batch_sets, dict) else batch_sets
+        await self._do_in_line(lambda: self._acknowledge(wanted, sets))
 
     def _changed(self, positions: Sequence[tuple[int, int]]) -> None:
         if positions and positions[-1][0] != self._used:

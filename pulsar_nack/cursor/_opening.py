@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from ..config import CursorConfig
+from ..errors import InvalidArgumentError
 from ..ids import Position
 from ..index import varint_bytes
 from ..ledger import LogStore
@@ -19,6 +20,7 @@ from ._ledgers import Ledgers, as_ledgers
 from ._log import CursorLog
 from ._properties import Properties
 from ._recovery import Loaded, recover
+from ._requests import checked
 from ._sizes import ledger_size
 from ._wire import messages
 
@@ -88,7 +90,15 @@ def _size(acks: LedgerAcks, *, limit: int) -> int:
 
 
 def _beginning(ledgers: Ledgers | None, start: tuple[int, int] | None) -> Position:
-    if start is not None:
-        return Position(*start)
     first = None if ledgers is None else ledgers.next_ledger(-1)
+    if start is not None:
+        ledger, entry = checked(start, lowest=-1, field="start")
+        if ledgers is not None and first is not None and _is_beyond(ledgers, ledger, entry):
+            raise InvalidArgumentError("start", start, "a position that is not beyond the last entry")
+        return Position(ledger, entry)
     return Position(-1 if first is None else first, -1)
+
+
+def _is_beyond(ledgers: Ledgers, ledger: int, entry: int) -> bool:
+    end = ledgers.entries(ledger)
+    return ledgers.next_ledger(ledger) is None if end is None else entry >= end

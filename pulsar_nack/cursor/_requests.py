@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import index
 
 from ..errors import InvalidArgumentError
-from ..ids import Position
+from ..ids import MessageId, Position
 from ._batch import BatchSet
 from ._ledgers import Ledgers
 
@@ -38,6 +39,8 @@ def read_request(
     :raises InvalidArgumentError: one of them is no position, or none that exists, or a batch set is of none of them
     """
     request = AckRequest()
+    if batch_sets is not None and not isinstance(batch_sets, Mapping):
+        raise InvalidArgumentError("batch_sets", batch_sets, "a mapping of positions to BatchSets")
     unused: dict[tuple[int, int], BatchSet] = dict((batch_sets or {}).items())
     for batch in unused.values():
         must_be_batch(batch)
@@ -76,18 +79,42 @@ def must_be_batch(batch: BatchSet) -> None:
     :raises InvalidArgumentError: says what it is
     """
     if not isinstance(batch, BatchSet):
-        raise InvalidArgumentError("batch_set", batch, "a BatchSet")
+        raise InvalidArgumentError("batch_set", batch, "a BatchSet, such as BatchSet.acked(size, indexes)")
 
 
-def checked(position: tuple[int, int], *, lowest: int = 0) -> tuple[int, int]:
+def checked(position: tuple[int, int], *, lowest: int = 0, field: str = "position") -> tuple[int, int]:
     """Return a position as plain integers.
 
     :raises InvalidArgumentError: it is none
     """
-    try:
-        ledger, entry = map(index, position)
-    except (TypeError, ValueError):
-        raise InvalidArgumentError("position", position, "a ledger and an entry, both integers") from None
+    ledger, entry = _pair(position, field)
     if not (lowest <= ledger < 2**63 and lowest <= entry < 2**63):
-        raise InvalidArgumentError("position", position, f"a ledger and an entry from {lowest} on")
+        raise InvalidArgumentError(field, position, f"a ledger and an entry from {lowest} to 2**63 - 1")
     return ledger, entry
+
+
+def checked_number(field: str, value: int, *, lowest: int = 0) -> int:
+    """Return a plain integer of at least ``lowest``.
+
+    :raises InvalidArgumentError: it is none; True and False are none, for storage refuses them
+    """
+    try:
+        number = -(2**63) if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = -(2**63)
+    if number < lowest:
+        raise InvalidArgumentError(field, value, f"an integer of at least {lowest}")
+    return number
+
+
+def _pair(position: object, field: str) -> tuple[int, int]:
+    if isinstance(position, MessageId):
+        raise InvalidArgumentError(field, position, "a Position, which of a message's id is id.position")
+    if isinstance(position, tuple | list) and len(position) == 2:
+        ledger, entry = position
+        if type(ledger) is int and type(entry) is int:
+            return ledger, entry
+        if not isinstance(ledger, bool) and not isinstance(entry, bool):
+            with suppress(TypeError):
+                return index(ledger), index(entry)
+    raise InvalidArgumentError(field, position, "a ledger and an entry, both integers")

@@ -142,7 +142,7 @@ def test_k6_entries_of_a_ledger() -> None:
     state = AckState({1: 3}, (1, -1))
     before = snapshot(state)
     for entries in ([0, 3], [3], [-1, 0]):
-        with pytest.raises(InvalidArgumentError, match="position"):
+        with pytest.raises(InvalidArgumentError, match=r"position|entries"):
             state.acknowledge_entries(1, entries)
     with pytest.raises(InvalidArgumentError, match="does not"):
         state.acknowledge_entries(2, [0])

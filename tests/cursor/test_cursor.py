@@ -24,6 +24,7 @@ from pulsar_nack import (
     LogFencedError,
     LogLockedError,
     LogStorageError,
+    MessageId,
     MissingExtraError,
     Position,
     SupportsForgetting,
@@ -651,6 +652,67 @@ async def test_no_positions(wrong: Any) -> None:
         assert (cursor.mark_delete_position, cursor.range_count) == ((1, -1), 0)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [(True, 1), (1, True), b"\x01\x02", range(1, 3), {1: 2, 3: 4}, {1, 3}, MessageId(1, 3), (1, 2**63), (1, -2)],
+)
+async def test_what_only_looks_like_a_position(wrong: Any) -> None:
+    """K6: what could be taken for a position, but storage or the next call would choke on, is refused everywhere."""
+    async with memory_home().cursor(TWENTY) as cursor:
+        for call in (
+            cursor.acknowledge([wrong]),
+            cursor.acknowledge([Position(1, 1), wrong]),
+            cursor.acknowledge_cumulative(wrong),
+            cursor.reset(wrong),
+            cursor.is_acked(wrong),
+            cursor.batch_set(wrong),
+        ):
+            with pytest.raises(InvalidArgumentError, match="position"):
+                await call
+        assert (cursor.mark_delete_position, cursor.range_count, cursor.statistics().dirty_ledgers) == ((1, -1), 0, 0)
+
+
+@pytest.mark.parametrize("wrong", ["x", True, 1.5, -2, [1]])
+async def test_what_are_no_numbers(wrong: Any) -> None:
+    """K6: what is no ledger, entry or batch index is refused by name, and nothing is applied."""
+    async with memory_home().cursor(TWENTY) as cursor:
+        for call, field in (
+            (cursor.is_acked((1, 3), wrong), "batch_index"),
+            (cursor.lru_switch(wrong), "ledger_id"),
+            (cursor.unacked(wrong, 0, 5), "ledger"),
+            (cursor.unacked(1, wrong, 5), "first"),
+            (cursor.unacked(1, 0, wrong), "last"),
+            (cursor.acknowledge_entries(wrong, [3]), "position"),
+            (cursor.acknowledge_entries(1, [3, *([] if wrong is True else [wrong]), 9, 2**63]), "entries"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=field):
+                await call
+        assert (cursor.range_count, cursor.statistics().dirty_ledgers) == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", [7, [BatchSet.full(3)], BatchSet.full(3), "ab", 0])
+async def test_what_are_no_batch_sets(wrong: Any) -> None:
+    """K6: batch sets that are no mapping are refused by name, and nothing is applied."""
+    async with memory_home().cursor(TWENTY) as cursor:
+        with pytest.raises(InvalidArgumentError, match="batch_sets"):
+            await cursor.acknowledge([Position(1, 3)], batch_sets=wrong)
+        assert cursor.range_count == 0
+
+
+async def test_a_list_that_changes_while_it_waits() -> None:
+    """What was given when it was called is acknowledged, whatever becomes of the list until it is its turn."""
+    async with memory_home().cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
+        await cursor.acknowledge([(1, 3), (2, 3)])
+        await cursor.flush()
+        (evicted,) = cursor._state.evicted
+        wanted = [Position(evicted, 5)]
+        waiting = asyncio.create_task(cursor.acknowledge(wanted))
+        await asyncio.sleep(0)
+        wanted[0] = Position(evicted, 7)
+        await waiting
+        assert (await cursor.is_acked((evicted, 5)), await cursor.is_acked((evicted, 7))) == (True, False)
+
+
 async def test_without_waiting() -> None:
     """``acknowledge_nowait`` does what can be done at once, and else says that it would have to wait."""
     async with memory_home().cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
@@ -663,7 +725,7 @@ async def test_without_waiting() -> None:
         waiting = asyncio.create_task(cursor.acknowledge([Position(evicted, 9)]))
         await asyncio.sleep(0)
         with pytest.raises(WouldBlockError):
-            cursor.acknowledge_nowait([Position(3 - evicted, 9)])
+            cursor.acknowledge_nowait(iter([Position(3 - evicted, 9)]))  # type: ignore[arg-type]
         await waiting
         assert sorted(await acked(cursor)) == sorted([(1, 3), (2, 4), (2, 5), (evicted, 9)])
 
@@ -765,8 +827,12 @@ async def test_bad_arguments(tmp_path: Path) -> None:
             ((store, {"a": 1}), {}),
             ((store, 7), {}),
             ((store, TWENTY), {"start": (-2, 0)}),
+            ((store, TWENTY), {"start": 5}),
+            ((store, TWENTY), {"start": (1,)}),
+            ((store, TWENTY), {"start": (1, 20)}),
+            ((store, TWENTY), {"start": (9, 0)}),
         ):
-            with pytest.raises(InvalidArgumentError):
+            with pytest.raises(InvalidArgumentError, match="|".join(options) or None):
                 await Cursor.open(*arguments, **options)
         assert await store.names() == []
         async with await Cursor.open(store, TWENTY) as cursor:
