@@ -22,7 +22,7 @@ SPHINX_OPTIONS ?= -W --keep-going -q
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.with-demo ## see failed messages come back at their own times, on an embedded broker
+demo: $(VENV)/.with-demo ## see failed messages come back at their own times, on an embedded broker; LOCAL=1: without one
 	$(BIN)/pulsar-nack demo $(if $(LOCAL),--local) $(ARGS)
 
 test: $(VENV)/.with-test ## run the fast tests

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from pulsar_nack.cli._demo import _command, _stage
+from pulsar_nack.cli._demo._local import LocalStage
+from pulsar_nack.cli._demo._play_local import parcels
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import EmbeddedBroker, FakePort, FakeTopic
 from pulsar_nack.testing import run as run_on_virtual_time
@@ -139,10 +141,70 @@ def test_local_topic_takes_the_place_on_demand(
     assert code == 0
     assert "local topic" in err
     told = json.loads(out)
-    assert told["broker"] == "local topic, in a folder"
-    (ours,) = told["consumers"]
-    assert (ours["missing"], ours["shown_twice"], ours["total"]["messages"]) == (0, 0, 40)
-    assert ours["total"]["error_max_ms"] <= 2
+    assert (told["broker"], told["ok"]) == ("local topic, in a folder", True)
+    ours, delayed = told["consumers"]
+    assert (ours["name"], ours["missing"], ours["shown_twice"], ours["total"]["messages"]) == ("pulsar-nack", 0, 0, 40)
+    assert (delayed["name"], delayed["missing"], delayed["total"]["messages"]) == ("delayed delivery", 0, 8)
+    assert max(ours["total"]["error_max_ms"], delayed["total"]["error_max_ms"]) <= 2
+    assert told["restart"]["at_s"] == 3.0
+    assert told["restart"]["nacked"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_local_topic_publishes_everything_once() -> None:
+    """Every message is in one parcel, three of ten in a batch, two of ten for later, however many there are."""
+    for messages in range(1, 41):
+        sent = list(parcels(messages))
+        assert [number for parcel in sent for number in parcel.numbers] == list(range(messages))
+    assert sum(len(parcel.numbers) for parcel in sent if parcel.is_batch) == 12
+    assert sum(len(parcel.numbers) for parcel in sent if parcel.is_delayed) == 8
+
+
+@pytest.mark.parametrize("messages", ["1", "7"])
+def test_small_demo_on_a_local_topic(
+    messages: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few messages, hardly one delayed, and half a batch: all come back, and the table tells of the restart."""
+    monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code, out, _ = call(["demo", "--local", "--messages", messages, "--seconds", "0.5", "--no-plot"], capsys)
+    assert code == 0
+    assert "0 missing, 0 shown twice" in out
+    assert "were closed and opened again after 0.2 s" in out or "opened again after 0.3 s" in out
+
+
+def test_local_topic_that_loses_deadlines_fails_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a restart gives messages a second time, the demo counts them and exits with 1."""
+    monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    restart = LocalStage.restart
+
+    async def forgetful(stage: LocalStage) -> None:
+        await restart(stage)
+        await stage.publish([b"0", b"1"], batch=False)
+
+    monkeypatch.setattr(LocalStage, "restart", forgetful)
+    code, _, err = call(["demo", "--local", "--messages", "40", "--no-plot"], capsys)
+    assert code == 1
+    assert "FAILED: 0 messages missing, 2 shown twice." in err
+
+
+def test_local_demo_draws_nothing_without_matplotlib(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where matplotlib is missing the local demo goes without a picture, but not if one was asked for."""
+    monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(["demo", "--local", "--messages", "5", "--seconds", "0.5"], capsys)
+    assert code == 0
+    assert "No picture: " in err
+    code, _, err = call(["demo", "--local", "--messages", "5", "--plot", "mine.png"], capsys)
+    assert code == 2
+    assert "matplotlib" in err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -62,6 +62,11 @@ class Journal:
         """Return whether a message was shown before."""
         return number in self.failures
 
+    @property
+    def waiting(self) -> int:
+        """Return how many have failed and did not come back yet."""
+        return len(self.failures) - self.back
+
     def failed(self, number: int, asked: float, now: float) -> None:
         """Note that a message was shown for the first time and is nacked."""
         self.failures[number] = Failure(asked, now)

@@ -13,8 +13,8 @@ from ._stage import OFFICIAL_DELAY, Stage
 
 OURS: Final = "pulsar-nack"
 OFFICIAL: Final = "official client"
-_PATIENCE: Final = 10.0  # seconds after the last deadline until what is not back counts as missing
-_LINGER: Final = 0.5  # seconds in which a message that is shown once too often is still seen
+PATIENCE: Final = 10.0  # seconds after the last deadline until what is not back counts as missing
+LINGER: Final = 0.5  # seconds in which a message that is shown once too often is still seen
 _LOOK_INTERVAL: Final = 0.1
 
 Watch = Callable[[Sequence[Journal]], None]
@@ -45,13 +45,13 @@ async def play(stage: Stage, script: Script, watch: Watch) -> list[Journal]:
         if stage.official is not None:
             journals.append(Journal(OFFICIAL, script.messages))
             tasks.append(group.create_task(_fail_official(stage, journals[1])))
-        tasks.append(group.create_task(_look(watch, journals)))
+        tasks.append(group.create_task(look(watch, journals)))
         await _send(stage, script)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LONGEST + _PATIENCE):
+            async with asyncio.timeout(LONGEST + PATIENCE):
                 for journal in journals:
                     await journal.all_back.wait()
-        await asyncio.sleep(_LINGER)
+        await asyncio.sleep(LINGER)
         for task in tasks:
             task.cancel()
     watch(journals)
@@ -92,7 +92,8 @@ async def _fail_official(stage: Stage, journal: Journal) -> None:
             await stage.official.negative_acknowledge(message)
 
 
-async def _look(watch: Watch, journals: Sequence[Journal]) -> None:
+async def look(watch: Watch, journals: Sequence[Journal]) -> None:
+    """Show the journals ten times a second, for ever."""
     while True:
         watch(journals)
         await asyncio.sleep(_LOOK_INTERVAL)

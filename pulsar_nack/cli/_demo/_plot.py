@@ -60,7 +60,7 @@ def _lateness(axes: Any, journals: Sequence[Journal]) -> None:
         times = [nacked_at - begin for nacked_at, _, _ in group]
         axes.scatter(times, [actual - asked for _, asked, actual in group], label=journal.name, **look)
     axes.set_title("Lateness over the run", fontsize=10)
-    axes.set_xlabel("nacked at (s since the first nack)")
+    axes.set_xlabel("asked at (s since the first time)")
     axes.set_ylabel("came back later than asked by (s)")
     _finish(axes, "upper right")
 

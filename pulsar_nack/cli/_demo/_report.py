@@ -14,6 +14,7 @@ from rich.table import Table
 from ._figures import MARGIN, Figures, Row
 from ._journal import Journal
 from ._play import OFFICIAL, Watch
+from ._play_local import Restart
 
 _WIDTH: Final = 100  # where stdout is not a terminal
 
@@ -22,22 +23,23 @@ _WIDTH: Final = 100  # where stdout is not a terminal
 def progress(messages: int) -> Iterator[Watch]:
     """Show bars for as long as the block runs; nothing where stderr is not a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<21}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         nacked = bars.add_task("nacked", total=messages)
 
         def watch(journals: Sequence[Journal]) -> None:
-            bars.update(nacked, completed=min(len(journal.failures) for journal in journals))
+            of_all = (len(journal.failures) for journal in journals if journal.expected == messages)
+            bars.update(nacked, completed=min(of_all))
             for journal in journals:
                 if journal.name not in tasks:
-                    tasks[journal.name] = bars.add_task(f"back: {journal.name}", total=messages)
+                    tasks[journal.name] = bars.add_task(f"back: {journal.name}", total=journal.expected)
                 bars.update(tasks[journal.name], completed=journal.back)
 
         yield watch
 
 
-def show(figures: Sequence[Figures]) -> None:
+def show(figures: Sequence[Figures], restart: Restart | None) -> None:
     """Print the table and what it says."""
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -48,6 +50,12 @@ def show(figures: Sequence[Figures]) -> None:
         console.print(
             f"[bold]{each.name}[/bold]: {total.back_meanwhile} of {total.due_meanwhile} back in the meantime, "
             f"{each.missing} missing, {each.shown_twice} shown twice"
+        )
+    if restart is not None:
+        console.print(
+            f"Topic and consumer were closed and opened again after {restart.at_s:.1f} s, "
+            f"in {restart.took_ms:,.0f} ms, while {restart.nacked} nacked and {restart.delayed} delayed messages "
+            "were waiting; these kept their times, or came right after it."
         )
     if any(each.name == OFFICIAL for each in figures):
         console.print("The official client has one delay; each nack starts its only timer anew.")

@@ -1,4 +1,4 @@
-"""Where the demo plays: a broker, embedded or the user's, a local topic, or the fake port for want of these."""
+"""Where the demo plays: a broker, embedded or the user's, or the fake port for want of these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ... import Consumer, NackConfig, open_local, subscribe
+from ... import Consumer, NackConfig, subscribe
 from ...errors import BrokerError, MissingExtraError
 from ...testing import EmbeddedBroker, FakePort, FakeTopic
 
@@ -38,18 +38,13 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def open_stage(url: str | None, config: NackConfig, *, is_local: bool = False) -> AsyncIterator[Stage]:
+async def open_stage(url: str | None, config: NackConfig) -> AsyncIterator[Stage]:
     """Set the stage, and clear it away whatever happens.
 
     :param url: a broker of the user's; None: the embedded one, or the fake port where that does not run
-    :param is_local: on a local topic instead, durable in a folder for the time being
     :raises BrokerError: no broker there, or it refused something
-    :raises MissingExtraError: pulsar-client is not installed, or what a local topic needs
+    :raises MissingExtraError: pulsar-client is not installed
     """
-    if is_local:
-        async with _local(config) as stage:
-            yield stage
-        return
     if url is None and not EmbeddedBroker.available():
         async with _fake(config) as stage:
             yield stage
@@ -89,17 +84,6 @@ async def _fake(config: NackConfig) -> AsyncIterator[Stage]:
 
     async with Consumer(FakePort(topic, latency=_FAKE_LATENCY), config=config) as consumer:
         yield Stage("fake port, in memory", publish, consumer)
-
-
-@contextlib.asynccontextmanager
-async def _local(config: NackConfig) -> AsyncIterator[Stage]:
-    with tempfile.TemporaryDirectory(prefix="pulsar-nack-demo-", ignore_cleanup_errors=True) as folder:
-        async with open_local(folder) as topic, topic.consumer("pulsar-nack", config=config) as consumer:
-
-            async def publish(data: bytes) -> None:
-                await topic.publish(data)
-
-            yield Stage("local topic, in a folder", publish, consumer)
 
 
 async def _connect(
