@@ -1,0 +1,124 @@
+"""The dispatcher, case by case; :mod:`.test_dispatcher_machine` does everything in any order."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsar_nack import BrokerError
+from pulsar_nack.ids import Position
+from pulsar_nack.topic._cache import EntryCache
+from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType
+from pulsar_nack.topic._entry import Entry, EntryMessage
+from pulsar_nack.topic._keys import KeyRing
+from pulsar_nack.topic._waiting import Known
+
+A, B, C, D = (Position(1, entry) for entry in range(4))
+KEY = Known(7, 0)
+
+
+def dispatcher(kind: SubscriptionType, *rooms: int, limit: int | None = None) -> Dispatcher:
+    """Return a dispatcher whose consumers have so much room, with numbers from 0."""
+    made = Dispatcher(kind)
+    for number, room in enumerate(rooms):
+        made.join(number, "name", room=room, unacked_limit=limit, kind=kind)
+    return made
+
+
+def test_a_key_waits_for_what_the_gate_holds() -> None:
+    """An entry does not overtake a lower one of its key that waits, for whatever reason; another key does."""
+    it = dispatcher(SubscriptionType.KEY_SHARED, 10)
+    it.refused(A, KEY)
+    assert it.choose(B, 7) is None
+    assert it.choose(B, 8) == 0
+    assert it.choose(A, 7) == 0
+    it.sent(A, 0, 1, KEY)
+    assert it.choose(B, 7) == 0
+
+
+def test_a_key_stays_with_its_holder() -> None:
+    """A key goes to another consumer only when nobody holds any of it, whoever comes."""
+    it = dispatcher(SubscriptionType.KEY_SHARED, 10)
+    it.sent(A, 0, 1, KEY)
+    for number in range(1, 20):
+        it.join(number, f"n{number}", room=10, unacked_limit=None, kind=SubscriptionType.KEY_SHARED)
+    assert it.choose(B, 7) == 0
+    it.acked(A)
+    assert it.choose(B, 7) not in {0, None}
+
+
+def test_a_full_consumer_waits_for_half_its_room() -> None:
+    """A consumer whose queue was full gets more when half of it was received, not entry by entry."""
+    it = dispatcher(SubscriptionType.SHARED, 4)
+    for position in (A, B, C, D):
+        assert it.choose(position, -1) == 0
+        it.sent(position, 0, 1, Known())
+    assert (it.room, it.choose(Position(1, 9), -1)) == (0, None)
+    assert not it.take_room(0, -1)
+    assert it.room == 0
+    assert it.take_room(0, -1)
+    assert it.room == 2
+
+
+def test_a_batch_may_be_larger_than_the_room() -> None:
+    """A batch that is larger than the room goes out as a whole; its consumer gets nothing until there is room again."""
+    it = dispatcher(SubscriptionType.SHARED, 2)
+    it.sent(A, 0, 0b11111, Known(-1, 5))
+    assert it.unacked(0) == 5
+    for _ in range(3):
+        assert not it.take_room(0, -1)
+    assert it.take_room(0, -1)
+
+
+def test_the_limit_of_unacknowledged_messages() -> None:
+    """A consumer at its limit gets nothing, others get its share; acknowledging a part of a batch counts."""
+    it = dispatcher(SubscriptionType.SHARED, 10, limit=3)
+    it.sent(A, 0, 0b111, Known(-1, 3))
+    assert it.choose(B, -1) is None
+    it.join(1, "other", room=10, unacked_limit=3, kind=SubscriptionType.SHARED)
+    assert it.choose(B, -1) == 1
+    assert not it.acked_in_part(A, 0b110)
+    assert (it.unacked(0), it.choose(C, -1)) == (2, 0)
+    assert it.acked_in_part(A, 0b001)
+    assert not it.acked_in_part(B, 0)
+
+
+def test_who_is_refused() -> None:
+    """An Exclusive subscription has one consumer, and no subscription has consumers of two types at once."""
+    for kind in SubscriptionType:
+        it = dispatcher(kind, 1)
+        for other in SubscriptionType:
+            if kind is other and kind is not SubscriptionType.EXCLUSIVE:
+                continue
+            with pytest.raises(BrokerError, match=kind.value):
+                it.join(1, "b", room=1, unacked_limit=None, kind=other)
+        assert list(it.consumers) == [0]
+        it.leave(0)
+        it.join(2, "c", room=1, unacked_limit=None, kind=SubscriptionType.SHARED)
+
+
+def test_keys_are_spread_and_few_move() -> None:
+    """Each consumer has a fair part of the keys; one that comes takes from the others and moves nothing among them."""
+    ring, larger = KeyRing(), KeyRing()
+    assert ring.owner(5) is None
+    ring.use((number, "s") for number in range(4))
+    larger.use((number, "s") for number in range(5))
+    owners = [ring.owner(each) for each in range(65_536)]
+    for number in range(4):
+        assert 0.4 < 4 * owners.count(number) / 65_536 < 2
+    moved = [(one, other) for each, one in enumerate(owners) if (other := larger.owner(each)) != one]
+    assert {other for _, other in moved} == {4}
+
+
+def test_cache_is_bounded() -> None:
+    """The cache keeps the last entries within its bytes, and lets go of deleted ledgers."""
+    cache = EntryCache(100)
+    entry = Entry(0, (EntryMessage(b""),))
+    for number in range(5):
+        cache.put(Position(1, number), entry, 40)
+    assert (len(cache), cache.bytes, cache.get(Position(1, 2))) == (2, 80, None)
+    assert cache.get(Position(1, 4)) is entry
+    cache.put(Position(2, 0), entry, 101)
+    assert cache.get(Position(2, 0)) is None
+    cache.put(Position(2, 1), entry, 20)
+    cache.drop_below(2)
+    assert (len(cache), cache.bytes) == (1, 20)
