@@ -1,0 +1,228 @@
+"""The gate on a local topic, end to end: what stops, what passes, and that delivery goes on by itself (PIP-299)."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from pulsar_nack import DelayedDeliveryConfig, Delivery
+from pulsar_nack.config import CursorConfig, TopicConfig
+from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
+from pulsar_nack.topic import LocalTopic
+
+LIMIT = 1_024
+LITTLE = TopicConfig(cursor=CursorConfig(max_per_cursor_metadata_size_in_bytes=LIMIT))
+TICK = DelayedDeliveryConfig(delayed_delivery_tick_time_millis=1, is_delayed_delivery_deliver_at_time_strict=True)
+
+
+async def until_quiet(port: FaultyPort) -> list[Delivery]:
+    """Receive until nothing comes for a second."""
+    got: list[Delivery] = []
+    while True:
+        try:
+            got.append(await asyncio.wait_for(port.receive(), 1))
+        except TimeoutError:
+            return got
+
+
+async def acknowledge_each_second(port: FaultyPort) -> list[Delivery]:
+    """Acknowledge every second message as it comes, until no more come; return the others."""
+    kept: list[Delivery] = []
+    for number in range(1_000_000):
+        try:
+            delivery = await asyncio.wait_for(port.receive(), 1)
+        except TimeoutError:
+            break
+        if number % 2:
+            await port.acknowledge([delivery.id])
+        else:
+            kept.append(delivery)
+    return kept
+
+
+def is_paused(topic: LocalTopic) -> bool:
+    """Return whether new messages wait."""
+    return topic.statistics().subscriptions["s"].is_paused
+
+
+async def paused(broker: LocalBroker, *, messages: int = 1_000, queue: int = 4) -> tuple[FaultyPort, list[Delivery]]:
+    """Return a port of a paused subscription, and the messages that it holds."""
+    topic = await broker.topic()
+    port: FaultyPort = await broker.subscribe("s", receiver_queue_size=queue)
+    await topic.publish([b"%d" % number for number in range(messages)])
+    kept = await acknowledge_each_second(port)
+    assert is_paused(topic)
+    assert topic.cursor("s").metadata_size_bytes <= LIMIT
+    return port, kept
+
+
+async def drain(port: FaultyPort, topic: LocalTopic) -> None:
+    """Acknowledge whatever comes until nothing is left."""
+    async with asyncio.timeout(600):
+        while topic.backlog("s"):
+            await port.acknowledge([(await port.receive()).id])
+
+
+@virtual_time
+async def test_it_goes_on_by_itself() -> None:
+    """K41: new messages stop at the limit; acks are taken; when all holes are filled delivery goes on, to the end."""
+    async with LocalBroker(LITTLE) as broker:
+        topic = await broker.topic()
+        port, kept = await paused(broker)
+        assert 0 < len(kept) < 100
+        backlog = topic.backlog("s")
+        await port.acknowledge([kept[-1].id])
+        assert topic.backlog("s") == backlog - 1
+        await port.acknowledge([delivery.id for delivery in kept])
+        await drain(port, topic)
+        assert not is_paused(topic)
+
+
+@virtual_time
+async def test_what_comes_back_passes_lowest_first() -> None:
+    """K42: while paused, entries that are asked for again come, lowest first, before anything new does."""
+    async with LocalBroker(LITTLE) as broker:
+        topic = await broker.topic()
+        port, kept = await paused(broker)
+        asked = [delivery.id for delivery in kept[5:15]]
+        await port.redeliver(asked[::-1])
+        came = [delivery.id for delivery in await until_quiet(port)]
+        assert came[:10] == asked
+        assert len(came) <= 11  # what came back made room for a moment
+        assert is_paused(topic)
+        await port.close()
+        other: FaultyPort = await broker.subscribe("s", receiver_queue_size=4)
+        again = await until_quiet(other)
+        assert [delivery.id for delivery in again] == [*(delivery.id for delivery in kept), *came[10:]]
+        await drain_from(other, topic, again)
+
+
+async def drain_from(port: FaultyPort, topic: LocalTopic, held: list[Delivery]) -> None:
+    """Acknowledge what is held, and whatever comes until nothing is left."""
+    await port.acknowledge([delivery.id for delivery in held])
+    await drain(port, topic)
+
+
+@pytest.mark.parametrize("move", ["skip", "clear", "seek", "seek to a time"])
+@virtual_time
+async def test_moving_resumes(move: str) -> None:
+    """K43: a skip, a clear of the backlog and a seek make delivery go on."""
+    async with LocalBroker(LITTLE) as broker:
+        topic = await broker.topic()
+        port, kept = await paused(broker)
+        if move == "skip":
+            assert await topic.skip("s", len(kept)) == len(kept)
+        elif move == "clear":
+            await topic.clear_backlog("s")
+            await topic.publish(b"new")
+        elif move == "seek":
+            await port.seek(kept[0].id)
+        else:
+            await topic.seek("s", 0)
+        delivery = await asyncio.wait_for(port.receive(), 1)
+        assert delivery.data == {"clear": b"new", "skip": b"%d" % (int(kept[-1].data) + 1)}.get(move, b"0")
+        assert not is_paused(topic)
+
+
+@virtual_time
+async def test_delayed_messages_that_come_due() -> None:
+    """K44: while paused, delayed messages above the highest acknowledged position are held, those below pass."""
+    async with LocalBroker(LITTLE, delayed=TICK) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s", receiver_queue_size=4)
+        below = await topic.publish([b"below"] * 3, deliver_after=100)
+        await topic.publish([b"%d" % number for number in range(1_000)])
+        kept = await acknowledge_each_second(port)
+        assert is_paused(topic)
+        await topic.publish([b"above"] * 3, deliver_after=50)
+        await asyncio.sleep(60)
+        assert await until_quiet(port) == []
+        await asyncio.sleep(50)
+        assert [delivery.id for delivery in await until_quiet(port)] == below
+        assert is_paused(topic)
+        await port.acknowledge([delivery.id for delivery in kept])
+        rest = await until_quiet(port)
+        assert rest
+
+
+@virtual_time
+async def test_holes_that_are_all_delayed_drain() -> None:
+    """K44: when every hole is a delayed message, the state drains by itself as they come due."""
+    two_a_ledger = TopicConfig(cursor=LITTLE.cursor, max_entries_per_ledger=2)
+    async with LocalBroker(two_a_ledger, delayed=TICK) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s", receiver_queue_size=4)
+        for number in range(400):
+            await topic.publish(b"%d" % number, deliver_after=3_600 if number % 2 else None)
+        seen = await until_quiet_acknowledging(port)
+        assert 0 < seen < 200
+        assert is_paused(topic)
+        await asyncio.sleep(3_600)
+        await drain(port, topic)
+
+
+async def until_quiet_acknowledging(port: FaultyPort) -> int:
+    """Acknowledge what comes until nothing comes for a second; return how many came."""
+    seen = 0
+    while True:
+        try:
+            delivery = await asyncio.wait_for(port.receive(), 1)
+        except TimeoutError:
+            return seen
+        await port.acknowledge([delivery.id])
+        seen += 1
+
+
+@virtual_time
+async def test_the_last_ack_is_never_missed() -> None:
+    """K45: at whatever moment the acks arrive while the reader decides, delivery goes on."""
+    for pause in range(12):
+        async with LocalBroker(LITTLE) as broker:
+            topic = await broker.topic()
+            port, kept = await paused(broker, messages=200)
+            *first, last = kept
+            await port.acknowledge([delivery.id for delivery in first])
+            publishing = asyncio.create_task(topic.publish(b"more"))
+            for _ in range(pause):
+                await asyncio.sleep(0)
+            await port.acknowledge([last.id])
+            await drain(port, topic)
+            await publishing
+            await drain(port, topic)
+
+
+@pytest.mark.parametrize("sizes", [(0,), (0, 2, 70, 200)], ids=["single", "batches"])
+@pytest.mark.parametrize("seed", range(4))
+@virtual_time
+async def test_what_is_in_flight_can_always_be_persisted(seed: int, sizes: tuple[int, ...]) -> None:
+    """K48: whatever of what is in flight is acknowledged, between two persists too, the state fits into the limit."""
+    random = Random(seed)
+    async with LocalBroker(LITTLE) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s", receiver_queue_size=1_000)
+        for _ in range(300):
+            if size := random.choice(sizes):
+                await topic.publish([b"m"] * size, batch=True)
+            else:
+                await topic.publish(b"m")
+        held: dict[tuple[int, int], list[Delivery]] = {}
+        for _ in range(40):
+            for delivery in await until_quiet(port):
+                held.setdefault(delivery.id.position, []).append(delivery)
+            if not held:
+                break
+            chosen = random.sample(sorted(held), max(len(held) // 2, 1))
+            for position in chosen:
+                mine = held.pop(position)
+                part = random.sample(mine, max(len(mine) // 2, 1))
+                await port.acknowledge([delivery.id for delivery in part])
+                if rest := [delivery for delivery in mine if delivery not in part]:
+                    held[position] = rest
+                assert topic.cursor("s").metadata_size_bytes <= LIMIT
+            if random.random() < 0.3:
+                await topic.flush()
+        for mine in held.values():
+            await port.acknowledge([delivery.id for delivery in mine])
+        await drain(port, topic)
