@@ -19,7 +19,7 @@ from typing import Final
 
 from ..cursor import Cursor
 from ..delayed import DelayedDeliveryTracker
-from ..errors import LedgerError, TopicFormatError
+from ..errors import LedgerError, LogNotFoundError, TopicFormatError
 from ..ids import Position
 from ._admission import Admission
 from ._deliveries import deliveries_of
@@ -185,6 +185,9 @@ class Delivery:
                     if moves != self._moves:
                         return
                     del left[0]
+        except LogNotFoundError:
+            if left[0] > self._cursor.mark_delete_position:
+                raise  # else its ledger was deleted after all of it was acknowledged
         finally:
             if left and moves == self._moves:
                 mark = self._cursor.mark_delete_position

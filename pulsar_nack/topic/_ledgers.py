@@ -22,7 +22,14 @@ from typing import Final, NamedTuple, Self
 
 from ..clock import Clock
 from ..config import TopicConfig
-from ..errors import InvalidArgumentError, LedgerError, LogNotFoundError, PulsarNackError, TopicFormatError
+from ..errors import (
+    ClosedError,
+    InvalidArgumentError,
+    LedgerError,
+    LogNotFoundError,
+    PulsarNackError,
+    TopicFormatError,
+)
 from ..ids import Position
 from ..ledger import Log, LogStore
 from ._cache import EntryCache
@@ -241,7 +248,12 @@ class TopicLedgers:
         log = self._logs.get(ledger)
         if log is None:
             raise LogNotFoundError(_name(ledger))
-        records = await log.read(first, last)
+        try:
+            records = await log.read(first, last)
+        except (ClosedError, LedgerError):
+            if self._logs.get(ledger) is log:
+                raise
+            raise LogNotFoundError(_name(ledger)) from None  # it was deleted meanwhile
         self.reads += len(records)
         return records
 
@@ -256,11 +268,12 @@ class TopicLedgers:
             return 0  # reading goes on to fail where it matters
 
     async def trim(self, before: int) -> None:
-        """Delete the ledgers below this number, but for the last one of all."""
+        """Delete the ledgers below this number, but for the last one of all; they are not there any more at once."""
+        gone = [ledger for ledger in self._ids[:-1] if ledger < before]
+        del self._ids[: len(gone)]
+        logs = [self._logs.pop(ledger) for ledger in gone]
         self.cache.drop_below(before)
-        while len(self._ids) > 1 and self._ids[0] < before:
-            ledger = self._ids.pop(0)
-            log = self._logs.pop(ledger)
+        for ledger, log in zip(gone, logs, strict=True):
             await log.aclose()
             await self._store.delete(_name(ledger))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..cursor import Cursor
+from ..errors import LogNotFoundError
 from ..ids import Position
 from ._ledgers import TopicLedgers
 
@@ -12,6 +13,16 @@ async def first_published(ledgers: TopicLedgers, since_ms: int) -> Position:
 
     Publish times do not fall from one entry to the next. O(ledgers + log entries) reads.
     """
+    while True:
+        first = ledgers.ids[0]
+        try:
+            return await _first_published(ledgers, since_ms)
+        except LogNotFoundError:
+            if ledgers.ids[0] == first:
+                raise  # else a ledger was deleted meanwhile
+
+
+async def _first_published(ledgers: TopicLedgers, since_ms: int) -> Position:
     for ledger in list(ledgers.ids):
         low, high = 0, ledgers.entries(ledger) or 0
         if not high or await _publish_time(ledgers, ledger, high - 1) < since_ms:
