@@ -19,7 +19,7 @@ from .consumer import (
     subscribe,
     wrap,
 )
-from .cursor import Cursor, CursorStatistics
+from .cursor import BatchSet, Cursor, CursorStatistics
 from .delayed import (
     BucketDelayedDeliveryTracker,
     BucketSnapshotStorage,
@@ -80,6 +80,7 @@ __all__ = [
     "AlarmClock",
     "AlreadySettledError",
     "Backoff",
+    "BatchSet",
     "BrokerError",
     "BucketConfig",
     "BucketDelayedDeliveryTracker",
