@@ -172,15 +172,19 @@ class TopicLedgers:
                 await self._roll()
             log, ledger = self._current, self._ids[-1]
             group = self._take(self._config.max_entries_per_ledger - log.length)
-        except Exception as error:  # noqa: BLE001 - handed to those who wait
+        except BaseException as error:
             _answer(self._take(len(self._line)), error)
+            if not isinstance(error, Exception):
+                raise
             return
         if not group:
             return
         try:
             first = await log.append_many([waiting.data for waiting in group])
-        except Exception as error:  # noqa: BLE001 - as above
+        except BaseException as error:
             _answer(group, error)
+            if not isinstance(error, Exception):
+                raise
             return
         for number, waiting in enumerate(group, first):
             self.cache.put(Position(ledger, number), waiting.entry, len(waiting.data))
@@ -289,8 +293,12 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def _answer(group: Sequence[_Waiting], error: Exception) -> None:
+def _answer(group: Sequence[_Waiting], error: BaseException) -> None:
     """Hand an error to several callers, who must not share a traceback."""
     for waiting in group:
-        if not waiting.done.done():
+        if waiting.done.done():
+            continue
+        if isinstance(error, asyncio.CancelledError):
+            waiting.done.cancel()
+        else:
             waiting.done.set_exception(copy(error) if isinstance(error, PulsarNackError) else error)
