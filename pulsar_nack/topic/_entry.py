@@ -64,7 +64,7 @@ def messages() -> ModuleType:
     try:
         from . import _entry_pb2
     except ImportError as error:
-        raise MissingExtraError("local topics", "protobuf>=5", "topic") from error
+        raise MissingExtraError("a local topic", "protobuf>=5", "topic") from error
     return _entry_pb2
 
 
