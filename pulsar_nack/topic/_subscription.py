@@ -170,8 +170,12 @@ class Subscription:
             self.look()
 
     def redeliver(self, number: int, positions: Iterable[Position]) -> None:
-        """Send entries again that a consumer holds; on Exclusive and Failover subscriptions all that it holds."""
-        self._take_back(self._dispatcher.redeliver(number, positions), number)
+        """Send entries again that a consumer holds; on Exclusive and Failover subscriptions all that it holds.
+
+        On the others what was not received yet of these entries stays where it is, as in a client's queue.
+        """
+        positions = self._dispatcher.redeliver(number, positions)
+        self._take_back(positions, *(() if self.type.is_shared else (number,)))
         self._changed()
 
     def _take_back(self, positions: list[Position], *numbers: int) -> None:

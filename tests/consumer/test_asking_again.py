@@ -13,6 +13,8 @@ from pulsar_nack.consumer._unanswered import PAUSES_MS, AskAgain
 from pulsar_nack.testing import FakePort, FakeTopic, virtual_time
 from pulsar_nack.testing._fake_faults import Fault
 
+pytestmark = pytest.mark.usefixtures("on_each_broker")
+
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 ID = MessageId(1, 2)
 ROUNDS_S = [30, 90, 210, 450]

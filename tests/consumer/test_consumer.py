@@ -1,4 +1,4 @@
-"""The consumer over the fake port, on virtual time: exact times, failures, races, the end."""
+"""The consumer over the fake port and over local topics, on virtual time: exact times, failures, races, the end."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from pulsar_nack import (
     WrongLoopError,
 )
 from pulsar_nack.testing import FakePort, FakeTopic, virtual_time
+
+pytestmark = pytest.mark.usefixtures("on_each_broker")
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
