@@ -67,7 +67,7 @@ def _show_topic(console: Console, topic: TopicReport) -> None:
     rows = [
         (
             each.name,
-            "nothing stored yet" if each.mark_delete is None else _position(each.mark_delete),
+            "nothing that could be read" if each.mark_delete is None else _position(each.mark_delete),
             "" if each.backlog is None else f"{each.backlog:,}",
         )
         for each in topic.subscriptions
