@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import blake2b
 from types import ModuleType
 from typing import Final
-from zlib import crc32
 
 from ..errors import MissingExtraError, TopicFormatError
 
@@ -52,7 +52,7 @@ class Entry:
 
 def hash_of(key: str) -> int:
     """Return the hash of a key, 0 to 65 535: the same in every process."""
-    return crc32(key.encode()) & 0xFFFF
+    return int.from_bytes(blake2b(key.encode(), digest_size=2).digest(), "big")
 
 
 @cache
