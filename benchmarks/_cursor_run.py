@@ -148,6 +148,7 @@ def recover(folder: str, limit: int | None) -> Figures:
 
     async def work() -> Figures:
         gc.collect()
+        gc.freeze()  # the modules of the process are not what a collection should go through here
         before = resident()
         with Blocked() as blocked:
             began = time.perf_counter()
