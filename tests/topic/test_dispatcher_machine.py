@@ -255,7 +255,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert sorted(self.dispatcher.in_flight) == self.open_positions()
 
 
-_SETTINGS = settings(max_examples=150, stateful_step_count=50, deadline=None)
+_SETTINGS = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 
 def machine_of(subscription_type: SubscriptionType) -> type[DispatcherMachine]:
