@@ -110,7 +110,7 @@ async def the_one(consumer: Consumer) -> tuple[bytes, int]:
 async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, tmp_path: Path) -> None:
     """U10: acks that the broker lost when killed, or missed while away for longer than ack_memory, are repeated."""
     url, topic = own_broker.service_url, "persistent://public/default/forgetful"
-    async with subscribed(url, topic, durable=tmp_path / "state", ack_memory=2.0) as (client, consumer):
+    async with subscribed(url, topic, durable=tmp_path / "state", ack_memory=10.0) as (client, consumer):
         await send(client, topic, numbered(40))
         messages = await take(consumer, 40)
         await asyncio.sleep(1.5)
@@ -118,7 +118,7 @@ async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, t
         receiving = asyncio.create_task(consumer.receive(timeout=120))
         await asyncio.to_thread(own_broker.kill)
         await asyncio.gather(*(message.ack() for message in messages[20:30]))
-        await asyncio.sleep(4)
+        await asyncio.sleep(11)
         await asyncio.to_thread(own_broker.start)
         for message in messages[30:]:
             await message.nack(3.0)

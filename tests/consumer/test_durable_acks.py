@@ -117,14 +117,40 @@ async def test_a_day_of_a_consumer_stays_small() -> None:
 
 
 def test_time_without_a_connection_does_not_count() -> None:
-    """K51: what was acknowledged before or during ten minutes without a connection is as young as it was then."""
+    """K51: what was acknowledged before or during ten minutes without a connection is as new after it."""
     settled = Settled(60_000)
-    settled.add(MessageId(1, 1), 1_000)
-    settled.add(MessageId(1, 5), 31_000)
-    settled.was_away(600_000)
-    assert settled.is_acked(MessageId(1, 1), 600_000 + 61_000)
-    assert not settled.is_acked(MessageId(1, 1), 600_000 + 61_001)
-    assert settled.is_acked(MessageId(1, 5), 600_000 + 91_000)
+    settled.add(MessageId(1, 0), 1_000)
+    settled.add(MessageId(1, 1), 61_001)
+    settled.add(MessageId(1, 5), 91_000)
+    settled.was_away(100_000, 700_000)
+    settled.add(MessageId(1, 9), 700_000)
+    for entry, last_ms in ((0, 0), (1, 760_000), (5, 760_000 + 29_999)):
+        assert settled.is_acked(MessageId(1, entry), 700_000) is bool(last_ms)
+        assert settled.is_acked(MessageId(1, entry), last_ms) is bool(last_ms)
+        assert not settled.is_acked(MessageId(1, entry), last_ms + 1)
+    settled.was_away(900_000, 900_000)
+    assert (len(settled), settled.entries) == (0, 0)
+
+
+def test_absences_one_after_the_other() -> None:
+    """K51: while connections come and go nothing is forgotten; once one has lasted, everything is."""
+    settled, now_ms = Settled(60_000), 0
+    for entry in range(100):
+        settled.add(MessageId(1, entry), now_ms)
+        settled.was_away(now_ms, now_ms + 1_000)
+        now_ms += 31_000
+    assert all(settled.is_acked(MessageId(1, entry), now_ms) for entry in range(100))
+    settled._check()
+    assert not any(settled.is_acked(MessageId(1, entry), now_ms + 130_000) for entry in range(100))
+
+
+def test_cumulative_acks_are_as_new_after_an_absence() -> None:
+    """K51: the mark of a cumulative acknowledgement is as new after an absence too."""
+    settled = Settled(60_000)
+    settled.add_through(MessageId(1, 7), 1_000)
+    settled.was_away(50_000, 650_000)
+    assert settled.is_acked(MessageId(1, 3), 710_000)
+    assert not settled.is_acked(MessageId(1, 3), 710_001)
 
 
 @virtual_time

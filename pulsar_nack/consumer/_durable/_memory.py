@@ -68,12 +68,12 @@ class Memory:
             self._unsettled.drop_through(message_id)
             self.settled.add_through(message_id, at_ms)
         elif kind is Kind.AWAY:
-            self.settled.was_away(at_ms - time_ms)
+            self.settled.was_away(min(time_ms, at_ms), at_ms)
         elif kind is Kind.CLEARED:
             self._unsettled.clear()
             self.settled.clear()
-        else:
-            self.settled.was_away(max(at_ms - self.last_at_ms, 0) if self.last_at_ms >= 0 else 0)
+        elif self.last_at_ms >= 0:
+            self.settled.was_away(min(self.last_at_ms, at_ms), at_ms)
         self.last_at_ms = max(self.last_at_ms, at_ms)
 
     def drop_old(self, now_ms: int) -> None:

@@ -12,8 +12,9 @@ a Shared subscription leaves holes for ever, where other consumers acknowledge. 
 are kept until they are done, whatever their age: until then the broker need not know of any of their
 acknowledgements. Cumulative acknowledgements are a mark for each partition.
 
-Ages are counted while a consumer runs and is connected, for an acknowledgement that was not sent when the process
-ended, or the connection, is as new when it comes back after a week: hence *uptime*, epoch ms less the time spent away.
+Ages are counted while a consumer runs and is connected. What was not sent when the process ended, or the connection, is
+not known to have reached the broker, and comes again when that is back, after a second or a week. So after each absence
+all that is remembered is as new again. Hence *uptime*: epoch ms less the time spent away and what had passed before.
 
 Dropped: one cursor that is written with each acknowledgement. It cannot forget a single entry but by moving its
 mark-delete position, which would hide what was never acknowledged; and it writes a whole ledger's state where the
@@ -88,9 +89,13 @@ class Settled:
         """Return whether anything is kept for a time."""
         return bool(len(self._whole) or self._marks)
 
-    def was_away(self, span_ms: int) -> None:
-        """Do not count this time."""
-        self._away_ms += span_ms
+    def was_away(self, from_ms: int, to_ms: int) -> None:
+        """Do not count this time, and begin anew to count for all that is remembered. O(marks)."""
+        self.drop_old(from_ms)
+        times = [from_ms - self._away_ms, *(uptime_ms for _, uptime_ms in self._marks.values())]
+        if self._whole.oldest_ms is not None:
+            times.append(self._whole.oldest_ms)
+        self._away_ms = to_ms - min(times)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -202,7 +207,7 @@ class Settled:
 
     # --- forgetting --------------------------------------------------------------------------------------------------
 
-    def drop_old(self, now_ms: int, ttl_ms: int) -> None:
+    def drop_old(self, now_ms: int, ttl_ms: int | None = None) -> None:
         """Forget what is older than ``memory_ms``, and open batches that nothing was acknowledged of for ``ttl_ms``.
 
         O(batches that go).
@@ -211,7 +216,11 @@ class Settled:
         oldest_ms = uptime_ms - self._memory_ms
         self._whole.drop_before(oldest_ms)
         self._marks = {key: mark for key, mark in self._marks.items() if mark[1] >= oldest_ms}
-        while self._open and (first := next(iter(self._open.items())))[1].uptime_ms < uptime_ms - ttl_ms:
+        while (
+            ttl_ms is not None
+            and self._open
+            and (first := next(iter(self._open.items())))[1].uptime_ms < uptime_ms - ttl_ms
+        ):
             self._drop_batch(first[0])
 
     # --- writing -----------------------------------------------------------------------------------------------------

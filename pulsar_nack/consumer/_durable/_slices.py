@@ -61,6 +61,11 @@ class Slices:
         """Return the time of the youngest acknowledgement, 0 for none."""
         return self._slices[-1].last_ms if self._slices else 0
 
+    @property
+    def oldest_ms(self) -> int | None:
+        """Return the time of the youngest acknowledgement of the oldest slice, None when there is none."""
+        return self._slices[0].last_ms if self._slices else None
+
     def __contains__(self, message_id: MessageId) -> bool:
         entry, key = message_id.entry, _ledger_key(message_id)
         for each in self._slices:
