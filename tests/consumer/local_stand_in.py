@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,8 +15,6 @@ from pulsar_nack.consumer import PortTraits
 from pulsar_nack.testing import FaultyPort, LocalBroker
 from pulsar_nack.topic import LocalPort, LocalTopic
 
-_LEDGER = 50_000
-
 
 class StandInTopic:
     """What tests use of :class:`~pulsar_nack.testing.FakeTopic`, on a local topic.
@@ -26,12 +24,18 @@ class StandInTopic:
     """
 
     def __init__(
-        self, name: str = "persistent://public/default/fake", *, batch_index_ack: bool = False, partitions: int = 0
+        self,
+        name: str = "persistent://public/default/fake",
+        *,
+        batch_index_ack: bool = False,
+        partitions: int = 0,
+        entries_per_ledger: int = 50_000,
     ) -> None:
         if partitions:
             pytest.skip("a local topic has no partitions")
         self.name = name
         self.batch_index_ack = batch_index_ack
+        self._per_ledger = entries_per_ledger
         self.ports: set[LocalStandIn] = set()
         self.opened: LocalTopic | None = None
         self.backlogs: dict[str, int] = {}
@@ -44,7 +48,9 @@ class StandInTopic:
     async def open(self) -> LocalTopic:
         """Return the topic, with all that was published by now."""
         if self._broker is None:
-            self._broker = LocalBroker(TopicConfig(max_entries_per_ledger=_LEDGER), delayed=DelayedDeliveryConfig())
+            self._broker = LocalBroker(
+                TopicConfig(max_entries_per_ledger=self._per_ledger), delayed=DelayedDeliveryConfig()
+            )
         self.opened = await self._broker.topic(self.name)
         return self.opened
 
@@ -91,7 +97,8 @@ class StandInTopic:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._publish())
         self._published += 1
-        return Position(1, self._published - 1)
+        number = self._published - 1
+        return Position(1 + number // self._per_ledger, number % self._per_ledger)
 
     async def _publish(self) -> None:
         async with self._lock:
@@ -101,6 +108,10 @@ class StandInTopic:
                 await opened.publish(payload, **options)
             self._task = None
             await self._close_unless_used()
+
+    def subscription(self, name: str = "fake") -> StandInSubscription:
+        """Return a subscription."""
+        return StandInSubscription(self, name)
 
     @property
     def entries(self) -> int:
@@ -123,9 +134,13 @@ class StandInSubscription:
             return self._topic.backlogs.get(self._name, self._topic.entries)
         return opened.backlog(self._name) + len(self._topic._waiting)
 
-    def reset(self) -> None:
+    def reset(self, to: MessageId | None = None) -> None:
         """Stand for what needs no waiting at the fake port alone."""
         pytest.skip("a local topic is moved by a call that waits")
+
+    def restart(self) -> None:
+        """Stand for what a port of a local topic does not survive."""
+        pytest.skip("a local topic that is restarted closes its ports")
 
 
 class LocalStandIn(FaultyPort):
@@ -228,3 +243,17 @@ class LocalStandIn(FaultyPort):
         await self._ensure()
         await super().close()
         await self.topic.left(self)
+
+
+class ForgetfulStandIn(LocalStandIn):
+    """A port whose acknowledgements never reach the topic."""
+
+    lost = 0
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Take them, and do nothing."""
+        self.lost += len(ids)
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Take it, and do nothing."""
+        self.lost += 1

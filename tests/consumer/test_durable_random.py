@@ -13,6 +13,8 @@ from pulsar_nack import Consumer, Message
 from pulsar_nack.testing import FakeTopic, virtual_time
 from tests.consumer.durable import Machine
 
+pytestmark = pytest.mark.usefixtures("on_each_broker")
+
 COUNT = 12
 
 
