@@ -83,7 +83,9 @@ class Delivery:
         while True:
             self._wake.clear()
             try:
-                if not await self._round():
+                if await self._round():
+                    await asyncio.sleep(0)  # others run, whatever there is to deliver
+                else:
                     await self._wake.wait()
                 pause = _FIRST_PAUSE
             except (LedgerError, TopicFormatError) as error:
@@ -130,8 +132,6 @@ class Delivery:
         self._read_at = read_at
         if chosen:
             await self._deliver(chosen, are_new=True)
-        elif read_at != start:
-            await asyncio.sleep(0)  # a long way through what is acknowledged or held back
         return read_at != start
 
     async def _new_entries(
@@ -171,15 +171,23 @@ class Delivery:
         return tracker is None or not tracker.contains_message(ledger, entry)
 
     async def _deliver(self, positions: Sequence[Position], *, are_new: bool) -> None:
-        """Read entries, those next to each other in one go, and send them."""
+        """Read entries, those next to each other in one go, and send them; what cannot be read ends it."""
         moves, left = self._moves, list(positions)
         refused: set[int] = set()
+        longest = len(left)
         try:
             while left:
                 run = 1
-                while run < len(left) and left[run] == (left[0].ledger, left[0].entry + run):
+                while run < min(len(left), longest) and left[run] == (left[0].ledger, left[0].entry + run):
                     run += 1
-                for entry in await self._ledgers.read(left[0].ledger, left[0].entry, left[run - 1].entry):
+                try:
+                    entries = await self._ledgers.read(left[0].ledger, left[0].entry, left[run - 1].entry)
+                except (LedgerError, TopicFormatError):
+                    if run == 1:
+                        raise
+                    longest = 1  # those before the one that cannot be read go out
+                    continue
+                for entry in entries:
                     if moves == self._moves:
                         await self._send(left[0], entry, refused, is_new=are_new, moves=moves)
                     if moves != self._moves:

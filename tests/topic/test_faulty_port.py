@@ -1,0 +1,279 @@
+"""Consumers on a local topic survive every fault of its port: nothing is lost, nothing is shown twice for a nack."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import pytest
+
+from pulsar_nack import (
+    BrokerError,
+    ClosedError,
+    Consumer,
+    InvalidArgumentError,
+    LocalTopic,
+    LoopClock,
+    Message,
+    NackConfig,
+)
+from pulsar_nack.consumer import Delivery, PortTraits
+from pulsar_nack.ids import MessageId
+from pulsar_nack.testing import FakePort, FaultyPort, LocalBroker, virtual_time
+from pulsar_nack.testing._fake_faults import CallName
+
+EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+WAYS = ["auto", "local", "broker"]
+SINGLE, BATCHED = 6, 4
+NACKS = 2
+MESSAGES = {*range(SINGLE + BATCHED)}
+
+Fault = Callable[[FaultyPort], Awaitable[None]]
+
+
+async def publish(topic: LocalTopic) -> None:
+    """Publish single messages, and a batch."""
+    payloads = [str(number).encode() for number in sorted(MESSAGES)]
+    await topic.publish(payloads[:SINGLE])
+    await topic.publish(payloads[SINGLE:], batch=True)
+
+
+async def acknowledge(message: Message) -> None:
+    """Acknowledge as users do: again when it failed."""
+    while True:
+        try:
+            await message.ack()
+        except BrokerError:
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+async def work(consumer: Consumer, shown: Counter[int], done: set[int]) -> None:
+    """Nack each message a few times and acknowledge it then, for ever."""
+    while True:
+        try:
+            message = await consumer.receive()
+        except BrokerError:
+            continue
+        number = int(message.data)
+        assert number not in done, f"{number} was shown after it was acknowledged"
+        shown[number] += 1
+        if shown[number] <= NACKS:
+            await message.nack(delay=0.5 + number / 10)
+        else:
+            await acknowledge(message)
+            done.add(number)
+
+
+async def survive(redelivery: str, fault: Fault) -> None:
+    """Work under a fault until all is acknowledged and nothing comes for a long time; check what was shown."""
+    shown: Counter[int] = Counter()
+    done: set[int] = set()
+    async with LocalBroker() as broker:
+        topic = await broker.topic()
+        async with broker.consumer("s", config=EXACT, redelivery=redelivery, ack_memory=3_600) as consumer:
+            port = consumer.port
+            assert isinstance(port, FaultyPort)
+            working = asyncio.create_task(work(consumer, shown, done))
+            await publish(topic)
+            await fault(port)
+            await asyncio.sleep(300)
+            if topic.backlog("s"):  # acknowledgements that were lost: the broker sends these messages at a reconnect
+                await port.disconnect()
+                await port.reconnect()
+                await asyncio.sleep(5)
+            assert not working.done(), working
+            working.cancel()
+        assert done == MESSAGES
+        assert shown == dict.fromkeys(MESSAGES, NACKS + 1)
+        assert topic.backlog("s") == 0
+
+
+def failing(call: CallName, *, carried_out: bool = False) -> Fault:
+    """Return the fault of calls that fail."""
+
+    async def fault(port: FaultyPort) -> None:
+        port.fail_next(call, 3, carried_out=carried_out)
+
+    return fault
+
+
+def lost(call: Literal["acknowledge", "redeliver"]) -> Fault:
+    """Return the fault of calls that are lost."""
+
+    async def fault(port: FaultyPort) -> None:
+        port.lose_next(call, 2)
+
+    return fault
+
+
+def slow(call: CallName) -> Fault:
+    """Return the fault of calls that take seconds."""
+
+    async def fault(port: FaultyPort) -> None:
+        port.delay_next(call, 2.5, 4)
+
+    return fault
+
+
+def twice(second_count: int | None) -> Fault:
+    """Return the fault of deliveries that come twice."""
+
+    async def fault(port: FaultyPort) -> None:
+        port.duplicate_next(8, second_count=second_count)
+
+    return fault
+
+
+def away(at: float, seconds: float) -> Fault:
+    """Return the fault of a connection that is lost for some time."""
+
+    async def fault(port: FaultyPort) -> None:
+        await asyncio.sleep(at)
+        await port.disconnect()
+        await asyncio.sleep(seconds)
+        await port.reconnect()
+
+    return fault
+
+
+FAULTS = {
+    "receive fails": failing("receive"),
+    "acknowledge fails": failing("acknowledge"),
+    "acknowledge fails after it took effect": failing("acknowledge", carried_out=True),
+    "redeliver fails": failing("redeliver"),
+    "redeliver fails after it took effect": failing("redeliver", carried_out=True),
+    "acknowledge is lost": lost("acknowledge"),
+    "redeliver is lost": lost("redeliver"),
+    "receive is slow": slow("receive"),
+    "acknowledge is slow": slow("acknowledge"),
+    "redeliver is slow": slow("redeliver"),
+    "deliveries come twice": twice(None),
+    "deliveries come twice, the second with count 0": twice(0),
+    "away while nacks wait": away(0.2, 0.1),
+    "away while nacks come due": away(0.4, 3),
+    "away for no time": away(0.55, 0),
+    "away for a minute": away(0.7, 60),
+}
+
+
+@pytest.mark.parametrize("redelivery", WAYS)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@virtual_time
+async def test_consumers_survive(fault: Fault, redelivery: str) -> None:
+    """Whatever the port does to it, a consumer shows each message once, and once more for each nack."""
+    await survive(redelivery, fault)
+
+
+@pytest.mark.parametrize("redelivery", WAYS)
+@pytest.mark.parametrize("seed", range(8))
+@virtual_time
+async def test_consumers_survive_many_faults(seed: int, redelivery: str) -> None:
+    """All kinds of faults at random moments, one upon another."""
+    random = Random(seed)
+
+    async def fault(port: FaultyPort) -> None:
+        for _ in range(25):
+            kind = FAULTS[random.choice(sorted(FAULTS))]
+            await asyncio.sleep(random.uniform(0, 0.4))
+            await kind(port)
+
+    await survive(redelivery, fault)
+
+
+@pytest.mark.parametrize("how", [{}, {"kill": True}, {"power_cut": True}], ids=["clean", "kill", "power cut"])
+@virtual_time
+async def test_durable_consumers_survive_restarts(how: dict[str, bool], tmp_path: Path) -> None:
+    """With durable nacks each is shown as often as without restarts of its broker, and at its own time."""
+    shown: Counter[int] = Counter()
+    done: set[int] = set()
+    async with LocalBroker() as broker:
+        await publish(await broker.topic())
+        for seconds in (0.3, 0.9, 60):
+            folder = tmp_path / "nacks"
+            async with broker.consumer("s", config=EXACT, durable=folder, wall_clock=LoopClock()) as consumer:
+                working = asyncio.create_task(work(consumer, shown, done))
+                await asyncio.sleep(seconds)
+                assert not working.done(), working
+                working.cancel()
+            if seconds < 60:
+                await broker.restart(**how)
+        assert done == MESSAGES
+        assert shown == dict.fromkeys(MESSAGES, NACKS + 1)
+        assert (await broker.topic()).backlog("s") == 0
+
+
+@virtual_time
+async def test_any_port_can_be_faulty() -> None:
+    """Around another port than a local topic's: calls reach it, faults do not, and it is closed and made anew."""
+    fake = FakePort()
+    sent = fake.topic.publish(b"order")
+    port = FaultyPort(fake, lambda: asyncio.sleep(0, FakePort(fake.topic)))
+    assert (port.traits, port.name, port.is_connected) == (fake.traits, "", True)
+    await port.receive()
+    port.fail_next("redeliver")
+    with pytest.raises(BrokerError):
+        await port.redeliver([sent])
+    assert fake.requests("redeliver") == []
+    await port.redeliver([sent])
+    assert (await port.receive()).redelivery_count == 1
+    await port.disconnect()
+    assert (fake.is_closed, port.is_connected) == (True, False)
+    await asyncio.gather(port.reconnect(), port.reconnect())
+    await port.acknowledge([(await port.receive()).id])
+    assert fake.subscription.is_acked(sent)
+    await port.close()
+    with pytest.raises(ClosedError):
+        await port.reconnect()
+
+
+class BarePort:
+    """A port that can do no more than it must."""
+
+    traits = PortTraits()
+
+    async def receive(self) -> Delivery:
+        """Return an empty message."""
+        return Delivery(MessageId(1, 1), b"")
+
+    async def acknowledge(self, ids: object) -> None:
+        """Do nothing."""
+
+    async def redeliver(self, ids: object) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+@virtual_time
+async def test_a_port_that_can_do_little() -> None:
+    """What the port below cannot do is refused by name, and a connection that could not be made again is not lost."""
+    port = FaultyPort(BarePort())
+    assert port.is_connected
+    with pytest.raises(InvalidArgumentError, match="connect"):
+        await port.disconnect()
+    with pytest.raises(NotImplementedError, match="BarePort cannot seek"):
+        await port.seek(0)
+    with pytest.raises(NotImplementedError, match="BarePort cannot acknowledge"):
+        await port.acknowledge_cumulative(MessageId(1, 1))
+    assert (await port.receive()).id == MessageId(1, 1)
+
+
+@virtual_time
+async def test_a_receiver_that_waits_over_a_short_absence() -> None:
+    """A receiver that waits does not even notice a connection that is back at once."""
+    async with LocalBroker() as broker:
+        topic = await broker.topic()
+        port = await broker.subscribe("s")
+        receiving = asyncio.create_task(port.receive())
+        await asyncio.sleep(1)
+        await port.disconnect()
+        await port.reconnect()
+        await topic.publish(b"order")
+        assert (await receiving).data == b"order"
