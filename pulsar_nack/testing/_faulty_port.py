@@ -1,4 +1,4 @@
-"""The port of a local topic, with faults between it and its consumer, as a network and a client have them."""
+"""Any port, with faults between it and its consumer, as a network and a client have them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,41 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ..consumer import Delivery, PortTraits
+from ..consumer import (
+    ConsumerPort,
+    Delivery,
+    PortTraits,
+    SupportsConnectionState,
+    SupportsCumulativeAck,
+    SupportsSeek,
+)
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
-from ..topic import LocalPort
 from ._fake_faults import CallName, FakeCall, Fault, Faults, seconds
 from ._fake_topic import loop_ms, whole
 
 
 class FaultyPort:
-    """A :class:`~pulsar_nack.ConsumerPort` of a local topic that fails when a test says so.
+    """A :class:`~pulsar_nack.ConsumerPort` around another one that fails when a test says so.
 
-    Get it from :meth:`LocalBroker.subscribe`. Without a fault it does what the topic's port does. The faults are those
-    of :class:`FakePort`, and it can lose its connection: then the topic gives what this consumer has not acknowledged
-    to others, or to itself when it is connected again.
+    :meth:`LocalBroker.subscribe` gives one of a local topic; make one around any other port, or around a transport of
+    yours. Without a fault it does what that port does. The faults are those of :class:`FakePort`, and it can lose its
+    connection: then the port is closed, and what this consumer has not acknowledged goes to others, or to itself when
+    it is connected again.
+
+    :param port: the port it owns and closes
+    :param connect: returns a port like it, anew; None: it cannot lose its connection
+
+    ::
+
+        port = FaultyPort(await topic.subscribe("billing"), lambda: topic.subscribe("billing"))
+        port.lose_next("redeliver")
     """
 
-    def __init__(self, connect: Callable[[], Awaitable[LocalPort]], port: LocalPort) -> None:
-        self._connect = connect
+    def __init__(self, port: ConsumerPort, connect: Callable[[], Awaitable[ConsumerPort]] | None = None) -> None:
         self._port = port
+        self._connect = connect
+        self._connecting = asyncio.Lock()
         self._connected = asyncio.Event()
         self._connected.set()
         self._is_closed = False
@@ -44,8 +60,8 @@ class FaultyPort:
 
     @property
     def name(self) -> str:
-        """Return the consumer's name."""
-        return self._port.name
+        """Return the consumer's name, an empty one where the port has none."""
+        return str(getattr(self._port, "name", ""))
 
     @property
     def is_closed(self) -> bool:
@@ -55,7 +71,10 @@ class FaultyPort:
     @property
     def is_connected(self) -> bool:
         """Return whether there is a connection now."""
-        return self._connected.is_set() and not self._port.is_closed
+        port = self._port
+        if isinstance(port, SupportsConnectionState) and not port.is_connected:
+            return False
+        return self._connected.is_set() and not getattr(port, "is_closed", False)
 
     def requests(self, name: CallName) -> list[tuple[MessageId, ...]]:
         """Return the ids of each call of one kind that succeeded."""
@@ -94,9 +113,13 @@ class FaultyPort:
         self._duplicates.extend([second_count] * whole("times", times, 1))
 
     async def disconnect(self) -> None:
-        """Lose the connection: what is not acknowledged goes to others at once, calls fail, and receivers wait."""
-        if self._is_closed:
-            raise ClosedError("the port")
+        """Lose the connection: what is not acknowledged goes to others at once, calls fail, and receivers wait.
+
+        :raises InvalidArgumentError: it was made without ``connect``
+        """
+        self._check_open()
+        if self._connect is None:
+            raise InvalidArgumentError("connect", None, "what connects the port again, to lose its connection")
         self._connected.clear()
         self._copies.clear()
         await self._port.close()
@@ -106,10 +129,15 @@ class FaultyPort:
 
         :raises BrokerError: another consumer excludes it by now
         """
-        if self._is_closed:
-            raise ClosedError("the port")
-        if not self._connected.is_set():
-            self._port = await self._connect()
+        async with self._connecting:
+            self._check_open()
+            if self._connect is None or self._connected.is_set():
+                return
+            port = await self._connect()
+            if self._is_closed:
+                await port.close()
+                raise ClosedError("the port")
+            self._port = port
             self._connected.set()
 
     # -- the port ------------------------------------------------------------------------------------------------------
@@ -121,10 +149,11 @@ class FaultyPort:
             if self._copies:
                 delivery = self._copies.popleft()
                 break
+            port = self._port
             try:
-                delivery = await self._port.receive()
+                delivery = await port.receive()
             except ClosedError:
-                if self._is_closed or self._connected.is_set():
+                if self._is_closed or (self._connected.is_set() and port is self._port):
                     raise
                 await self._connected.wait()
                 self._check_open()
@@ -139,8 +168,14 @@ class FaultyPort:
         await self._call("acknowledge", ids, lambda: self._port.acknowledge(ids))
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge everything up to a message, itself included."""
-        await self._call("acknowledge_cumulative", [message_id], lambda: self._port.acknowledge_cumulative(message_id))
+        """Acknowledge everything up to a message, itself included.
+
+        :raises NotImplementedError: the port cannot
+        """
+        port = self._port
+        if not isinstance(port, SupportsCumulativeAck):
+            raise NotImplementedError(f"{type(port).__name__} cannot acknowledge cumulatively")
+        await self._call("acknowledge_cumulative", [message_id], lambda: port.acknowledge_cumulative(message_id))
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
         """Have the entries of these sent again now."""
@@ -152,9 +187,15 @@ class FaultyPort:
         await self._call("redeliver", ids, ask)
 
     async def seek(self, position: MessageId | int) -> None:
-        """Move the subscription to a message, or to a publish time in epoch ms."""
+        """Move the subscription to a message, or to a publish time in epoch ms.
+
+        :raises NotImplementedError: the port cannot
+        """
+        port = self._port
+        if not isinstance(port, SupportsSeek):
+            raise NotImplementedError(f"{type(port).__name__} cannot seek")
         ids = [position] if isinstance(position, MessageId) else []
-        await self._call("seek", ids, lambda: self._port.seek(position))
+        await self._call("seek", ids, lambda: port.seek(position))
 
     async def close(self) -> None:
         """Give back what is not acknowledged; idempotent."""

@@ -117,7 +117,7 @@ class LocalBroker:
                 subscription, subscription_type, **{"initial_position": "earliest", **options}
             )
 
-        return FaultyPort(connect, await connect())
+        return FaultyPort(await connect(), connect)
 
     def consumer(
         self,
