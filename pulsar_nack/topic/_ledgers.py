@@ -4,21 +4,15 @@ A ledger is a log called ``ledger-<number>``; numbers rise. The last one grows, 
 sealed, and only after that the next one is made. So whatever lies behind the end of a ledger that is not the last one
 lies in a later one, and readers and cursors may step over that end for good.
 
-One task writes, in the order of the calls, all that have gathered meanwhile at a time. Cancelling a call gives up an
-entry that is not being written yet; what is being written is added, and found by readers, whoever waits for it.
-
 It answers a cursor's questions (:class:`~pulsar_nack.cursor.Ledgers`): only what is durable counts as an entry.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
-from copy import copy
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from ..clock import Clock
 from ..config import TopicConfig
@@ -27,24 +21,16 @@ from ..errors import (
     InvalidArgumentError,
     LedgerError,
     LogNotFoundError,
-    PulsarNackError,
     TopicFormatError,
 )
 from ..ids import Position
 from ..ledger import Log, LogStore
 from ._cache import EntryCache
 from ._entry import Entry, decode_entry, encode_entry
+from ._writer import EntryWriter, Place, Written
 
 _NAME: Final = re.compile(r"ledger-(\d{20})")
 _FIRST: Final = 1
-_GROUP: Final = 1 << 22
-_HEAD: Final = 4
-
-
-class _Waiting(NamedTuple):
-    data: bytes
-    entry: Entry
-    done: asyncio.Future[Position]
 
 
 def _name(ledger: int) -> str:
@@ -60,8 +46,7 @@ class TopicLedgers:
         self._clock = clock
         self._logs = logs
         self._ids = sorted(logs)
-        self._line: deque[_Waiting] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._writer = EntryWriter(self._find_place, self._note)
         self._begin(logs[self._ids[-1]])
         self.on_growth: Callable[[], None] = _nothing
         """Called when entries were added."""
@@ -148,62 +133,17 @@ class TopicLedgers:
         :param data: what :meth:`encoded` returned for it
         :raises LedgerError: it could not be written; nothing was added
         """
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Position] = loop.create_future()
-        self._line.append(_Waiting(data, entry, done))
-        if self._writing is None:
-            self._writing = loop.create_task(self._write(), name="pulsar_nack.LocalTopic write")
-        return await done
+        return await self._writer.append(entry, data)
 
-    async def _write(self) -> None:
-        try:
-            await asyncio.sleep(0)  # who publishes in this round of the loop shares the write
-            while self._line:
-                await self._write_some()
-        finally:
-            self._writing = None
-            for waiting in self._line:
-                waiting.done.cancel()
+    async def _find_place(self) -> Place:
+        if self._is_full():
+            await self._roll()
+        return Place(self._ids[-1], self._current, self._config.max_entries_per_ledger - self._current.length)
 
-    async def _write_some(self) -> None:
-        """Write as much of the line as fits into the ledger, and not too much at a time."""
-        try:
-            if self._is_full():
-                await self._roll()
-            log, ledger = self._current, self._ids[-1]
-            group = self._take(self._config.max_entries_per_ledger - log.length)
-        except BaseException as error:
-            _answer(self._take(len(self._line)), error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        if not group:
-            return
-        try:
-            first = await log.append_many([waiting.data for waiting in group])
-        except BaseException as error:
-            _answer(group, error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        for number, waiting in enumerate(group, first):
-            self.cache.put(Position(ledger, number), waiting.entry, len(waiting.data))
-            if not waiting.done.done():
-                waiting.done.set_result(Position(ledger, number))
+    def _note(self, written: Sequence[Written]) -> None:
+        for position, entry, size in written:
+            self.cache.put(position, entry, size)
         self.on_growth()
-
-    def _take(self, most: int) -> list[_Waiting]:
-        """Take from the line what is still wanted."""
-        group: list[_Waiting] = []
-        size = 0
-        while self._line and len(group) < most:
-            size += len(self._line[0].data) + _HEAD
-            if group and size > _GROUP:
-                break
-            waiting = self._line.popleft()
-            if not waiting.done.done():
-                group.append(waiting)
-        return group
 
     def _is_full(self) -> bool:
         config, log = self._config, self._current
@@ -283,22 +223,10 @@ class TopicLedgers:
 
     async def aclose(self) -> None:
         """Write what waits, and close all logs."""
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+        await self._writer.idle()
         for log in self._logs.values():
             await log.aclose()
 
 
 def _nothing() -> None:
     """Do nothing."""
-
-
-def _answer(group: Sequence[_Waiting], error: BaseException) -> None:
-    """Hand an error to several callers, who must not share a traceback."""
-    for waiting in group:
-        if waiting.done.done():
-            continue
-        if isinstance(error, asyncio.CancelledError):
-            waiting.done.cancel()
-        else:
-            waiting.done.set_exception(copy(error) if isinstance(error, PulsarNackError) else error)
