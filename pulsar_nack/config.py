@@ -281,6 +281,8 @@ class TopicConfig(_Settings):
     """Largest entry, a batch with all its messages."""
     cache_bytes: int = Field(default=16 << 20, ge=0)
     """How much of what was published last is kept in memory, for consumers who keep up."""
+    hold_due_delayed: bool = False
+    """While the gate holds new messages, whether delayed ones that come due wait too, also those that fill holes."""
     cursor: CursorConfig = Field(default_factory=CursorConfig)
     """How acknowledgements are kept, and how much of them."""
 

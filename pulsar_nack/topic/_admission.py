@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ..clock import Clock
+from ..config import TopicConfig
 from ..cursor import Cursor, DispatchGate, Reserve, worst_growth
 from ..ids import Position
 from ._waiting import Known
@@ -19,14 +20,19 @@ KnownOf = Callable[[Position], Known | None]
 class Admission:
     """The gate of one subscription.
 
-    :param limit: bytes that the acknowledgement state may take; below 1: the gate is off
+    :param config: says how large the acknowledgement state may grow, and whether what comes due waits too
     """
 
-    def __init__(self, cursor: Cursor, limit: int, name: str, clock: Clock) -> None:
+    def __init__(self, cursor: Cursor, config: TopicConfig, name: str, clock: Clock) -> None:
         self._cursor = cursor
         self._reserve = Reserve(cursor.acked_entries)
         self.gate = DispatchGate(
-            limit, lambda: cursor.metadata_size_bytes, lambda: self._reserve.bytes, name=name, clock=clock
+            config.cursor.max_per_cursor_metadata_size_in_bytes,
+            lambda: cursor.metadata_size_bytes,
+            lambda: self._reserve.bytes,
+            hold_due_delayed=config.hold_due_delayed,
+            name=name,
+            clock=clock,
         )
         self.due: set[Position] = set()
         """Entries that were delayed, came due, and were not sent yet."""

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from ..clock import Clock
-from ..config import BucketConfig
+from ..config import BucketConfig, TopicConfig
 from ..cursor import BatchSet, Cursor, DispatchGate
 from ..delayed import DelayedDeliveryTracker
 from ..errors import InvalidArgumentError, WouldBlockError
@@ -30,7 +30,7 @@ from ._statistics import SubscriptionStatistics
 class Subscription:
     """One subscription, whoever consumes it; made by :class:`~pulsar_nack.LocalTopic`.
 
-    :param limit: bytes that the acknowledgement state may take, see :class:`~pulsar_nack.cursor.DispatchGate`
+    :param config: says how large the acknowledgement state may grow
     :param trimmed: called when the mark-delete position has moved to another ledger
     :param delayed: how delayed messages are kept
     """
@@ -43,7 +43,7 @@ class Subscription:
         cursor: Cursor,
         clock: Clock,
         *,
-        limit: int,
+        config: TopicConfig,
         trimmed: Callable[[], None],
         delayed: BucketConfig,
     ) -> None:
@@ -54,7 +54,7 @@ class Subscription:
         self._trimmed = trimmed
         self._mark_ledger = cursor.mark_delete_position.ledger
         self._dispatcher = Dispatcher(SubscriptionType.SHARED)
-        self._admission = Admission(cursor, limit, name, clock)
+        self._admission = Admission(cursor, config, name, clock)
         self._delivery = Delivery(
             name, topic, ledgers, cursor=cursor, dispatcher=self._dispatcher, admission=self._admission
         )

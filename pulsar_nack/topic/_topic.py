@@ -453,7 +453,7 @@ class LocalTopic:
             self._ledgers,
             cursor,
             self._settings.clock,
-            limit=self._settings.config.cursor.max_per_cursor_metadata_size_in_bytes,
+            config=self._settings.config,
             trimmed=self._trimming.look,
             delayed=delayed or self._settings.delayed,
         )

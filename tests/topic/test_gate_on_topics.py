@@ -148,6 +148,26 @@ async def test_delayed_messages_that_come_due() -> None:
 
 
 @virtual_time
+async def test_all_that_comes_due_is_held_on_demand() -> None:
+    """K44: with hold_due_delayed no delayed message passes while paused; when delivery goes on they all come."""
+    strict = TopicConfig(cursor=LITTLE.cursor, hold_due_delayed=True)
+    async with LocalBroker(strict, delayed=TICK) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s", receiver_queue_size=4)
+        below = await topic.publish([b"below"] * 3, deliver_after=100)
+        await topic.publish([b"%d" % number for number in range(200)])
+        kept = await acknowledge_each_second(port)
+        assert is_paused(topic)
+        await asyncio.sleep(200)
+        assert await until_quiet(port) == []
+        await port.acknowledge([delivery.id for delivery in kept])
+        first = await until_quiet(port)
+        assert [delivery.id for delivery in first[:3]] == below
+        await port.acknowledge([delivery.id for delivery in first])
+        await drain(port, topic)
+
+
+@virtual_time
 async def test_holes_that_are_all_delayed_drain() -> None:
     """K44: when every hole is a delayed message, the state drains by itself as they come due."""
     two_a_ledger = TopicConfig(cursor=LITTLE.cursor, max_entries_per_ledger=2)
