@@ -201,7 +201,7 @@ def test_local_demo_draws_nothing_without_matplotlib(
     monkeypatch.chdir(tmp_path)
     code, _, err = call(["demo", "--local", "--messages", "5", "--seconds", "0.5"], capsys)
     assert code == 0
-    assert "No picture: " in err
+    assert "No picture: that needs matplotlib, of the extra demo." in err
     code, _, err = call(["demo", "--local", "--messages", "5", "--plot", "mine.png"], capsys)
     assert code == 2
     assert "matplotlib" in err

@@ -76,3 +76,28 @@ async def test_delayed_messages_of_a_subscription(tmp_path: Path) -> None:
     assert report.cursor == "subscription.billing"
     assert report.buckets
     assert all(bucket.key and bucket.messages for bucket in report.buckets)
+
+
+async def test_delayed_messages_of_a_shared_index(tmp_path: Path) -> None:
+    """One index of all subscriptions is shown once, with the cursor of the topic's own, and nothing is left unnamed."""
+    shared = BucketConfig(
+        delayed_delivery_tracker_factory_class_name="bucket",
+        delayed_delivery_shared_index_enabled=True,
+        delayed_delivery_min_index_count_per_bucket=10,
+    )
+    async with await LocalTopic.open(tmp_path, delayed=shared) as topic:
+        ports = [await topic.subscribe(name, "shared") for name in ("billing", "audit")]
+        for number in range(60):
+            await topic.publish(b"later", deliver_at=4_000_000_000_000 + number)
+        async with asyncio.timeout(20):
+            while not list(tmp_path.glob("snapshot-*")):
+                await asyncio.sleep(0.05)
+        for port in ports:
+            await port.close()
+    (store,) = inspect_folder(tmp_path).stores
+    assert store.damage == ()
+    (report,) = store.delayed
+    assert report.cursor == "delayed-index"
+    assert report.buckets
+    assert all(bucket.key and bucket.messages for bucket in report.buckets)
+    assert {log.kind for log in store.logs} == {"topic", "cursor", "snapshot", "delayed cursor"}

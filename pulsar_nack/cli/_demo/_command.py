@@ -176,7 +176,7 @@ def _picture(plot: Path | None, *, may_be_missing: bool) -> Path | None:
     except MissingExtraError as error:
         if plot is not None or not may_be_missing:
             raise
-        _say(f"No picture: {error}.")
+        _say(f"No picture: that needs {error.name}, of the extra {error.extra}.")
         return None
 
 
