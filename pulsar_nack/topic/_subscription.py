@@ -8,13 +8,14 @@ calls :meth:`Subscription.look`, which wakes the task of :mod:`._delivery`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from ..clock import Clock
 from ..config import BucketConfig, TopicConfig
 from ..cursor import BatchSet, Cursor, DispatchGate
 from ..delayed import DelayedDeliveryTracker
-from ..errors import InvalidArgumentError, WouldBlockError
+from ..errors import BrokerError, InvalidArgumentError, WouldBlockError
 from ..ids import MessageId, Position
 from ._ack_calls import AckCall, ack_call
 from ._admission import Admission
@@ -25,6 +26,8 @@ from ._ledgers import TopicLedgers
 from ._places import first_published, last_entry, nth_unacked
 from ._receiver import Receiver
 from ._statistics import SubscriptionStatistics
+
+_log = logging.getLogger("pulsar_nack.topic")
 
 
 class Subscription:
@@ -62,6 +65,7 @@ class Subscription:
         self._next_number = 0
         self._jobs = Jobs()
         self._task: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
 
     @property
     def gate(self) -> DispatchGate:
@@ -134,6 +138,8 @@ class Subscription:
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
+            self._failure = error
+            _log.error("subscription %s delivers nothing any more", self.name, exc_info=error)
             for receiver in list(self._receivers.values()):
                 receiver.fail(error)
 
@@ -144,8 +150,10 @@ class Subscription:
     ) -> int:
         """Take a consumer in; return the number that it is known by.
 
-        :raises BrokerError: those that are there exclude it
+        :raises BrokerError: those that are there exclude it, or delivery has ended with an error
         """
+        if self._failure is not None:
+            raise BrokerError(f"subscription {self.name!r} has ended: {self._failure}") from self._failure
         number, before, kind_before = self._next_number, self._dispatcher.active, self.type
         self._dispatcher.join(number, name, room=room, unacked_limit=unacked_limit, kind=kind)
         self._next_number += 1

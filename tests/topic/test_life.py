@@ -476,3 +476,24 @@ async def test_ledgers_that_go_while_they_are_read(caplog: pytest.LogCaptureFixt
         assert list(topic.ledgers) == [2, 3]
         assert topic.statistics().subscriptions["s"].failed_reads == 0
         assert "cannot read" not in caplog.text
+
+
+async def test_a_fault_of_our_own_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where delivery ends with an error that nobody thought of, all who receive or subscribe are told, for good."""
+    async with open_local(tmp_path) as topic:
+        port = await topic.subscribe("s")
+        receiving = asyncio.create_task(port.receive())
+
+        def fault(*_arguments: object) -> None:
+            raise ZeroDivisionError("a fault")
+
+        monkeypatch.setattr("pulsar_nack.topic._delivery.deliveries_of", fault)
+        await topic.publish(b"m")
+        with pytest.raises(BrokerError, match="a fault"):
+            await receiving
+        with pytest.raises(BrokerError, match="a fault"):
+            await topic.subscribe("s")
+    monkeypatch.undo()
+    async with open_local(tmp_path) as topic:
+        port = await topic.subscribe("s")
+        assert payloads(await take(port, 1)) == [b"m"]
