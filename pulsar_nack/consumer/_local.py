@@ -114,8 +114,12 @@ class LocalPort:
         if self._members is None:
             await self._subscription.acknowledge(ids)
             return
-        await self._subscription.acknowledge(self._members.completed_by(ids))
-        self._members.note(ids)
+        noted = self._members.note(ids)
+        try:
+            await self._subscription.acknowledge(noted.completed)
+        except Exception:
+            self._members.undo(noted)
+            raise
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to a message, itself included.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from ..ids import MessageId, Position
 from ._port import Delivery
@@ -86,6 +87,13 @@ class LocalInbox:
                 return
 
 
+class Noted(NamedTuple):
+    """What a call acknowledges: entries as a whole, and the members of batches that it is the first to name."""
+
+    completed: list[MessageId]
+    taken: dict[Position, set[int]]
+
+
 class BatchMembers:
     """What a client notes that does not acknowledge single messages of a batch: the entry when all of them are.
 
@@ -100,27 +108,27 @@ class BatchMembers:
         if ids and ids[0].batch_index >= 0:
             self._open[Position(*ids[0][:2])] = {message_id.batch_index for message_id in ids}
 
-    def completed_by(self, ids: Sequence[MessageId]) -> list[MessageId]:
-        """Return what to acknowledge as a whole when these are acknowledged."""
-        done: list[MessageId] = []
-        left: dict[Position, set[int]] = {}
+    def note(self, ids: Sequence[MessageId]) -> Noted:
+        """Note that these are acknowledged; return what is to be acknowledged as a whole by that."""
+        completed: list[MessageId] = []
+        taken: dict[Position, set[int]] = {}
         for message_id in ids:
-            position = Position(*message_id[:2])
-            if message_id.batch_index < 0:
-                done.append(message_id)
-            elif position in self._open:
-                rest = left.setdefault(position, set(self._open[position]))
-                rest.discard(message_id.batch_index)
-        done += [MessageId(*position) for position, rest in left.items() if not rest]
-        return done
-
-    def note(self, ids: Sequence[MessageId]) -> None:
-        """Note that these were acknowledged."""
-        for message_id in ids:
-            position = Position(*message_id[:2])
+            position, index = Position(*message_id[:2]), message_id.batch_index
             rest = self._open.get(position)
-            if rest is None:
+            if index < 0:
+                completed.append(message_id)
+            if rest is None or (index >= 0 and index not in rest):
                 continue
-            rest.discard(message_id.batch_index)
-            if message_id.batch_index < 0 or not rest:
+            gone = set(rest) if index < 0 else {index}
+            taken.setdefault(position, set()).update(gone)
+            rest -= gone
+            if not rest:
                 del self._open[position]
+                if index >= 0:
+                    completed.append(MessageId(*position))
+        return Noted(completed, taken)
+
+    def undo(self, noted: Noted) -> None:
+        """Take back what was noted: it could not be acknowledged."""
+        for position, indexes in noted.taken.items():
+            self._open.setdefault(position, set()).update(indexes)
