@@ -65,11 +65,11 @@ class Cursors:
 
     async def delete(self, name: str) -> None:
         """Delete a cursor that was closed."""
-        self._open.pop(name, None)
         pattern = re.compile(re.escape(_cursor_name(name)) + r"-\d{10}(-snapshot)?")
         for each in await self._store.names():
             if pattern.fullmatch(each):
                 await self._store.delete(each)
+        self._open.pop(name, None)
 
     async def _open_one(self, name: str, start: Position | None) -> Cursor:
         return await Cursor.open(self._store, self._ledgers, self._config, name=_cursor_name(name), start=start)

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from ..cursor import Cursor
+from ..cursor import BatchSet, Cursor
 from ..delayed import DelayedDeliveryTracker
 from ..errors import LedgerError, LogNotFoundError, TopicFormatError
 from ..ids import Position
@@ -73,6 +73,11 @@ class Delivery:
         self._dispatcher.forget()
         self._read_at = self._beginning()
 
+    def look_back(self) -> None:
+        """Go back to the mark-delete position, for what is neither held by anybody nor waits: it was held back."""
+        self._moves += 1
+        self._read_at = min(self._read_at, self._beginning())
+
     def _beginning(self) -> Position:
         ledger, entry = self._cursor.mark_delete_position
         return Position(ledger, entry + 1)
@@ -100,7 +105,7 @@ class Delivery:
         most = min(dispatcher.room, _AT_A_TIME)
         if most <= 0:
             return False
-        self._take_due(most)
+        await self._take_due(most)
         again = dispatcher.to_send_again(_AT_A_TIME)
         if chosen := self._admission.choose(again, dispatcher.known):
             await self._deliver(chosen[:most], are_new=False)
@@ -109,14 +114,25 @@ class Delivery:
             return False
         return await self._read_on(most, before=again[0] if again else None)
 
-    def _take_due(self, most: int) -> None:
-        tracker = self.tracker
+    async def _take_due(self, most: int) -> None:
+        """Have what came due wait, but for what was acknowledged before: nobody reads that."""
+        tracker, moves = self.tracker, self._moves
         if tracker is None or not tracker.has_message_available():
             return
         mark = self._cursor.mark_delete_position
         due = [position for position in tracker.get_scheduled_messages(most) if position > mark]
         self._admission.due.update(due)
         self._dispatcher.add_again(due)
+        for position in due:
+            is_acked = await self._cursor.is_acked(position)
+            if moves != self._moves:
+                return
+            if is_acked:
+                self._acked(position)
+
+    def _acked(self, position: Position) -> None:
+        self._dispatcher.acked(position)
+        self._admission.acked(position)
 
     async def _read_on(self, most: int, before: Position | None) -> bool:
         """Deliver what is new, up to an entry that the gate holds; return whether there may be more to do at once."""
@@ -198,19 +214,24 @@ class Delivery:
                 raise  # else its ledger was deleted after all of it was acknowledged
         finally:
             if left and moves == self._moves:
-                mark = self._cursor.mark_delete_position
-                self._dispatcher.add_again([position for position in left if position > mark])
+                self._keep(left)
+
+    def _keep(self, positions: Sequence[Position]) -> None:
+        """Have those wait that were not sent, and forget those that are acknowledged."""
+        mark = self._cursor.mark_delete_position
+        for position in positions:
+            if position <= mark:
+                self._acked(position)
+        self._dispatcher.add_again([position for position in positions if position > mark])
 
     async def _send(self, position: Position, entry: Entry, refused: set[int], *, is_new: bool, moves: int) -> None:
         """Send an entry to whom it is for; what has a key in ``refused`` must not overtake what could not be sent."""
         dispatcher = self._dispatcher
-        batch = await self._cursor.batch_set(position) if entry.is_batch else None
-        is_acked = await self._cursor.is_acked(position)
+        is_acked, batch = await self._state_of(position, entry)
         if moves != self._moves or position in dispatcher.in_flight:
             return
         if is_acked:
-            dispatcher.acked(position)
-            self._admission.acked(position)
+            self._acked(position)
             return
         if self._holds_back(position, entry):
             dispatcher.held_back(position)
@@ -227,6 +248,15 @@ class Delivery:
         self._admission.sent(position, entry.batch_size)
         indexes = range(len(entry.messages)) if batch is None else batch
         self.receivers[number].take(deliveries_of(self._topic, position, entry, indexes, count))
+
+    async def _state_of(self, position: Position, entry: Entry) -> tuple[bool, BatchSet | None]:
+        """Return whether an entry is acknowledged, and what of its batch is left, both as of the same moment."""
+        while True:
+            parts = self._dispatcher.parts_acked
+            batch = await self._cursor.batch_set(position) if entry.is_batch else None
+            is_acked = await self._cursor.is_acked(position)
+            if parts == self._dispatcher.parts_acked:
+                return is_acked, batch
 
     def _holds_back(self, position: Position, entry: Entry) -> bool:
         if entry.deliver_at_ms is None or self.tracker is None or not self._dispatcher.kind.is_shared:

@@ -59,6 +59,8 @@ class Dispatcher:
         self._by_key: dict[int, dict[int, int]] = {}
         self._waiting = Waiting()
         self._counts: dict[Position, int] = {}
+        self.parts_acked = 0
+        """How often a part of an entry was acknowledged."""
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
@@ -228,6 +230,7 @@ class Dispatcher:
 
         What nobody holds is looked at when it is sent.
         """
+        self.parts_acked += 1
         held = self._in_flight.get(position)
         if held is None:
             return False

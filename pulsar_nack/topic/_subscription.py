@@ -15,7 +15,7 @@ from ..clock import Clock
 from ..config import BucketConfig, TopicConfig
 from ..cursor import BatchSet, Cursor, DispatchGate
 from ..delayed import DelayedDeliveryTracker
-from ..errors import BrokerError, InvalidArgumentError, WouldBlockError
+from ..errors import BrokerError, InvalidArgumentError, LogNotFoundError, WouldBlockError
 from ..ids import MessageId, Position
 from ._ack_calls import AckCall, ack_call
 from ._admission import Admission
@@ -257,7 +257,12 @@ class Subscription:
         known = self._ledgers.entries(message_id.ledger)
         if known is None or message_id.entry >= known:
             raise InvalidArgumentError("ids", message_id, "messages of this topic")
-        (entry,) = await self._ledgers.read(*position, position.entry)
+        try:
+            (entry,) = await self._ledgers.read(*position, position.entry)
+        except LogNotFoundError:
+            if position > self.cursor.mark_delete_position:
+                raise
+            return await self._batch_size(message_id)  # acknowledged as a whole meanwhile, and deleted
         return entry.batch_size
 
     def _after_acks(self) -> None:
@@ -317,11 +322,17 @@ class Subscription:
         if last is not None:
             await self._skip_to(last)
         if self.tracker is not None:
+            self._delivery.look_back()  # it may hold what was published meanwhile
             await self.tracker.clear()
+            self.look()
 
     async def _skip_to(self, last: Position) -> None:
         if last > self.cursor.mark_delete_position:
-            await self.cursor.acknowledge_cumulative(last)
+            try:
+                await self.cursor.acknowledge_cumulative(last)
+            except InvalidArgumentError:
+                if last > self.cursor.mark_delete_position:
+                    raise  # else others acknowledged more while this call waited
         self._take_back([each for each in self._dispatcher.in_flight if each <= last], *self._receivers)
         self._dispatcher.forget(last)
         self._admission.forget(last)

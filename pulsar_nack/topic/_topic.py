@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from os import PathLike
 from types import TracebackType
@@ -15,7 +17,7 @@ from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
 from ..consumer._local import LocalPort
 from ..cursor import Cursor
-from ..errors import BrokerError, ClosedError, InvalidArgumentError
+from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
 from ._arguments import (
@@ -35,6 +37,7 @@ from ._arguments import (
 from ._cursors import Cursors
 from ._dispatcher import SubscriptionType
 from ._entry import Entry, messages
+from ._jobs import Jobs
 from ._ledgers import TopicLedgers
 from ._receiver import Receiver
 from ._statistics import TopicStatistics
@@ -72,7 +75,8 @@ class LocalTopic:
         self._joined = 0
         self._changing = asyncio.Lock()
         self._published_at = 0
-        self._is_closed = False
+        self._jobs = Jobs()
+        self._is_closed = True  # until it is open
         self._closing: asyncio.Task[None] | None = None
         ledgers.on_growth = self._look
 
@@ -120,6 +124,7 @@ class LocalTopic:
                 await owned.aclose()
             raise
         self._owned = owned
+        self._is_closed = False
         self._trimming.look()
         return self
 
@@ -131,6 +136,10 @@ class LocalTopic:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
+        if not self._is_closed:
+            _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
         return f"<LocalTopic {self.name!r}, {'closed' if self._is_closed else f'up to {tuple(self.last_position)}'}>"
@@ -326,28 +335,56 @@ class LocalTopic:
             raise InvalidArgumentError("batch_index_ack", batch_index_ack, "True or False")
         if unacked_limit is not None:
             check_most("unacked_limit", unacked_limit)
-        async with self._changing:
-            self._ensure_open()
-            subscription = await self._subscription(name, initial_position, as_bucket_config(delayed))
-            self._joined += 1
-            label = consumer_name or f"{self._joined:09}"
+        settings = as_bucket_config(delayed)
+        is_wanted = True
 
-            def join(receiver: Receiver) -> int:
-                return subscription.join(
-                    receiver, label, room=receiver_queue_size, unacked_limit=unacked_limit, kind=kind
+        async def work() -> LocalPort:
+            async with self._changing:
+                self._ensure_open()
+                subscription = await self._subscription(name, initial_position, settings)
+                if not is_wanted:
+                    raise asyncio.CancelledError
+                return self._join(
+                    subscription,
+                    consumer_name,
+                    kind,
+                    room=receiver_queue_size,
+                    unacked_limit=unacked_limit,
+                    batch_index_ack=batch_index_ack,
                 )
 
-            port = LocalPort(
-                self.name,
-                subscription,
-                join,
-                name=label,
-                is_shared=kind.is_shared,
-                receiver_queue_size=receiver_queue_size,
-                batch_index_ack=batch_index_ack,
-            )
-            self._ports.add(port)
-            return port
+        try:
+            return await self._jobs.to_the_end(work())
+        finally:
+            is_wanted = False
+
+    def _join(
+        self,
+        subscription: Subscription,
+        name: str,
+        kind: SubscriptionType,
+        *,
+        room: int,
+        unacked_limit: int | None,
+        batch_index_ack: bool,
+    ) -> LocalPort:
+        self._joined += 1
+        label = name or f"{self._joined:09}"
+
+        def join(receiver: Receiver) -> int:
+            return subscription.join(receiver, label, room=room, unacked_limit=unacked_limit, kind=kind)
+
+        port = LocalPort(
+            self.name,
+            subscription,
+            join,
+            name=label,
+            is_shared=kind.is_shared,
+            receiver_queue_size=room,
+            batch_index_ack=batch_index_ack,
+        )
+        self._ports.add(port)
+        return port
 
     async def create_subscription(self, name: str, *, initial_position: InitialPosition = "latest") -> None:
         """Make a subscription that nobody consumes yet, durable when this returns; one that is there stays as it is.
@@ -357,6 +394,9 @@ class LocalTopic:
         self._ensure_open()
         check_subscription_name(name)
         check_initial(initial_position)
+        await self._jobs.to_the_end(self._create(name, initial_position))
+
+    async def _create(self, name: str, initial_position: InitialPosition) -> None:
         async with self._changing:
             self._ensure_open()
             await self._cursor(name, initial_position)
@@ -394,7 +434,11 @@ class LocalTopic:
 
         :raises InvalidArgumentError: there is no such subscription
         :raises BrokerError: somebody consumes it
+        :raises LedgerError: not all of it could be deleted; try again
         """
+        await self._jobs.to_the_end(self._unsubscribe(name))
+
+    async def _unsubscribe(self, name: str) -> None:
         async with self._changing:
             self._ensure_open()
             self.cursor(name)
@@ -404,7 +448,8 @@ class LocalTopic:
             if subscription.tracker is not None:
                 await self._trackers.forget(subscription.tracker, subscription.delayed)
             del self._subscriptions[name]
-            await subscription.aclose()
+            with suppress(LedgerError, TimeoutError):  # what could not be written is deleted
+                await subscription.aclose()
             await self._cursors.delete(name)
             self._trimming.look()
 
@@ -433,8 +478,12 @@ class LocalTopic:
     async def _get(self, name: str) -> Subscription:
         self._ensure_open()
         self.cursor(name)
+        return await self._jobs.to_the_end(self._existing(name))
+
+    async def _existing(self, name: str) -> Subscription:
         async with self._changing:
             self._ensure_open()
+            self.cursor(name)
             return await self._subscription(name, "latest", None)
 
     async def _subscription(self, name: str, initial: InitialPosition, delayed: BucketConfig | None) -> Subscription:
@@ -467,7 +516,7 @@ class LocalTopic:
 
     async def _cursor(self, name: str, initial: InitialPosition) -> Cursor:
         known = self._cursors.all.get(name)
-        if known is not None:
+        if known is not None and not known.is_closed:
             return known
         return await self._cursors.make(name, self._ledgers.last_position if initial == "latest" else None)
 

@@ -1,0 +1,302 @@
+"""What happens between two steps of something else: acknowledgements, moves, deleted ledgers and cancelled calls."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_nack import BrokerError, BucketConfig, LogStorageError, MessageId, open_local
+from pulsar_nack.config import CursorConfig, TopicConfig
+from pulsar_nack.consumer._local_inbox import BatchMembers
+from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
+from pulsar_nack.topic import LocalTopic
+from tests.topic.test_delayed import IN_BUCKETS, IN_MEMORY
+from tests.topic.test_local_topic import numbered, payloads, take
+
+PAIRS = TopicConfig(max_entries_per_ledger=2, cache_bytes=0)
+NOTHING_LOADED = TopicConfig(
+    max_entries_per_ledger=2,
+    cache_bytes=0,
+    cursor=CursorConfig(max_individual_ack_cache_bytes_per_cursor=0, flush_interval=0.01),
+)
+
+
+def before_each(monkeypatch: pytest.MonkeyPatch, thing: object, name: str, do: Callable[[], Awaitable[object]]) -> None:
+    """Have something done before a method of a thing is called: the first time only."""
+    call, left = getattr(thing, name), [do]
+
+    async def patched(*arguments: Any, **options: Any) -> Any:
+        while left:
+            await left.pop()()
+        return await call(*arguments, **options)
+
+    monkeypatch.setattr(thing, name, patched)
+
+
+async def until_count(port: FaultyPort, count: int) -> list[bytes]:
+    """Receive so many messages."""
+    return [(await port.receive()).data for _ in range(count)]
+
+
+async def quiet(port: FaultyPort) -> list[bytes]:
+    """Receive until nothing comes for a second."""
+    got: list[bytes] = []
+    while True:
+        try:
+            got.append((await asyncio.wait_for(port.receive(), 1)).data)
+        except TimeoutError:
+            return got
+
+
+@virtual_time
+async def test_what_is_acknowledged_before_it_is_due_is_not_read() -> None:
+    """A delayed message that is acknowledged by its id is not read when it comes due, nor sent."""
+    async with LocalBroker(PAIRS, delayed=IN_MEMORY) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s")
+        await topic.publish(b"held")
+        later = await topic.publish(b"later", deliver_after=10)
+        assert await quiet(port) == [b"held"]
+        await port.acknowledge([later])
+        before = broker.entries.entries_read
+        await asyncio.sleep(20)
+        assert await quiet(port) == []
+        assert broker.entries.entries_read == before
+
+
+@virtual_time
+async def test_a_ledger_that_goes_while_a_due_message_is_read() -> None:
+    """Where an entry is acknowledged and deleted while it is read for a consumer, delivery leaves it and goes on."""
+    async with LocalBroker(PAIRS, delayed=IN_MEMORY) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s")
+        held = await topic.publish(b"held")
+        later = await topic.publish(b"later", deliver_after=10)
+        assert await quiet(port) == [b"held"]
+        broker.delay_reads(4)
+        await asyncio.sleep(12)
+        ids = await topic.publish(numbered(3))
+        await port.acknowledge([later])
+        topic._subscriptions["s"]._dispatcher.add_again([later.position])  # as if it came due once more
+        await port.acknowledge([held, ids[0]])
+        async with asyncio.timeout(100):
+            assert await until_count(port, 2) == [b"1", b"2"]
+        assert list(topic.ledgers) == [2, 3]
+        assert topic.statistics().subscriptions["s"].waiting == 0
+
+
+@pytest.mark.parametrize("delayed", [IN_MEMORY, IN_BUCKETS], ids=["memory", "buckets"])
+@virtual_time
+async def test_a_clear_keeps_what_comes_meanwhile(delayed: BucketConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is published while a backlog is cleared is not forgotten, also when it is delayed and was held back."""
+    async with LocalBroker(delayed=delayed) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s")
+        await topic.publish([b"cleared"] * 3, deliver_after=5)
+
+        async def publish() -> None:
+            await topic.publish(b"kept", deliver_after=5)
+            await asyncio.sleep(1)
+
+        before_each(monkeypatch, topic.cursor("s"), "acknowledge_cumulative", publish)
+        await topic.clear_backlog("s")
+        assert topic.backlog("s") == 1
+        async with asyncio.timeout(100):
+            assert (await port.receive()).data == b"kept"
+        assert await quiet(port) == []
+
+
+@virtual_time
+async def test_a_skip_beside_acknowledgements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A skip whose messages are all acknowledged while it begins does nothing, and is no error."""
+    async with LocalBroker() as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s", "exclusive")
+        ids = await topic.publish(numbered(6))
+        await take(port, 6)
+        cursor = topic.cursor("s")
+        before_each(
+            monkeypatch,
+            cursor,
+            "acknowledge_cumulative",
+            lambda: cursor.acknowledge([each.position for each in ids[:4]]),
+        )
+        await topic.skip("s", 2)
+        assert topic.backlog("s") == 2
+        assert topic.statistics().subscriptions["s"].mark_delete_position == ids[3].position
+
+
+@virtual_time
+async def test_a_member_that_is_acknowledged_while_its_batch_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member of a batch that is acknowledged while the batch is about to be sent does not come any more."""
+    async with LocalBroker(PAIRS) as broker:
+        topic = await broker.topic()
+        ids = await topic.publish(numbered(3), batch=True)
+        await topic.create_subscription("s", initial_position="earliest")
+        other: FaultyPort = await broker.subscribe("s", "shared")
+        assert await quiet(other) == numbered(3)
+        before_each(monkeypatch, topic.cursor("s"), "is_acked", lambda: topic._subscriptions["s"].acknowledge([ids[1]]))
+        await other.redeliver(ids[:1])
+        assert await quiet(other) == [b"0", b"2"]
+        await other.acknowledge([ids[0], ids[2]])
+        assert topic.backlog("s") == 0
+        assert topic.statistics().subscriptions["s"].in_flight == 0
+
+
+@virtual_time
+async def test_acknowledging_in_a_batch_whose_ledger_goes() -> None:
+    """A member that is acknowledged anew while its ledger is deleted is accepted."""
+    async with LocalBroker(PAIRS) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s")
+        single = await topic.publish(b"3")
+        batch = await topic.publish(numbered(3), batch=True)
+        next_one = await topic.publish(b"4")
+        await take(port, 5)
+        await port.acknowledge(batch)
+        broker.delay_reads(5)
+        again = asyncio.create_task(port.acknowledge(batch[:1]))
+        await asyncio.sleep(1)
+        await port.acknowledge([single, next_one])
+        await again
+        assert (list(topic.ledgers), topic.backlog("s")) == ([2], 0)
+
+
+def test_members_that_are_acknowledged_at_once() -> None:
+    """Two calls that acknowledge the last members of a batch side by side complete it; one that failed is undone."""
+    members = BatchMembers()
+    ids = [MessageId(1, 0, batch_index=at, batch_size=3) for at in range(3)]
+    members.arrived(ids)
+    first = members.note(ids[:2])
+    second = members.note(ids[2:])
+    assert (first.completed, second.completed) == ([], [MessageId(1, 0)])
+    members.undo(second)
+    members.undo(first)
+    assert members.note(ids[1:]).completed == []
+    assert members.note([ids[0]]).completed == [MessageId(1, 0)]
+    assert members.note([MessageId(1, 0)]).completed == [MessageId(1, 0)]
+
+
+@virtual_time
+async def test_batches_that_are_completed_by_calls_that_wait() -> None:
+    """Without index acknowledgement too, calls that wait for storage beside each other complete a batch."""
+    async with LocalBroker(NOTHING_LOADED) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s", batch_index_ack=False)
+        holes = await topic.publish(numbered(20))
+        batch = await topic.publish(numbered(2), batch=True)
+        await take(port, 22)
+        await port.acknowledge([each for each in holes if each.entry])
+        await topic.flush()
+        await asyncio.gather(*(port.acknowledge([holes[2 * at], batch[at]]) for at in range(2)))
+        assert topic.backlog("s") == 8
+
+
+@virtual_time
+async def test_members_whose_acknowledgement_fails() -> None:
+    """Where acknowledging fails, the members of a batch count as not acknowledged, and may be tried again."""
+    async with LocalBroker(NOTHING_LOADED) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s", batch_index_ack=False)
+        (batch, beyond) = await topic.publish(numbered(2), batch=True), MessageId(1, 99)
+        await take(port, 2)
+        for members in (batch[:1], batch):
+            with pytest.raises(ValueError, match=r"ids|position"):
+                await port.acknowledge([*members, beyond])
+        await port.acknowledge(batch[:1])
+        assert topic.backlog("s") == 1
+        await port.acknowledge(batch[1:])
+        assert topic.backlog("s") == 0
+
+
+@pytest.mark.parametrize("pause", range(12))
+@virtual_time
+async def test_cancelled_subscribing(pause: int) -> None:
+    """Cancelled at any moment, a subscribe that changes the tracker leaves a subscription that can be used."""
+    async with LocalBroker(delayed=IN_MEMORY) as broker:
+        topic = await broker.topic()
+        port = await topic.subscribe("s", initial_position="earliest")
+        await topic.publish(b"later", deliver_after=10)
+        await port.close()
+        old = topic._subscriptions["s"]
+        subscribing = asyncio.create_task(topic.subscribe("s", delayed=IN_BUCKETS))
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        subscribing.cancel()
+        await asyncio.gather(subscribing, return_exceptions=True)
+        del subscribing
+        gc.collect()
+        await asyncio.sleep(1)
+        assert old is topic._subscriptions["s"] or (old._task is not None and old._task.done())
+        other = await topic.subscribe("s")
+        async with asyncio.timeout(60):
+            assert (await other.receive()).data == b"later"
+        assert topic.statistics().subscriptions["s"].consumers == 1
+
+
+@pytest.mark.parametrize("pause", range(12))
+@virtual_time
+async def test_cancelled_unsubscribing(pause: int) -> None:
+    """Cancelled at any moment, an unsubscribe is done or not; the name can be used again."""
+    async with LocalBroker(delayed=IN_BUCKETS) as broker:
+        topic = await broker.topic()
+        port = await topic.subscribe("s", initial_position="earliest")
+        ids = await topic.publish(numbered(2))
+        await port.acknowledge(ids[:1])
+        await port.close()
+        leaving = asyncio.create_task(topic.unsubscribe("s"))
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        await asyncio.sleep(1)
+        was_there = "s" in topic.subscriptions
+        other = await topic.subscribe("s", initial_position="earliest")
+        first = ids[1] if was_there else ids[0]
+        async with asyncio.timeout(60):
+            assert (await other.receive()).id == first
+        await other.acknowledge([first])
+        await topic.flush()
+
+
+@virtual_time
+async def test_unsubscribing_while_nothing_can_be_written() -> None:
+    """Where what was acknowledged cannot be written, an unsubscribe needs it no more, and succeeds in the end."""
+    async with LocalBroker() as broker:
+        topic = await broker.topic()
+        port = await topic.subscribe("s", initial_position="earliest")
+        ids = await topic.publish(numbered(3))
+        await port.acknowledge(ids[:2])
+        await port.close()
+        broker.files.fail(28, "write")
+        try:
+            await topic.unsubscribe("s")
+        except LogStorageError:
+            broker.files.heal()
+            await topic.unsubscribe("s")
+        broker.files.heal()
+        assert list(topic.subscriptions) == []
+        port = await topic.subscribe("s", initial_position="earliest")
+        assert payloads(await take(port, 3)) == numbered(3)
+        with pytest.raises(BrokerError):
+            await topic.unsubscribe("s")
+
+
+async def test_a_topic_that_was_not_closed_warns(tmp_path: Path) -> None:
+    """A topic that is dropped without being closed says so."""
+    topics = [await LocalTopic.open(tmp_path)]
+    await topics[0].publish(b"m")
+
+    def drop() -> None:
+        topics.clear()
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="unclosed <LocalTopic"):
+        drop()
+    async with open_local(tmp_path / "other"):
+        pass
