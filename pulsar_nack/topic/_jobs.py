@@ -17,10 +17,14 @@ class Jobs:
 
     async def to_the_end(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Do it, and return what it returns. Cancelled, it goes on all the same."""
+        return await asyncio.shield(self.begin(work))
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Begin it; who wants to know waits for the task, shielded."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        return task
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""

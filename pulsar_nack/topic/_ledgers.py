@@ -20,6 +20,7 @@ from ..errors import (
     ClosedError,
     InvalidArgumentError,
     LedgerError,
+    LogExistsError,
     LogNotFoundError,
     TopicFormatError,
 )
@@ -162,10 +163,20 @@ class TopicLedgers:
         """Go on in a new ledger; where that fails it is tried again by the next who publishes."""
         await self._current.seal()
         ledger = self._ids[-1] + 1
-        log = await self._store.create(_name(ledger))
+        log = await self._make(ledger)
         self._logs[ledger] = log
         self._ids.append(ledger)
         self._begin(log)
+
+    async def _make(self, ledger: int) -> Log:
+        try:
+            return await self._store.create(_name(ledger))
+        except LogExistsError:  # an attempt that failed has left it behind
+            log = await self._store.open_log(_name(ledger))
+        if log.length or log.is_sealed:
+            await log.aclose()
+            raise LogExistsError(_name(ledger))
+        return log
 
     async def read(self, ledger: int, first: int, last: int) -> list[Entry]:
         """Return entries of a ledger, both ends included; storage is asked for those that are not kept in memory.

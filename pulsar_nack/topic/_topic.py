@@ -151,7 +151,7 @@ class LocalTopic:
         """
         if self._closing is None:
             self._is_closed = True
-            self._closing = asyncio.get_running_loop().create_task(self._close(), name="pulsar_nack.LocalTopic close")
+            self._closing = self._jobs.begin(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -473,7 +473,13 @@ class LocalTopic:
     async def flush(self) -> None:
         """Return when everything that was acknowledged before the call is durable."""
         self._ensure_open()
-        await asyncio.gather(*(cursor.flush() for cursor in self._cursors.all.values()))
+        await asyncio.gather(*map(self._flush, list(self._cursors.all.values())))
+
+    async def _flush(self, cursor: Cursor) -> None:
+        try:
+            await cursor.flush()
+        except ClosedError:
+            self._ensure_open()  # else its subscription is gone
 
     async def _get(self, name: str) -> Subscription:
         self._ensure_open()

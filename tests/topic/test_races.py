@@ -287,6 +287,48 @@ async def test_unsubscribing_while_nothing_can_be_written() -> None:
             await topic.unsubscribe("s")
 
 
+@pytest.mark.parametrize("pause", range(8))
+@virtual_time
+async def test_subscribing_while_ledgers_go(pause: int) -> None:
+    """A subscription that begins while ledgers are deleted begins with the first message that is left."""
+    async with LocalBroker(PAIRS) as broker:
+        topic = await broker.topic()
+        port: FaultyPort = await broker.subscribe("s")
+        ids = await topic.publish(numbered(9))
+        await take(port, 9)
+        acknowledging = asyncio.create_task(port.acknowledge(ids[:7]))
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        other: FaultyPort = await broker.subscribe("other")
+        await acknowledging
+        left = topic.backlog("other")
+        assert left in {3, 9}
+        assert await quiet(other) == numbered(9)[-left:]
+        await other.acknowledge(ids[-left:])
+        await port.acknowledge(ids)
+        await topic.publish(b"9")
+        assert await quiet(other) == [b"9"]
+        assert (topic.backlog("s"), topic.backlog("other")) == (1, 1)
+
+
+@virtual_time
+async def test_flushing_while_a_subscription_goes() -> None:
+    """A flush beside an unsubscribe writes what the others have acknowledged."""
+    async with LocalBroker() as broker:
+        topic = await broker.topic()
+        await topic.create_subscription("goes")
+        port: FaultyPort = await broker.subscribe("stays")
+        await port.acknowledge([await topic.publish(b"m")])
+        leaving = asyncio.create_task(topic.unsubscribe("goes"))
+        for _ in range(30):
+            await asyncio.sleep(0)
+            await topic.flush()
+        await leaving
+        await broker.restart(power_cut=True)
+        topic = await broker.topic()
+        assert (list(topic.subscriptions), topic.backlog("stays")) == (["stays"], 0)
+
+
 async def test_a_topic_that_was_not_closed_warns(tmp_path: Path) -> None:
     """A topic that is dropped without being closed says so."""
     topics = [await LocalTopic.open(tmp_path)]

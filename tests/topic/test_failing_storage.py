@@ -1,0 +1,108 @@
+"""A local topic whose storage fails, at each operation in turn: calls that are made again succeed, in one life."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+import pytest
+
+from pulsar_nack import LedgerError, MessageId
+from pulsar_nack.config import CursorConfig, TopicConfig
+from pulsar_nack.testing import LocalBroker, virtual_time
+from tests.topic.test_delayed import IN_BUCKETS
+
+_T = TypeVar("_T")
+
+CONFIG = TopicConfig(
+    max_entries_per_ledger=3,
+    cache_bytes=0,
+    cursor=CursorConfig(rollover_bytes=400, flush_interval=0.01, max_individual_ack_cache_bytes_per_cursor=0),
+)
+
+
+async def again(call: Callable[[], Awaitable[_T]], attempts: int = 4) -> _T:
+    """Make a call until it succeeds."""
+    for _ in range(attempts - 1):
+        try:
+            return await call()
+        except LedgerError:
+            await asyncio.sleep(0.01)
+    return await call()
+
+
+async def live(broker: LocalBroker, name: str) -> None:
+    """Subscribe, publish over the ends of ledgers, acknowledge, flush and unsubscribe."""
+    topic = await broker.topic()
+    port = await again(lambda: topic.subscribe(name, initial_position="latest"))
+    other = await again(lambda: topic.subscribe("keeps", initial_position="earliest"))
+    published: dict[MessageId, bytes] = {}
+    for number in range(12):
+        data = b"%d" % number
+        published[await again(partial(topic.publish, data, deliver_after=number % 2))] = data
+    got: dict[MessageId, bytes] = {}
+    async with asyncio.timeout(100):
+        while set(published) - set(got):
+            delivery = await port.receive()
+            got[delivery.id] = delivery.data
+            if delivery.id.entry != 1:
+                await again(partial(port.acknowledge, [delivery.id]))
+    assert got == published
+    await again(topic.flush)
+    assert topic.backlog(name) == sum(each.entry == 1 for each in got)
+    async with asyncio.timeout(100):
+        while topic.backlog("keeps"):
+            await again(partial(other.acknowledge, [(await other.receive()).id]))
+    await port.close()
+    await other.close()
+    await again(lambda: topic.unsubscribe(name))
+    await again(lambda: topic.publish(b"the end"))
+    assert topic.subscriptions == ["keeps"]
+
+
+async def operations() -> int:
+    """Return how many operations on files a life has."""
+    async with LocalBroker(CONFIG, delayed=IN_BUCKETS) as broker:
+        await broker.topic()
+        before = len(broker.files.history)
+        await live(broker, "s")
+        return len(broker.files.history) - before
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    "step", [25, pytest.param(2, marks=[pytest.mark.slow, pytest.mark.timeout(300)])], ids=["few", "many"]
+)
+@virtual_time
+async def test_each_operation_fails(times: int, step: int) -> None:
+    """Whatever fails a few times, what was published comes, what was acknowledged is so, and the next life is well."""
+    for skip in range(0, await operations(), step):
+        async with LocalBroker(CONFIG, delayed=IN_BUCKETS) as broker:
+            await broker.topic()
+            broker.files.fail(errno.EIO, skip=skip, times=times)
+            await live(broker, "s")
+            broker.files.heal()
+            await live(broker, "s")
+            await broker.restart()
+            topic = await broker.topic()
+            assert topic.subscriptions == ["keeps"]
+            await live(broker, "t")
+
+
+@virtual_time
+async def test_nothing_can_be_written() -> None:
+    """While nothing can be written publishing fails each time; as soon as it can be, it goes on."""
+    async with LocalBroker(CONFIG) as broker:
+        topic = await broker.topic()
+        port = await topic.subscribe("s")
+        broker.files.fail(errno.ENOSPC, "write", "create", "make_folder", times=math.inf)
+        for _ in range(10):
+            with pytest.raises(LedgerError):
+                await topic.publish(b"lost")
+        broker.files.heal()
+        ids = await topic.publish([b"%d" % number for number in range(10)])
+        assert [(await port.receive()).id for _ in range(10)] == ids
