@@ -49,6 +49,7 @@ class Lives:
         self.published: set[int] = set()
         self.due: dict[int, int] = {}
         self.models = {name: Model() for name in SUBSCRIPTIONS}
+        self.queues: dict[str, int] = {}
         self.is_down = False
 
     # -- what goes on in one life --------------------------------------------------------------------------------------
@@ -78,6 +79,7 @@ class Lives:
             receiver_queue_size=random.choice([1, 5, 100]),
             unacked_limit=random.choice([None, 7]),
         )
+        self.queues[port.name] = port.traits.receiver_queue_size
         held: list[Delivery] = []
         for _ in range(random.randint(5, 40)):
             try:
@@ -87,6 +89,7 @@ class Lives:
             self.check(name, delivery)
             held.append(delivery)
             await asyncio.sleep(random.random() / 4)
+            self.check_figures(self.topic)
             if random.random() < 0.2:
                 await port.redeliver([each.id for each in held])
                 held.clear()
@@ -121,13 +124,27 @@ class Lives:
         if SUBSCRIPTIONS[name] != "failover" and not delivery.redelivery_count:
             assert self.broker._clock.now_ms() >= self.due.get(number, 0), f"{number} is early"
 
+    def check_figures(self, topic: LocalTopic) -> None:
+        """Assert that room and unacknowledged messages of each consumer are what its queue and its entries say."""
+        for subscription in topic._subscriptions.values():
+            dispatcher = subscription._dispatcher
+            assert set(dispatcher.consumers) == set(subscription._receivers)
+            for number, inbox in subscription._receivers.items():
+                member = dispatcher._members[number]
+                if member.name in self.queues:
+                    assert member.room + len(inbox) == self.queues[member.name]  # type: ignore[arg-type]
+                held = [dispatcher._in_flight[position] for position in dispatcher.held_by(number)]
+                assert member.unacked == sum(each.messages for each in held)
+                assert all(each.consumer == number and each.left for each in held)
+
     # -- lives ---------------------------------------------------------------------------------------------------------
 
     async def live(self) -> None:
         """Live until the broker goes down, in some way."""
         self.is_down = False
+        self.queues.clear()
         self.shown_never = {name: set(model.for_good) for name, model in self.models.items()}
-        topic = await self.broker.topic()
+        topic = self.topic = await self.broker.topic()
         for name in SUBSCRIPTIONS:
             await topic.create_subscription(name, initial_position="earliest")
 
