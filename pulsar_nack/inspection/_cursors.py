@@ -43,18 +43,34 @@ class _Stored(NamedTuple):
     form: str
 
 
+class FoundCursor(NamedTuple):
+    """A cursor as the next opening finds it: its whole state, and what is told of it."""
+
+    mark_delete: Position
+    states: dict[int, LedgerAcks]
+    report: CursorReport
+
+
 def inspect_cursors(store: Store) -> tuple[CursorReport, ...]:
     """Return the cursors of a store."""
+    return tuple(found.report for found in find_cursors(store))
+
+
+def find_cursors(store: Store) -> Iterator[FoundCursor]:
+    """Go through the cursors of a store, with what is acknowledged in each."""
     cursors: dict[str, dict[str, Inspected]] = {}
     for log in store.untaken():
         match = _NAME.fullmatch(log.name)
         if match:
             cursors.setdefault(match[1], {})[log.name] = log
-    return tuple(report for name, logs in sorted(cursors.items()) if (report := _inspect(store, name, logs)))
+    for name, logs in sorted(cursors.items()):
+        found = _find(store, name, logs)
+        if found:
+            yield found
 
 
-def _inspect(store: Store, name: str, logs: dict[str, Inspected]) -> CursorReport | None:
-    """Return what a cursor of this name says; None where the logs only look like those of one."""
+def _find(store: Store, name: str, logs: dict[str, Inspected]) -> FoundCursor | None:
+    """Return the cursor of this name; None where the logs only look like those of one."""
     try:
         records: dict[str, _Numbered] = {each: dict(log.numbered()) for each, log in logs.items()}
         if not any(is_marker(record) or is_single(record) for some in records.values() for record in some.values()):
@@ -67,7 +83,7 @@ def _inspect(store: Store, name: str, logs: dict[str, Inspected]) -> CursorRepor
         return None
 
 
-def _newest(store: Store, name: str, logs: dict[str, Inspected], records: dict[str, _Numbered]) -> CursorReport | None:
+def _newest(store: Store, name: str, logs: dict[str, Inspected], records: dict[str, _Numbered]) -> FoundCursor | None:
     main = [each for each, log in sorted(logs.items(), reverse=True) if _is_main(each) and log.scan.can_be_opened]
     found = [(each, stored) for each in main if (stored := _last_usable(store, each, records[each]))]
     if not found:
@@ -77,7 +93,8 @@ def _newest(store: Store, name: str, logs: dict[str, Inspected], records: dict[s
     if not found:
         return None
     log, stored = max(found, key=lambda each: each[1].sequence)
-    return _report(name, log, records[log], stored, tuple(sorted(logs.keys() - {log, f"{log}-snapshot"})))
+    report = _report(name, log, records[log], stored, tuple(sorted(logs.keys() - {log, f"{log}-snapshot"})))
+    return FoundCursor(stored.contents.mark_delete, stored.states, report)
 
 
 def _is_main(log: str) -> bool:

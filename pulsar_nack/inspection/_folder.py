@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from ..errors import InvalidArgumentError
 from ..ledger._folder import as_folder
@@ -19,6 +19,7 @@ from ._report import FolderReport, StoreReport
 from ._store import Store
 from ._topics import inspect_topic
 
+_T = TypeVar("_T")
 _LOOKS: Final = 8
 _PAUSE_S: Final = 0.1
 _DEEPEST: Final = 8
@@ -38,7 +39,7 @@ def inspect_folder(path: str | PathLike[str]) -> FolderReport:
         folder = folder.resolve()
         if not folder.is_dir():
             raise InvalidArgumentError("path", str(path), "a folder that exists")
-        stores = [_inspect_store(each) for each in _stores(folder)]
+        stores = [_inspect_store(each) for each in stores_in(folder)]
     except OSError as error:
         raise InvalidArgumentError("path", str(path), f"a folder that can be read ({error.strerror})") from error
     if not stores and (name := log_of(folder.name, LOG)):
@@ -48,7 +49,7 @@ def inspect_folder(path: str | PathLike[str]) -> FolderReport:
     return FolderReport(str(folder), tuple(stores))
 
 
-def _stores(folder: Path, depth: int = 0) -> Iterator[Path]:
+def stores_in(folder: Path, depth: int = 0) -> Iterator[Path]:
     """Return the folders, from here down, in which logs are; links are not followed."""
     names = sorted(folder.iterdir())
     if any(log_of(each.name, LOG) and each.is_dir() for each in names):
@@ -56,24 +57,31 @@ def _stores(folder: Path, depth: int = 0) -> Iterator[Path]:
     for each in names:
         is_log = each.name.endswith(LOG) or f"{LOG}." in each.name
         if depth < _DEEPEST and not is_log and not each.is_symlink() and each.is_dir() and os.access(each, os.R_OK):
-            yield from _stores(each, depth + 1)
+            yield from stores_in(each, depth + 1)
 
 
 def _inspect_store(folder: Path, only: str | None = None) -> StoreReport:
-    """Look at a store until it is whole, or has not changed meanwhile: what is wrong then is wrong."""
-    for look in range(_LOOKS):
+    return look_at(folder, _look, only)
+
+
+def look_at(folder: Path, look: Callable[[Store], _T], only: str | None = None) -> _T:
+    """Look at a store until it is whole, or has not changed meanwhile: what is wrong then is wrong.
+
+    :param look: called with a store whose logs were gone through; it may be called several times
+    """
+    for attempt in range(_LOOKS):
         before = _fingerprint(folder)
         store = Store(folder)
-        report = _look(store, only)
-        is_fine = not report.damage and not store.has_lost
-        if is_fine or look + 1 == _LOOKS or before == _fingerprint(folder):
+        store.look(only)
+        seen = look(store)
+        is_fine = not store.damage and not store.has_lost
+        if is_fine or attempt + 1 == _LOOKS or before == _fingerprint(folder):
             break
         time.sleep(_PAUSE_S)
-    return report
+    return seen
 
 
-def _look(store: Store, only: str | None) -> StoreReport:
-    store.look(only)
+def _look(store: Store) -> StoreReport:
     nacks = inspect_nacks(store)
     cursors = inspect_cursors(store)
     topic = inspect_topic(store, cursors)
