@@ -26,8 +26,11 @@ async def publish(folder: str) -> None:
         await topic.publish([job.encode() for job in JOBS])
 
 
-async def work(folder: str) -> None:
-    """Do jobs until none is left; one that fails comes back half a second later."""
+async def work(folder: str, *, hangs: bool) -> None:
+    """Do jobs until none is left; one that fails comes back half a second later.
+
+    :param hangs: it hangs after its first job, so that somebody has to kill it
+    """
     async with await LocalTopic.open(folder) as topic, topic.consumer("workers", backoff=0.5) as consumer:
         while topic.backlog("workers"):
             message = await consumer.receive(timeout=10)
@@ -38,6 +41,8 @@ async def work(folder: str) -> None:
             await message.ack()
             await topic.flush()
             print(f"{job}: done at attempt {message.redelivery_count + 1}", flush=True)
+            if hangs:
+                await asyncio.Event().wait()
 
 
 async def main() -> None:
@@ -46,8 +51,9 @@ async def main() -> None:
         await publish(folder)
         done: list[str] = []
         for is_killed in (True, False):
+            options = ["--work", folder, *(["--hang"] if is_killed else [])]
             process = await asyncio.create_subprocess_exec(
-                sys.executable, __file__, "--work", folder, stdout=asyncio.subprocess.PIPE
+                sys.executable, __file__, *options, stdout=asyncio.subprocess.PIPE
             )
             assert process.stdout is not None
             while line := (await process.stdout.readline()).decode().strip():
@@ -63,5 +69,6 @@ async def main() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", metavar="FOLDER", help="be a worker")
-    options = parser.parse_args()
-    asyncio.run(work(options.work) if options.work else main())
+    parser.add_argument("--hang", action="store_true", help="hang after the first job")
+    given = parser.parse_args()
+    asyncio.run(work(given.work, hangs=given.hang) if given.work else main())

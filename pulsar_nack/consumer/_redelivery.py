@@ -146,14 +146,17 @@ class Holds:
 
     async def _request(self, records: Sequence[Record]) -> None:
         now_ms = self._clock.now_ms()
-        for record in records:
-            self._states.request(record, now_ms)
+        requests = [self._states.request(record, now_ms) for record in records]
         self._watch_from(self._states.next_request_at())
         ids = [record.id for record in records]
         try:
             await self._send(ids)
         except BaseException as error:
-            failed = [record.id for record in records if self._states.request_failed(record)]
+            failed = [
+                record.id
+                for record, request in zip(records, requests, strict=True)
+                if self._states.request_failed(record, request)
+            ]
             if isinstance(error, Exception):
                 raise RedeliveryError(str(error), failed=failed) from error
             raise

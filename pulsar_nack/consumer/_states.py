@@ -84,6 +84,8 @@ class Record:
     is_due: bool = False
     """Its timer fired while an acknowledgement was under way."""
     expires_at_ms: int = 0
+    request: int = 0
+    """The newest request for it, a number of its own."""
 
 
 class States:
@@ -207,16 +209,21 @@ class States:
         record.is_held = False
         self._move(record, State.IN_WORK)
 
-    def request(self, record: Record, now_ms: int) -> None:
-        """Note that the broker is asked for a held message."""
+    def request(self, record: Record, now_ms: int) -> int:
+        """Note that the broker is asked for a held message; return the request's number."""
         self.expire(now_ms)
         record.is_held = False
+        record.request += 1
         self._expect(record, now_ms)
         self._move(record, State.REQUESTED)
+        return record.request
 
-    def request_failed(self, record: Record) -> bool:
-        """Note that asking failed; True when the message is held again, False when it has arrived or is settled."""
-        if self._records.get(record.id) is not record:
+    def request_failed(self, record: Record, request: int) -> bool:
+        """Note that a request failed; True when the message is held again.
+
+        False when it has arrived or is settled, or was asked for anew since: that is the newer request's matter then.
+        """
+        if self._records.get(record.id) is not record or record.request != request:
             return False
         if record.state is State.ACKING and record.before_ack is State.REQUESTED:
             record.before_ack = State.HELD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -50,6 +51,31 @@ async def test_a_lost_request_is_made_again(subscription_type: Any, lost: int) -
         await asyncio.sleep(1_000)
         assert port.subscription.backlog == 0
         assert len(port.requests("redeliver")) == lost + 1
+
+
+@virtual_time
+async def test_a_late_failure_is_not_that_of_a_newer_request() -> None:
+    """U22: a request fails after it took effect, while the next one is under way: the message still comes."""
+    port = FakePort()
+    calls = 0
+
+    async def redeliver(ids: Sequence[MessageId]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await port.redeliver(ids)
+            await asyncio.sleep(3)
+            raise BrokerError("no answer came")
+        await asyncio.sleep(5)
+        await port.redeliver(ids)
+
+    async with Consumer(port, redelivery=redeliver, config=EXACT) as consumer:
+        await nacked(port, consumer)
+        await (await consumer.receive()).nack(delay=1)
+        again = await consumer.receive(timeout=100)
+        assert (now(), again.redelivery_count, calls) == (7, 2, 2)
+        await again.ack()
+        assert consumer.statistics().held == 0
 
 
 @virtual_time

@@ -139,12 +139,29 @@ def test_a_failed_request_is_held_again() -> None:
     states = States()
     record = held(states)
     states.request(record, 0)
-    assert states.request_failed(record)
+    assert states.request_failed(record, record.request)
     states.request(record, 0)
     delivered(states)
-    assert not states.request_failed(record)
+    assert not states.request_failed(record, record.request)
     acked(states, ID)
-    assert not states.request_failed(record)
+    assert not states.request_failed(record, record.request)
+    states._check()
+
+
+def test_a_failure_of_an_older_request_changes_nothing() -> None:
+    """N16: a message that was asked for anew is not held because the request before it failed."""
+    states = States()
+    record = held(states)
+    older = states.request(record, 0)
+    delivered(states)
+    newer = states.request(states.hold(ID), 10)
+    assert not states.request_failed(record, older)
+    assert states.state(ID) is State.REQUESTED
+    states.begin_ack(ID)
+    assert not states.request_failed(record, older)
+    assert not states.ack_failed(record)
+    assert states.state(ID) is State.REQUESTED
+    assert states.request_failed(record, newer)
     states._check()
 
 
