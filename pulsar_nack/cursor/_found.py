@@ -15,8 +15,9 @@ class Found:
     """What recovery found in the logs of a cursor, and where to go on.
 
     ``contents`` and ``index`` are what the last usable marker says; without one, contents is None. ``is_single``: it is
-    a record of the old form. ``must_roll``: nothing can be appended to the log. ``snapshot``:
-    what the last snapshot says, when there is no marker.
+    a record of the old form. ``must_roll``: nothing can be appended to the log. ``is_damaged``: it is to be kept when
+    the cursor has gone on in a new one. ``snapshot``: what the last snapshot says, when there is no marker. ``kept``:
+    other logs that are open, and are not touched.
     """
 
     log: Log
@@ -27,5 +28,7 @@ class Found:
     index: dict[int, Stored] = field(default_factory=dict)
     is_single: bool = False
     must_roll: bool = False
+    is_damaged: bool = False
     snapshot: Contents | None = None
     leftovers: list[Leftover] = field(default_factory=list)
+    kept: list[Log] = field(default_factory=list)

@@ -20,7 +20,8 @@ Rollover
     A new log; a snapshot beside it; exactly the records that count, copied; a whole marker; the seal of the old log;
     then the pending commit, and only then the old log is deleted. The seal fails when somebody else has taken the old
     log over, as may happen on object storage: then nothing of theirs is deleted. In the old form nothing is copied, for
-    the pending commit is whole.
+    the pending commit is whole. A log that is damaged is neither sealed nor deleted: it stays locked here,
+    and then as it is.
 
 After an append failed, the log is as it was, and the next commit tries everything again under a new sequence number.
 """
@@ -86,6 +87,8 @@ class CursorLog:
         self._is_single = found.is_single
         self._must_roll = found.must_roll
         self._leftovers = found.leftovers
+        self._is_damaged = found.is_damaged
+        self._kept = found.kept
         self._owes_commit = False
         self._snapshots = Snapshots(store, names.snapshot(found.generation))
         self._chain: Chain | None = None
@@ -175,6 +178,8 @@ class CursorLog:
             await self._clean()
         for leftover in self._leftovers:
             await leftover.aclose()
+        for kept in self._kept:
+            await kept.aclose()
         await self._snapshots.aclose()
         await self._log.aclose()
 
@@ -279,12 +284,18 @@ class CursorLog:
         old = self._log
         try:
             index, last = await self._copy(new, snapshots)
-            await old.seal()
+            if not self._is_damaged:
+                await old.seal()
         except Exception:
             self._must_roll |= old.is_sealed
             await Leftover(new, snapshots).delete()
             raise
-        self._leftovers.append(Leftover(old, self._snapshots))
+        if self._is_damaged:
+            self._kept.append(old)
+            await self._snapshots.aclose()
+        else:
+            self._leftovers.append(Leftover(old, self._snapshots))
+        self._is_damaged = False
         self._log, self._generation, self._snapshots = new, generation, snapshots
         self._chain = None if last is None else Chain(last)
         self._must_roll, self._roll_floor, self._owes_commit = False, 0, True

@@ -5,6 +5,10 @@ every record that it names is there and can be decoded, as the state of the ledg
 one before it is tried; so recovery never claims more than that marker does. A record in the old form can be used when
 it can be decoded.
 
+A log that is damaged, so that it cannot be opened as usual, is opened for reading what is whole of it, where the store
+can do that: then the last usable marker is looked for in it all the same, also behind the damage, if all that it names
+is whole. Nothing is appended to such a log: the cursor goes on in a new one, and the damaged one is kept for good.
+
 Every state is decoded once, newest ledger first; those that fit into the cache stay in memory, at least one, and of the
 others a summary.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -28,6 +32,7 @@ from ._generations import Names
 from ._ledger_acks import LedgerAcks, LedgerSummary
 from ._leftovers import Leftover
 from ._records import Stored, read_ledgers
+from ._salvage import open_or_salvage
 from ._snapshot import Snapshots, newest_snapshot
 from ._wire import Kind, kind_of
 
@@ -36,6 +41,8 @@ _TRIES: Final = 20
 _SLICE_S: Final = 0.004
 _AT_ONCE: Final = 16
 _LARGE: Final = 1 << 17
+_AFTER_LOSS: Final = 1 << 48
+"""How far sequence numbers skip when markers may be lost, so that a lost one that turns up again does not count."""
 _log = logging.getLogger("pulsar_nack.cursor")
 
 
@@ -95,7 +102,8 @@ class _Search:
         self._cache_bytes = cache_bytes
         self._opened: dict[int, Log] = {}
         self._damaged: set[int] = set()
-        self._has_lost = False
+        self._lost: set[int] = set()
+        """Logs in which something was passed over on the way to the last usable marker."""
 
     async def run(self) -> tuple[Found, Loaded]:
         try:
@@ -116,33 +124,54 @@ class _Search:
         if best is None:
             return await self._begin(names)
         generation, usable = best
-        log = self._opened[generation]
-        if log.is_sealed and self._names.generations(await self._store.names()) != generations:
+        log, is_damaged = self._opened[generation], generation in self._damaged
+        if (log.is_sealed or is_damaged) and self._names.generations(await self._store.names()) != generations:
             raise LogNotFoundError(log.name)  # it goes on in a log that was made after we looked
-        found = Found(log, generation, self._following(names), usable.sequence, usable.contents, usable.index)
+        sequence = usable.sequence + (_AFTER_LOSS if is_damaged or generation in self._lost else 0)
+        found = Found(log, generation, self._following(names), sequence, usable.contents, usable.index)
         found.is_single = usable.is_single
-        found.must_roll = log.is_sealed
+        found.is_damaged = is_damaged
+        found.must_roll = log.is_sealed or is_damaged
         found.leftovers = self._leftovers(generation, names)
+        found.kept = self._kept(generation)
         return found, usable.loaded
 
     async def _look(self, generation: int) -> Usable | None:
         """Open a log and return its last usable marker, if there is one."""
         name = self._names.log(generation)
         try:
-            log = self._opened[generation] = await self._store.open_log(name)
+            log = self._opened[generation] = await self._open(generation)
             usable, has_lost = await last_usable(log, self._cache_bytes)
         except LogCorruptedError as error:
             _log.warning("the log %s of a cursor is damaged, and is not used: %s", name, error)
             self._damaged.add(generation)
             return None
-        self._has_lost |= usable is None and has_lost
+        if has_lost:
+            self._lost.add(generation)
         return usable
+
+    async def _open(self, generation: int) -> Log:
+        """Open a log for writing, or a damaged one, as its owner too, for reading what is whole of it.
+
+        :raises LogCorruptedError: it is damaged, and the store cannot do that
+        """
+        name = self._names.log(generation)
+        log, problem = await open_or_salvage(self._store, name)
+        if problem is not None:
+            self._damaged.add(generation)
+            _log.warning(
+                "the log %s of a cursor is damaged: %s; it is kept, and the last whole state in it is looked for",
+                name,
+                problem,
+            )
+        return log
 
     async def _begin(self, names: Sequence[str]) -> tuple[Found, Loaded]:
         """Begin without a marker: from the last snapshot, or where a new cursor begins."""
         snapshot = await newest_snapshot(self._store, self._names)
         contents = None if snapshot is None else snapshot.contents
-        if self._damaged or self._has_lost:
+        has_lost = bool(self._lost - self._damaged)
+        if self._damaged or has_lost:
             _log.warning(
                 "no marker of the cursor %s can be used: it goes on %s; everything that was acknowledged after that is"
                 " delivered again",
@@ -157,11 +186,13 @@ class _Search:
             log = self._opened[generation] = await self._store.create(self._names.log(generation))
         else:
             log = self._opened[generation]
-        found = Found(log, generation, following, 0 if snapshot is None else snapshot.sequence)
+        sequence = 0 if snapshot is None else snapshot.sequence
+        found = Found(log, generation, following, sequence + (_AFTER_LOSS if self._damaged or has_lost else 0))
         found.snapshot = contents
         found.must_roll = log.is_sealed
-        if self._has_lost:
-            await self._close_but(generation)
+        found.kept = self._kept(generation)
+        if has_lost:
+            await self._close_but({generation, *self._damaged})
         else:
             found.leftovers = self._leftovers(generation, names)
         return found, Loaded()
@@ -171,16 +202,20 @@ class _Search:
         return max([0, *self._names.generations(names), *self._names.snapshots(names)]) + 1
 
     def _leftovers(self, generation: int, names: Sequence[str]) -> list[Leftover]:
-        """Return what nobody needs; what is damaged is kept this time."""
+        """Return what nobody needs; what is damaged is kept."""
         others = {*self._names.generations(names), *self._names.snapshots(names)} - {generation, *self._damaged}
         return [
             Leftover(self._opened.get(other), Snapshots(self._store, self._names.snapshot(other)))
             for other in sorted(others)
         ]
 
-    async def _close_but(self, generation: int) -> None:
+    def _kept(self, generation: int) -> list[Log]:
+        """Return the open logs that are damaged, but for this one; they stay open, so that nobody else takes them."""
+        return [log for other, log in self._opened.items() if other in self._damaged and other != generation]
+
+    async def _close_but(self, generations: Collection[int]) -> None:
         for other, log in self._opened.items():
-            if other != generation:
+            if other not in generations:
                 await log.aclose()
 
 

@@ -7,6 +7,7 @@ ledger.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Final
 
@@ -22,9 +23,11 @@ from ..errors import (
 from ..ledger import Log, LogStore
 from ._chain import Head, decode_head, encode_head
 from ._generations import Names
+from ._salvage import open_or_salvage
 
 MOST: Final = 1_000
 """The log of snapshots is begun anew with the next log of the cursor when it has so many."""
+_log = logging.getLogger("pulsar_nack.cursor")
 
 
 class Snapshots:
@@ -98,7 +101,10 @@ async def _newest(store: LogStore, name: str) -> Head | None:
     """Return the newest snapshot of a log that can be read: who has lost the cursor may have written the last one."""
     best: Head | None = None
     with suppress(LogNotFoundError, LogCorruptedError):
-        async with await store.open_log(name) as log:
+        log, problem = await open_or_salvage(store, name)
+        if problem is not None:
+            _log.warning("the log %s of a cursor's snapshots is damaged: %s", name, problem)
+        async with log:
             for number in range(log.length):
                 with suppress(LogCorruptedError, CursorFormatError):
                     head = decode_head((await log.read(number, number))[0])

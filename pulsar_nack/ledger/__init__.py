@@ -4,6 +4,17 @@ from ._local import LocalLog
 from ._local_store import LocalLogStore
 from ._object import ObjectLog
 from ._object_store import ObjectLogStore
-from ._protocol import Log, LogStore, Record
+from ._protocol import DamagedLog, Log, LogDamage, LogStore, Record, SalvagingStore
 
-__all__ = ["LocalLog", "LocalLogStore", "Log", "LogStore", "ObjectLog", "ObjectLogStore", "Record"]
+__all__ = [
+    "DamagedLog",
+    "LocalLog",
+    "LocalLogStore",
+    "Log",
+    "LogDamage",
+    "LogStore",
+    "ObjectLog",
+    "ObjectLogStore",
+    "Record",
+    "SalvagingStore",
+]

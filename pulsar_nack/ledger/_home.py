@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -24,12 +24,14 @@ from ..errors import (
 )
 from ._files import Files
 from ._names import GONE, LOCK, LOG, NEW, is_own, log_of, segment_first, segment_name
+from ._protocol import LogDamage
 from ._segment import Segment, Tail
+from ._survey import survey
 from ._writer import Writer, begin_segment
 
 
 class Opened(NamedTuple):
-    """A log's parts; without writer and lock when it is open for reading only."""
+    """A log's parts; without writer and lock when it is open for reading only, without a writer when it is damaged."""
 
     name: str
     segments: list[Segment]
@@ -37,6 +39,7 @@ class Opened(NamedTuple):
     size: int
     writer: Writer | None
     lock: int | None
+    damage: Sequence[LogDamage] = ()
 
 
 class Home:
@@ -79,13 +82,21 @@ class Home:
 
     def open_log(self, log: str, *, read_only: bool) -> Opened:
         """Open a log that exists."""
-        self._must_exist(log)
         if read_only:
+            self._must_exist(log)
             return self._open(log, None)
+        return self._owned(log, self._open)
+
+    def open_damaged(self, log: str) -> Opened:
+        """Open a log, as its owner, for reading what is whole of it."""
+        return self._owned(log, self._open_damaged)
+
+    def _owned(self, log: str, opening: Callable[[str, int], Opened]) -> Opened:
+        self._must_exist(log)
         lock = self._lock(log)
         try:
             self._must_exist(log)
-            return self._open(log, lock)
+            return opening(log, lock)
         except Exception:
             self._unlock(log, lock)
             raise
@@ -173,11 +184,22 @@ class Home:
                 writer.open(tail, size)
             return Opened(log, segments, tail, size, writer, lock)
 
+    def _open_damaged(self, log: str, lock: int) -> Opened:
+        with storage_errors(log, "open it"):
+            segments = self._found_segments(log)
+            length, is_sealed, damage = survey(self._files, segments)
+            size = sum(map(self._size, segments))
+            return Opened(log, segments, Tail(length, 0, 0, is_sealed, 0), size, None, lock, damage)
+
     def _segments(self, log: str) -> list[Segment]:
+        segments = self._found_segments(log)
+        if not segments or segments[0].first:
+            raise LogCorruptedError(log, segment_name(0), 0, "the file is missing")
+        return segments
+
+    def _found_segments(self, log: str) -> list[Segment]:
         folder = self._path(log, LOG)
         found = {first: name for name in self._files.names(folder) if (first := segment_first(name)) is not None}
-        if 0 not in found:
-            raise LogCorruptedError(log, segment_name(0), 0, "the file is missing")
         return [Segment(self._files, log, folder / found[first], first) for first in sorted(found)]
 
     def _remove_new_segments(self, log: str) -> None:

@@ -6,10 +6,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ..errors import LogStorageError
+from ..errors import LogCorruptedError, LogStorageError
 from ._home import Home, Opened
+from ._names import segment_name
+from ._protocol import LogDamage
 from ._segment import cost
-from ._shell import LogShell
+from ._shell import DAMAGED, READ_ONLY, LogShell
 
 
 class LocalBackend:
@@ -46,20 +48,32 @@ class LocalBackend:
         return self._writer is not None
 
     @property
+    def why_read_only(self) -> str:
+        """Return why nothing can be added to it."""
+        return DAMAGED if self._opened.damage else READ_ONLY
+
+    @property
     def cut(self) -> int:
         """Return how many bytes of a torn write were cut off when the log was opened."""
         return 0 if self._writer is None else self._writer.cut
 
+    @property
+    def damage(self) -> Sequence[LogDamage]:
+        """Return what is damaged, when it was opened in spite of that."""
+        return self._opened.damage
+
     def write(self, records: Sequence[bytes]) -> int:
         """Add records; without any, seal."""
         if self._writer is None:
-            raise LogStorageError(self.name, "append", "it is open for reading only")
+            raise LogStorageError(self.name, "append", self.why_read_only)
         return self._writer.append(records)
 
     def read(self, first: int, last: int, limit: int) -> list[bytes]:
         """Return records, at least one, and not many more bytes than the limit."""
         segments = list(self._opened.segments)
         at = bisect_right(segments, first, key=lambda segment: segment.first) - 1
+        if at < 0:
+            raise LogCorruptedError(self.name, segment_name(first), 0, "the file is missing")
         found: list[bytes] = []
         while first <= last and limit > 0:
             end = last if at + 1 == len(segments) else min(last, segments[at + 1].first - 1)
@@ -92,3 +106,8 @@ class LocalLog(LogShell):
     def cut(self) -> int:
         """Return how many bytes of a torn write were cut off when the log was opened."""
         return self._local.cut
+
+    @property
+    def damage(self) -> Sequence[LogDamage]:
+        """Return what is damaged, when it was opened in spite of that."""
+        return self._local.damage

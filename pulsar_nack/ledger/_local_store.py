@@ -11,6 +11,7 @@ from ._files import Files, OsFiles
 from ._folder import as_folder
 from ._home import Home, Opened
 from ._local import LocalBackend, LocalLog
+from ._names import check_name
 from ._shell import check_number
 from ._shell_store import StoreShell
 
@@ -22,6 +23,19 @@ class LocalLogStore(StoreShell[Opened, LocalLog]):
 
     def __init__(self, home: Home, executor: ThreadPoolExecutor) -> None:
         super().__init__(home, lambda opened: LocalLog(LocalBackend(home, opened), executor), executor)
+        self._open_damaged = home.open_damaged
+
+    async def open_damaged(self, name: str) -> LocalLog:
+        """Open a log that :meth:`open_log` finds damaged, as its only owner, for reading what is whole of it.
+
+        Nothing of it is changed or cut off; what is damaged, ``log.damage`` tells. Reading a lost record raises
+        :class:`~pulsar_nack.LogCorruptedError`. O(size of the log): all of it is looked through.
+
+        :raises LogNotFoundError: there is none
+        :raises LogLockedError: somebody else writes to it
+        :raises LogVersionError: a later release wrote it
+        """
+        return await self._open_log(self._open_damaged, check_name(name))
 
     @classmethod
     async def open(

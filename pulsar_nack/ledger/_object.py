@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import LogStorageError
 from ._object_home import ObjectHome, Opened
-from ._shell import LogShell
+from ._shell import READ_ONLY, LogShell
 
 
 class ObjectBackend:
@@ -42,10 +42,15 @@ class ObjectBackend:
         """Return whether it was opened for writing."""
         return self._writer is not None
 
+    @property
+    def why_read_only(self) -> str:
+        """Return why nothing can be added to it."""
+        return READ_ONLY
+
     def write(self, records: Sequence[bytes]) -> int:
         """Add records; without any, seal."""
         if self._writer is None:
-            raise LogStorageError(self.name, "append", "it is open for reading only")
+            raise LogStorageError(self.name, "append", self.why_read_only)
         return self._writer.append(records)
 
     def read(self, first: int, last: int, limit: int) -> list[bytes]:

@@ -14,6 +14,20 @@ class Record(NamedTuple):
     data: bytes
 
 
+class LogDamage(NamedTuple):
+    """Damage of a log: in which of its files, at which byte, which records are lost by it, and what is wrong.
+
+    ``last`` is ``first - 1`` when none is lost. Where the damage reaches the end of the log there may be more than are
+    known of: at least one counts as lost then.
+    """
+
+    file: str
+    offset: int
+    first: int
+    last: int
+    reason: str
+
+
 @runtime_checkable
 class Log(Protocol):
     """An append-only sequence of records with one writer.
@@ -132,3 +146,31 @@ class LogStore(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class DamagedLog(Log, Protocol):
+    """A damaged log: its writer's place is taken, but it cannot be added to. What is whole of it can be read."""
+
+    @property
+    def damage(self) -> Sequence[LogDamage]:
+        """Return what is damaged, in order; nothing for a log that turned out to be whole."""
+        ...
+
+
+@runtime_checkable
+class SalvagingStore(Protocol):
+    """A store of logs that can open damaged ones."""
+
+    async def open_damaged(self, name: str) -> DamagedLog:
+        """Open a log, as its only owner, for reading what is whole of it; nothing of it is changed.
+
+        ``length`` counts lost records too, as far as they are known. Reading one of them raises
+        :class:`~pulsar_nack.LogCorruptedError`; :meth:`Log.records` gives those before it, and then raises that.
+
+        :raises LogNotFoundError: there is none
+        :raises LogLockedError: somebody else writes to it
+        :raises LogVersionError: a later release wrote it
+        :raises LogCorruptedError: nothing of it can be read
+        """
+        ...

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -146,15 +146,55 @@ def has_later_frame(buffer: bytes, at: int, first: int, salt: int) -> bool:
 
     If so, what lies at ``at`` was durable once, and is damage; if not, it may be what a crash left of the last frame.
     """
-    prefixes = {number.to_bytes(8, "big")[:4] for number in (first, first + len(buffer))}
-    for prefix in prefixes:
+    return next((number > first for _, number in find_heads(buffer, at, first, salt)), False)
+
+
+def find_heads(buffer: bytes, at: int, first: int, salt: int, size: int = 0) -> Iterator[tuple[int, int]]:
+    """Find the good frame headers that lie in a buffer from ``at`` on; return where, and their record numbers.
+
+    :param first: a record number; those that can follow it within so many bytes are looked for
+    :param size: how many bytes there are in all, when that is more than the buffer has
+    """
+    prefixes = {number.to_bytes(8, "big")[:4] for number in (first, first + max(len(buffer), size))}
+    for prefix in sorted(prefixes):
         not_zero = b"" if any(prefix) else rb"(?!\0{4})"  # keeps long runs of zeros cheap
         likely = re.compile(b"(?=" + re.escape(prefix) + not_zero + rb"....\0...\0)", re.DOTALL)
         for match in likely.finditer(buffer, at):
             start = match.start()
             if len(buffer) - start >= _FRAME.size and _is_head(buffer, start, salt):
-                return int.from_bytes(buffer[start : start + 8], "big") > first
-    return False
+                yield start, int.from_bytes(buffer[start : start + 8], "big")
+
+
+def find_salt(data: bytes, first: int) -> int | None:
+    """Return the salt of a segment whose header is damaged, given its beginning and the number of its first record.
+
+    It stands in the header, which may be damaged elsewhere; else the checksum of the first frame's header tells it:
+    a CRC can be run backwards. That the first frame is whole proves it. None: it cannot be told.
+    """
+    at = SEGMENT_HEADER_SIZE
+    if len(data) < at + _FRAME.size:
+        return None
+    stored, told = _SEGMENT.unpack_from(data)[4], _FRAME.unpack_from(data, at)[3]
+    for salt in (stored, _crc_before(told, data[at : at + _FRAME.size - 8])):
+        if isinstance(decode_frame(data, at, first, salt), Frame):
+            return int(salt)
+    return None
+
+
+def record_count(buffer: bytes, at: int) -> int:
+    """Return how many records a frame has whose header is good."""
+    return int(_FRAME.unpack_from(buffer, at)[2])
+
+
+def _crc_before(after: int, data: bytes) -> int:
+    """Return the checksum from which these bytes lead to another one: the CRC of zlib, a byte at a time, backwards."""
+    table = [crc32(bytes([low]), 0xFFFFFFFF) ^ 0xFFFFFFFF for low in range(256)]
+    by_high = {value >> 24: low for low, value in enumerate(table)}
+    state = after ^ 0xFFFFFFFF
+    for byte in reversed(data):
+        low = by_high[state >> 24]
+        state = (((state ^ table[low]) << 8) & 0xFFFFFFFF) | (low ^ byte)
+    return state ^ 0xFFFFFFFF
 
 
 def _is_head(buffer: bytes, at: int, salt: int) -> bool:

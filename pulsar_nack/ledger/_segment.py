@@ -4,6 +4,9 @@ A frame that a crash tore is the last thing in the last segment: either its head
 frame would at the latest, or its header is not, no later frame follows, and no more is there than one frame can have.
 Everything else is damage. Of a segment that has a successor only the records before the successor's first one count:
 what lies beyond them was never durable (an append failed there, and the log went on in a new file).
+
+Damage takes away the frames that it lies in, and no others: reading goes on at the next whole frame behind it, which
+its checksums tell, and its header says which records are missing in between (a *hole*).
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from ._record import (
     NewerVersion,
     decode_frame,
     decode_segment_header,
+    find_heads,
     has_later_frame,
+    record_count,
 )
 
 _CHUNK: Final = 1 << 18
@@ -58,10 +63,17 @@ class Index:
 
     def add(self, number: int, offset: int) -> None:
         """Note that a frame begins here; it is kept when it is far enough behind the last one."""
-        if offset < self._offsets[-1] + _INDEX_STEP:
+        self._add(number, offset, _INDEX_STEP)
+
+    def add_behind_hole(self, number: int, offset: int) -> None:
+        """Note that a frame begins here, behind damage: it is kept however far it is from the last one."""
+        self._add(number, offset, 1)
+
+    def _add(self, number: int, offset: int, step: int) -> None:
+        if offset < self._offsets[-1] + step:
             return
         with self._lock:
-            if offset >= self._offsets[-1] + _INDEX_STEP:
+            if offset >= self._offsets[-1] + step:
                 self._numbers.append(number)
                 self._offsets.append(offset)
 
@@ -81,24 +93,41 @@ class Segment:
         self.path = path
         self.first = first
         self.index = Index(first)
+        self._holes: list[tuple[int, int, int, str]] = []
+        self.salt: int | None = None
+        """The salt of a segment whose header is damaged, when it could be told; else the header is read and checked."""
 
     def read(self, first: int, last: int, limit: int) -> list[bytes]:
         """Return records ``first`` to ``last``, which are durable here; stop before ``limit`` bytes, but not at none.
 
-        :raises LogCorruptedError: they are not there as they should be
+        It stops before damage too, when there are records before it.
+
+        :raises LogCorruptedError: the first one is not there as it should be
         """
+        self._check_holes(first)
         records: list[bytes] = []
         with Walk(self, *self.index.start_for(first)) as walk:
             while walk.number <= last:
                 begin, frame = walk.number, walk.step()
                 if not isinstance(frame, Frame):
-                    raise walk.damage(frame)
+                    if records:
+                        return records
+                    damage = walk.damage(frame)
+                    end = walk.number if walk.skip(frame) else last + 1
+                    self._holes.append((begin, end, damage.offset, damage.reason))
+                    self._check_holes(first)
+                    continue
                 for record in frame.records(max(first - begin, 0), last + 1 - begin):
                     limit -= cost(record)
                     if records and limit < 0:
                         return records
                     records.append(record)
         return records
+
+    def _check_holes(self, number: int) -> None:
+        for first, end, offset, reason in self._holes:
+            if first <= number < end:
+                raise LogCorruptedError(self.log, self.path.name, offset, reason)
 
     def find_tail(self) -> Tail:
         """Walk the whole file, the last of its log; what lies behind the returned end is a torn frame.
@@ -135,7 +164,7 @@ class Walk:
         self._descriptor = files.open(self._segment.path)
         try:
             self.size = files.size(self._descriptor)
-            self.salt = self._check_header()
+            self.salt = self._check_header() if self._segment.salt is None else self._segment.salt
         except BaseException:
             files.close(self._descriptor)
             raise
@@ -159,6 +188,32 @@ class Walk:
             self.end = self._start + found.end
         return found
 
+    def skip(self, found: Incomplete | Damaged) -> bool:
+        """Go on at the next whole frame behind what is not good here; without one, at the end of the file.
+
+        Returns whether there is one. ``number`` is then at least what it would be without the damage, as far as the
+        headers of what is passed over tell. O(bytes up to there).
+        """
+        position = self.end + (found.size is None)
+        if found.size and len(self._buffer) - (self.end - self._start) >= FRAME_HEADER_SIZE:
+            position = self._pass_head()
+        else:
+            self.number += 1
+        while position < self.size:
+            buffer = self._read(_CHUNK, position)
+            for at, number in sorted(find_heads(buffer, 0, self.number, self.salt, self.size)):
+                if number < self.number or position + at < self.end:
+                    continue
+                self.number, self.end = number, position + at
+                self._fill(_CHUNK)
+                if self._is_whole():
+                    self._segment.index.add_behind_hole(self.number, self.end)
+                    return True
+                self.end = self._pass_head()
+            position = max(position + _CHUNK - FRAME_HEADER_SIZE + 1, self.end)
+        self.end = self.size
+        return False
+
     def is_torn(self, found: Incomplete | Damaged) -> bool:
         """Return whether a crash while the last frame was being written explains what lies here."""
         if found.size is not None:
@@ -175,6 +230,21 @@ class Walk:
 
     def _decode(self) -> Frame | Incomplete | Damaged:
         return decode_frame(self._buffer, self.end - self._start, self.number, self.salt)
+
+    def _pass_head(self) -> int:
+        """Count the records of a frame whose header is good and whose body is not; return where the header ends.
+
+        The next frame may lie anywhere from there on: bytes may be missing.
+        """
+        self.number += record_count(self._buffer, self.end - self._start)
+        return self.end + FRAME_HEADER_SIZE
+
+    def _is_whole(self) -> bool:
+        found = self._decode()
+        if isinstance(found, Incomplete) and found.size > _CHUNK:
+            self._fill(found.size)
+            found = self._decode()
+        return isinstance(found, Frame)
 
     def _fill(self, size: int) -> None:
         self._buffer, self._start = self._read(size, self.end), self.end

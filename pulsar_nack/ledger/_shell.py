@@ -30,6 +30,8 @@ _P = ParamSpec("_P")
 
 _CHUNK: Final = 1 << 20
 _ALL: Final = 1 << 62
+READ_ONLY: Final = "it is open for reading only"
+DAMAGED: Final = "it is damaged, and open for reading only"
 
 
 class LogBackend(Protocol):
@@ -60,12 +62,17 @@ class LogBackend(Protocol):
         """Return whether it was opened for writing."""
         ...
 
+    @property
+    def why_read_only(self) -> str:
+        """Return why nothing can be added to one that is not writable."""
+        ...
+
     def write(self, records: Sequence[bytes]) -> int:
         """Add records, durably, and return the number of the first; without records, seal."""
         ...
 
     def read(self, first: int, last: int, limit: int) -> list[bytes]:
-        """Return records, at least one, and not many more bytes than the limit."""
+        """Return records, at least one, and not many more bytes than the limit; those before damage, if there are."""
         ...
 
     def close(self) -> None:
@@ -132,7 +139,7 @@ class LogShell:
         self._check_open()
         for field, value in (("first", first), ("last", last)):
             check_number(field, value, 0, self.length - 1)
-        return await self._run(self._read, first, last, _ALL)
+        return await self._run(self._read_all, first, last)
 
     async def records(self, first: int = 0) -> AsyncIterator[Record]:
         """Go through the records from ``first`` to what is the end at that time, about 1 MiB in memory at a time."""
@@ -195,6 +202,12 @@ class LogShell:
         with storage_errors(self.name, "read it"):
             return self._backend.read(first, last, limit)
 
+    def _read_all(self, first: int, last: int) -> list[bytes]:
+        found: list[bytes] = []
+        while first + len(found) <= last:
+            found += self._read(first + len(found), last, _ALL)
+        return found
+
     async def _run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, partial(work, *args, **kwargs))
 
@@ -205,7 +218,7 @@ class LogShell:
     def _check_writable(self) -> None:
         self._check_open()
         if not self._backend.is_writable:
-            raise LogStorageError(self.name, "append", "it is open for reading only")
+            raise LogStorageError(self.name, "append", self._backend.why_read_only)
         if self.is_sealed:
             raise LogSealedError(self.name)
 

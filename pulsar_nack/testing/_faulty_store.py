@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from ..errors import InvalidArgumentError, LogStorageError
-from ..ledger import Log, LogStore, Record
+from ..errors import InvalidArgumentError, LogCorruptedError, LogStorageError
+from ..ledger import DamagedLog, Log, LogStore, Record, SalvagingStore
 from ._fake_faults import seconds
 
 _LEDGER = "ledger-"
@@ -71,6 +71,12 @@ class FaultyStore:
     async def open_log(self, name: str, *, read_only: bool = False) -> Log:
         """Open a log."""
         return self._wrapped(await self._store.open_log(name, read_only=read_only))
+
+    async def open_damaged(self, name: str) -> DamagedLog:
+        """Open a damaged log, where the store below can do that."""
+        if isinstance(self._store, SalvagingStore):
+            return await self._store.open_damaged(name)
+        raise LogCorruptedError(name, name, 0, "it cannot be opened")
 
     def _wrapped(self, log: Log) -> Log:
         return _FaultyLog(log, self._faults) if log.name.startswith(_LEDGER) else log

@@ -14,7 +14,7 @@ from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import Cursor
 from pulsar_nack.cursor._chain import is_entry, is_marker, is_single
 from pulsar_nack.errors import LogCorruptedError
-from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore
+from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore, SalvagingStore
 from pulsar_nack.ledger._files import Files
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 
@@ -151,6 +151,13 @@ class DamagedStore:
             raise LogCorruptedError(name, "its header", 0, "a bad checksum")
         log = await self._inner.open_log(name, read_only=read_only)
         return DamagedLog(log, self._damage or {}) if name == self._name else log
+
+    async def open_damaged(self, name: str) -> Any:
+        """Open a log of which not all is damaged."""
+        if name == self._name and self._damage is None:
+            raise LogCorruptedError(name, "its header", 0, "a bad checksum")
+        assert isinstance(self._inner, SalvagingStore)
+        return await self._inner.open_damaged(name)
 
     async def __aenter__(self) -> DamagedStore:
         return self
