@@ -76,8 +76,9 @@ class LocalBackend:
             raise LogCorruptedError(self.name, segment_name(first), 0, "the file is missing")
         found: list[bytes] = []
         while first <= last and limit > 0:
-            end = last if at + 1 == len(segments) else min(last, segments[at + 1].first - 1)
-            part = segments[at].read(first, end, limit)
+            stop = self.length if at + 1 == len(segments) else segments[at + 1].first
+            end = min(last, stop - 1)
+            part = segments[at].read(first, end, limit, stop)
             found += part
             first += len(part)
             limit = limit - sum(map(cost, part)) if first > end else 0

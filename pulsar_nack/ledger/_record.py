@@ -176,7 +176,8 @@ def find_salt(data: bytes, first: int) -> int | None:
         return None
     stored, told = _SEGMENT.unpack_from(data)[4], _FRAME.unpack_from(data, at)[3]
     for salt in (stored, _crc_before(told, data[at : at + _FRAME.size - 8])):
-        if isinstance(decode_frame(data, at, first, salt), Frame):
+        found = decode_frame(data, at, first, salt)
+        if isinstance(found, Frame) and not (found.is_seal and data[:4] != MAGIC):  # zeros look like a seal
             return int(salt)
     return None
 

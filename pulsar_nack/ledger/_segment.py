@@ -97,11 +97,12 @@ class Segment:
         self.salt: int | None = None
         """The salt of a segment whose header is damaged, when it could be told; else the header is read and checked."""
 
-    def read(self, first: int, last: int, limit: int) -> list[bytes]:
+    def read(self, first: int, last: int, limit: int, stop: int) -> list[bytes]:
         """Return records ``first`` to ``last``, which are durable here; stop before ``limit`` bytes, but not at none.
 
         It stops before damage too, when there are records before it.
 
+        :param stop: the number after the last record that is durable here
         :raises LogCorruptedError: the first one is not there as it should be
         """
         self._check_holes(first)
@@ -113,7 +114,7 @@ class Segment:
                     if records:
                         return records
                     damage = walk.damage(frame)
-                    end = walk.number if walk.skip(frame) else last + 1
+                    end = walk.number if walk.skip(frame) else stop
                     self._holes.append((begin, end, damage.offset, damage.reason))
                     self._check_holes(first)
                     continue
