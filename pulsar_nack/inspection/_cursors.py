@@ -72,7 +72,7 @@ def find_cursors(store: Store) -> Iterator[FoundCursor]:
 def _find(store: Store, name: str, logs: dict[str, Inspected]) -> FoundCursor | None:
     """Return the cursor of this name; None where the logs only look like those of one."""
     try:
-        records: dict[str, _Numbered] = {each: dict(log.numbered()) for each, log in logs.items()}
+        records: dict[str, _Numbered] = {each: dict(log.numbered(past_damage=True)) for each, log in logs.items()}
         if not any(is_marker(record) or is_single(record) for some in records.values() for record in some.values()):
             return None
         for log in logs.values():
@@ -84,7 +84,7 @@ def _find(store: Store, name: str, logs: dict[str, Inspected]) -> FoundCursor | 
 
 
 def _newest(store: Store, name: str, logs: dict[str, Inspected], records: dict[str, _Numbered]) -> FoundCursor | None:
-    main = [each for each, log in sorted(logs.items(), reverse=True) if _is_main(each) and log.scan.can_be_opened]
+    main = [each for each, log in sorted(logs.items(), reverse=True) if _is_main(each) and log.scan.can_be_salvaged]
     found = [(each, stored) for each in main if (stored := _last_usable(store, each, records[each]))]
     if not found:
         snapshots = [each for each in sorted(logs, reverse=True) if not _is_main(each)]

@@ -1,8 +1,8 @@
 """Going through a log's files without opening the log: nothing is locked, made, cut, synced or removed.
 
-A reader that repairs nothing has to go on where the library stops. Damage ends a segment; what the next segments hold
-is gone through all the same, and counted. A writer may be at work: the end of the last file is looked at again before
-it is called torn, and a log that disappears meanwhile is told as gone.
+A reader that repairs nothing has to go on where the library stops. Damage ends a segment, unless what lies behind it is
+wanted too; what the next segments hold is gone through all the same, and counted. A writer may be at work: the end of
+the last file is looked at again before it is called torn, and a log that disappears meanwhile is told as gone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..ledger._files import Files, OsFiles
 from ..ledger._names import LOG, is_own, segment_first, segment_name
 from ..ledger._record import SEGMENT_HEADER_SIZE, Frame
 from ..ledger._segment import Segment, Walk
+from ..ledger._survey import salt_of
 from ._damage import Damage, DamageKind
 
 _LOOKS: Final = 4
@@ -43,9 +44,10 @@ class LogScan:
 
     :param store: the folder of the store
     :param name: the log's name
+    :param past_damage: whether whole frames behind damage are wanted; ``segments`` counts what is missing then, too
     """
 
-    def __init__(self, store: Path, name: str, files: Files | None = None) -> None:
+    def __init__(self, store: Path, name: str, files: Files | None = None, *, past_damage: bool = False) -> None:
         self.name = name
         self.segments: list[SegmentReport] = []
         self.damage: list[Damage] = []
@@ -54,6 +56,7 @@ class LogScan:
         self.store = store
         self._folder = store / (name + LOG)
         self._files = files or OsFiles()
+        self._past_damage = past_damage
 
     @property
     def length(self) -> int:
@@ -70,6 +73,11 @@ class LogScan:
         """Return whether the library would open the log: it looks at the names of the files, and at the last one."""
         looked_at = {segment_name(0) if not self.segments or self.segments[0].first else "", self._last_file}
         return not any(each.kind != "torn" and each.file in looked_at for each in self.damage)
+
+    @property
+    def can_be_salvaged(self) -> bool:
+        """Return whether a cursor would open the log, for what is whole of it."""
+        return not any(each.kind in ("newer", "unreadable") for each in self.damage)
 
     @property
     def _last_file(self) -> str:
@@ -105,10 +113,12 @@ class LogScan:
         segment = Segment(self._files, self.name, path, first)
         number, offset, size = first, SEGMENT_HEADER_SIZE, 0
         try:
+            if self._past_damage:
+                self._find_salt(segment)
             for looks in range(_LOOKS):
                 with Walk(segment, number, offset) as walk:
                     size = walk.size
-                    yield from self._frames(walk, end)
+                    yield from self._frames(walk, path.name, end)
                     number, offset = walk.number, walk.end
                     if self._is_at_end(walk, path.name, end, is_last_look=looks + 1 == _LOOKS):
                         break
@@ -126,11 +136,22 @@ class LogScan:
         good = number if end is None else min(number, end)
         self.segments.append(SegmentReport(path.name, first, good - first, size))
 
-    def _frames(self, walk: Walk, end: int | None) -> Iterator[tuple[int, bytes]]:
+    def _find_salt(self, segment: Segment) -> None:
+        try:
+            with Walk(segment, segment.first, SEGMENT_HEADER_SIZE):
+                pass
+        except LogCorruptedError:
+            segment.salt = salt_of(self._files, segment)
+
+    def _frames(self, walk: Walk, file: str, end: int | None) -> Iterator[tuple[int, bytes]]:
         while walk.end < walk.size and not (self.is_sealed and end is None) and (end is None or walk.number < end):
-            number, frame = walk.number, walk.step()
+            number, begin, frame = walk.number, walk.end, walk.step()
             if not isinstance(frame, Frame):
-                return
+                if not self._past_damage or (end is None and walk.is_torn(frame)):
+                    return
+                self._note(file, begin, "damaged", walk.damage(frame).reason)
+                walk.skip(frame)
+                continue
             self.is_sealed = frame.is_seal
             records = frame.records(0, None if end is None else end - number)
             yield from enumerate(records, number)

@@ -34,13 +34,15 @@ class Inspected:
         """Go through its records again; the damage is noted already."""
         return (data for _, data in self.numbered())
 
-    def numbered(self) -> Iterator[tuple[int, bytes]]:
+    def numbered(self, *, past_damage: bool = False) -> Iterator[tuple[int, bytes]]:
         """Go through its records again with their numbers; some are left out where a file is damaged.
+
+        :param past_damage: leave out no more than is damaged
 
         When the log is deleted meanwhile the rest is left out, and ``is_gone`` is set.
         """
         try:
-            yield from LogScan(self.scan.store, self.name).records()
+            yield from LogScan(self.scan.store, self.name, past_damage=past_damage).records()
         except LogGoneError:
             self.is_gone = True
 

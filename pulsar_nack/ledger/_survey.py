@@ -57,7 +57,7 @@ def _survey(files: Files, segment: Segment, stop: int | None, damage: list[LogDa
         with Walk(segment, segment.first, SEGMENT_HEADER_SIZE):
             pass
     except LogCorruptedError as error:
-        segment.salt = _salt_of(files, segment)
+        segment.salt = salt_of(files, segment)
         last = segment.first - 1 if segment.salt is not None else (segment.first if stop is None else stop - 1)
         damage.append(LogDamage(file, error.offset, segment.first, last, error.reason))
         if segment.salt is None:
@@ -84,7 +84,8 @@ def _survey(files: Files, segment: Segment, stop: int | None, damage: list[LogDa
         return walk.number if stop is None else stop, is_sealed
 
 
-def _salt_of(files: Files, segment: Segment) -> int | None:
+def salt_of(files: Files, segment: Segment) -> int | None:
+    """Return the salt of a segment whose header is damaged, None when it cannot be told."""
     descriptor = files.open(segment.path)
     try:
         return find_salt(
