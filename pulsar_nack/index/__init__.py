@@ -3,7 +3,7 @@
 from ._buckets import TimeBuckets
 from ._due import DueIds
 from ._entries import as_entries
-from ._entry_sets import MAX_ENTRY, EntrySets
+from ._entry_sets import MAX_ENTRY, EntrySets, portable
 from ._front import NEVER, Front
 from ._ordered import OrderedPositions
 from ._pieces import Piece, add_entries, add_runs, add_words, pieces_of, varint_bytes, whole_piece
@@ -29,6 +29,7 @@ __all__ = [
     "add_words",
     "as_entries",
     "pieces_of",
+    "portable",
     "varint_bytes",
     "whole_piece",
 ]

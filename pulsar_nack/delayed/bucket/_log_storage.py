@@ -105,7 +105,7 @@ class LogSnapshotStorage:
         records.append(footer.encode())
         while True:
             snapshot_id = self._new_id()
-            name = f"snapshot-{_digest(topic_name, cursor_name)}-{snapshot_id}"
+            name = log_name(topic_name, cursor_name, snapshot_id)
             with suppress(LogExistsError):
                 await self._create(snapshot_id, name, records)
                 return snapshot_id
@@ -240,6 +240,11 @@ class LogSnapshotStorage:
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError("LogSnapshotStorage")
+
+
+def log_name(topic_name: str, cursor_name: str, snapshot_id: int) -> str:
+    """Return what the log of a snapshot is called."""
+    return f"snapshot-{_digest(topic_name, cursor_name)}-{snapshot_id}"
 
 
 def _digest(topic_name: str, cursor_name: str) -> str:

@@ -1,0 +1,145 @@
+"""Makes a snapshot of a bucket's rows: segments cut and encoded as the bucket tracker does it, with numpy. Pure.
+
+The wire form is that of ``delayed/bucket/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so
+all indexes of a bucket are written into one table of bytes, a row each, and the bytes that are not used are left out
+at the end. About 0.1 us an index, where protobuf's objects take 0.5.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..config import BucketConfig
+from ..index import portable
+from ._build_cut import Longs, Rows
+
+_INDEX: Final = 0x0A
+"""Field 1 of a segment, a message with a length."""
+_FIELDS: Final = (0x08, 0x10, 0x18)
+"""Fields 1, 2 and 3 of an index, whole numbers: time, ledger, entry."""
+_ROW: Final = 0x0A
+_BITMAPS, _MAX_AT, _MIN_AT = 0x0A, 0x10, 0x18
+_KEY, _VALUE = 0x08, 0x12
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class BucketSnapshot(NamedTuple):
+    """Entry 0 of a snapshot, the segments after it, and between which times they lie."""
+
+    metadata: bytes
+    segments: list[bytes]
+    first_at: int
+    last_at: int
+
+
+def encode_bucket(rows: Rows, config: BucketConfig) -> BucketSnapshot:
+    """Return the snapshot of a bucket.
+
+    :param rows: in order of position, each position once, at least one
+    """
+    order = _order(rows.times)
+    times, ledgers, entries = rows.times[order], rows.ledgers[order], rows.entries[order]
+    packed, starts = _encode_indexes(times, ledgers, entries)
+    segments, metadata = [], []
+    most = config.delayed_delivery_max_indexes_per_bucket_snapshot_segment
+    for at, to in _segments(times, config.segment_step_ms, most):
+        segments.append(packed[starts[at] : starts[to]].tobytes())
+        places = np.sort(order[at:to])  # in order of position again
+        bitmaps = _bitmaps(rows.ledgers[places], rows.entries[places])
+        metadata.append(_encode_row(bitmaps, int(times[at]), int(times[to - 1])))
+    return BucketSnapshot(b"".join(metadata), segments, int(times[0]), int(times[-1]))
+
+
+def _order(times: Longs) -> Longs:
+    """Return the places of times in order; of the same time the first place first."""
+    lowest, bits = int(times.min()), len(times).bit_length()
+    if (int(times.max()) - lowest) >> (62 - bits):
+        return np.argsort(times, kind="stable")
+    keys = (times - lowest << bits) | np.arange(len(times))
+    keys.sort()
+    places: Longs = keys & (1 << bits) - 1
+    return places
+
+
+def _segments(times: Longs, step_ms: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield from where to where each segment goes."""
+    at, end = 0, len(times)
+    while at < end:
+        to = at + int(np.searchsorted(times[at : at + most] if most > 0 else times[at:], times[at] + step_ms))
+        yield at, to
+        at = to
+
+
+def _encode_indexes(times: Longs, ledgers: Longs, entries: Longs) -> tuple[Bytes, Longs]:
+    """Return all indexes, and at which byte each begins; the end last."""
+    columns = [(column, _widths(column)) for column in (times, ledgers, entries)]
+    most = [int(widths.max()) for _, widths in columns]
+    length = sum(widths for _, widths in columns) + len(_FIELDS)
+    table = np.empty((len(times), 2 + len(_FIELDS) + sum(most)), np.uint8)
+    table[:, 0] = _INDEX
+    table[:, 1] = length
+    is_used = np.ones(table.shape, np.bool_) if any(int(each.min()) != each.max() for _, each in columns) else None
+    at = 2
+    for field, (column, widths), width in zip(_FIELDS, columns, most, strict=True):
+        table[:, at] = field
+        _fill(table[:, at + 1 : at + 1 + width], column, widths)
+        if is_used is not None:
+            is_used[:, at + 1 : at + 1 + width] = np.arange(width, dtype=np.uint8) < widths[:, None]
+        at += 1 + width
+    starts = np.zeros(len(times) + 1, np.int64)
+    np.cumsum(length, out=starts[1:], dtype=np.int64)
+    starts += 2 * np.arange(len(starts))
+    return table.ravel() if is_used is None else table[is_used], starts
+
+
+def _widths(numbers: Longs) -> Bytes:
+    """Return how many bytes each number takes, in groups of 7 bits."""
+    widths = np.ones(len(numbers), np.uint8)
+    highest, bits = int(numbers.max()), 7
+    while highest >> bits:
+        widths += numbers >= 1 << bits
+        bits += 7
+    return widths
+
+
+def _fill(table: Bytes, numbers: Longs, widths: Bytes) -> None:
+    for byte in range(table.shape[1]):
+        low = (numbers >> 7 * byte).astype(np.uint8)
+        table[:, byte] = np.where(widths > byte + 1, low | 0x80, low & 0x7F)
+
+
+def _bitmaps(ledgers: Longs, entries: Longs) -> Iterator[tuple[int, bytes]]:
+    """Yield a portable bitmap of the entries of each ledger."""
+    begins = [0, *(np.flatnonzero(ledgers[1:] != ledgers[:-1]) + 1).tolist(), len(ledgers)]
+    numbers = array("I", entries.astype(np.uint32).tobytes())
+    for at, to in pairwise(begins):
+        yield int(ledgers[at]), portable(numbers[at:to])
+
+
+def _encode_row(bitmaps: Iterator[tuple[int, bytes]], min_at: int, max_at: int) -> bytes:
+    parts = []
+    for ledger, bitmap in bitmaps:
+        key = varint(ledger)
+        head = varint(len(bitmap))
+        size = 2 + len(key) + len(head) + len(bitmap)
+        parts.append(b"%c%b%c%b%c%b%b" % (_BITMAPS, varint(size), _KEY, key, _VALUE, head, bitmap))
+    parts.append(b"%c%b%c%b" % (_MAX_AT, varint(max_at), _MIN_AT, varint(min_at)))
+    row = b"".join(parts)
+    return b"%c%b%b" % (_ROW, varint(len(row)), row)
+
+
+def varint(number: int) -> bytes:
+    """Return a number in groups of 7 bits, the lowest first."""
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)

@@ -1,0 +1,241 @@
+"""The job that builds the index of a bucket tracker from the metadata of its messages.
+
+Two passes over the rows. The first counts them by blocks of entries, which says where buckets end (``_build_units``),
+and finds rows that are not as they have to be, before anything is written. The second brings the rows of each part
+together in order of position, and on the workers each bucket is cut, encoded and written as it comes by: a worker
+holds one bucket. Which rows make a bucket, what it is called and its bytes depend on the rows alone, not on how Spark
+deals them out; so a task that runs again, or twice at a time, writes the same. Nothing is at ``path`` before the rename
+at the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import reduce
+from operator import or_
+from os import PathLike
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import IntegralType
+
+from ..config import BucketConfig
+from ..errors import InvalidArgumentError, LogStorageError, PulsarNackError
+from ..ledger._folder import as_folder
+from ._build_check import BOUNDS, duplicate, refused
+from ._build_commit import BuiltIndex, finish_build
+from ._build_cut import DuplicatePositionError, Longs, Rows
+from ._build_folder import building, check_target
+from ._build_unit import Built, build_units
+from ._build_units import BLOCK_BITS, UNIT_ROWS, Block, Unit, make_units, split_evenly
+
+_MOST_PARTS: Final = 256
+"""More would make an expression too large to be compiled; a part then has several units."""
+_ENTRY_BITS: Final = 32
+_PERMANENT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR}
+_BUILT: Final = (
+    "snapshot_id long, key string, start long, end long, rows long, segments long, first_at long, last_at long, "
+    "bytes long, problem string"
+)
+_ARROW: Final = pa.schema(
+    [
+        (name, pa.string() if kind == "string" else pa.int64())
+        for name, kind in (field.split() for field in _BUILT.split(", "))
+    ]
+)
+_Batches = Iterable[pa.RecordBatch]
+_Decode = Callable[[pa.RecordBatch], Rows]
+
+
+def build_index(
+    spark: SparkSession,
+    df: DataFrame,
+    path: str | PathLike[str],
+    config: BucketConfig | None = None,
+    *,
+    overwrite: bool = False,
+    unit_rows: int = UNIT_ROWS,
+) -> BuiltIndex:
+    """Build the index of delayed messages, a folder for :meth:`~pulsar_nack.BucketDelayedDeliveryTracker.open_local`.
+
+    :param spark: the session that ``df`` belongs to
+    :param df: columns ``ledger_id``, ``entry_id`` and ``deliver_at`` (epoch ms), long; a row for each delayed message,
+        in any order; read twice
+    :param path: a folder that is to be made, on storage that the driver and all executors share
+    :param config: of the tracker that will open it
+    :param overwrite: replace an index that is there
+    :param unit_rows: about how many rows one worker works on at a time
+    :raises InvalidArgumentError: columns are missing, a value is missing, negative or too high, a position comes twice,
+        or ``path`` is taken; nothing was written there
+    :raises LogStorageError: the storage refused, as when it is full; nothing is left
+    :raises LogLockedError: a tracker has the index open that is to be replaced
+    """
+    target = as_folder("path", path).absolute()
+    config = BucketConfig() if config is None else config
+    rows = _wanted(df)
+    check_target(target, overwrite=overwrite)
+    with _described(spark, "count rows"):
+        units = make_units(_blocks(rows), config, unit_rows)
+    with building(target) as staging, _described(spark, "write buckets"):
+        built = _build(rows, units, staging, config)
+        return finish_build(staging, target, units, built, config, overwrite=overwrite)
+
+
+@contextmanager
+def _described(spark: SparkSession, what: str) -> Iterator[None]:
+    """Name the jobs in Spark's own pages, where there is a context to tell."""
+    context = None
+    with suppress(PySparkException):
+        context = spark.sparkContext
+        context.setJobDescription(f"pulsar-nack build-index: {what}")
+    yield
+    if context is not None:
+        context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+
+
+def _wanted(df: DataFrame) -> DataFrame:
+    found = {field.name: field.dataType for field in df.schema}
+    if not all(isinstance(found.get(name), IntegralType) for name in BOUNDS):
+        told = ", ".join(f"{name} {kind.simpleString()}" for name, kind in found.items()) or "none"
+        raise InvalidArgumentError("df", told, f"columns {', '.join(BOUNDS)} of type long")
+    return df.select(*(f.col(name).cast("long").alias(name) for name in BOUNDS))
+
+
+# -- counting ------------------------------------------------------------------------------------------------------
+
+
+def _blocks(rows: DataFrame) -> Iterator[Block]:
+    """Yield how many rows there are in each block, in order of position.
+
+    :raises InvalidArgumentError: a row is not as it has to be
+    """
+    column_is_bad = [f.col(name).isNull() | (f.col(name) < 0) | (f.col(name) > most) for name, most in BOUNDS.items()]
+    is_bad = reduce(or_, column_is_bad)
+    block = f.shiftright("entry_id", BLOCK_BITS).alias("block")
+    counts = rows.groupBy("ledger_id", block).agg(f.count(f.lit(1)), f.count_if(is_bad))
+    for ledger, number, count, bad in counts.orderBy("ledger_id", "block").toLocalIterator():
+        if bad:
+            first = rows.where(is_bad).orderBy(*BOUNDS).first()
+            raise refused(*(first or (ledger, None, None)))
+        yield Block(ledger, number, count)
+
+
+# -- bringing together ---------------------------------------------------------------------------------------------
+
+
+def _build(rows: DataFrame, units: Sequence[Unit], staging: Path, config: BucketConfig) -> list[Built]:
+    if not units:
+        return []
+    base = units[0].ledger
+    decode: _Decode
+    parts = split_evenly(units, _MOST_PARTS)
+    if (units[-1].ledger - base) >> (63 - _ENTRY_BITS - 1):
+        dealt, decode = _by_columns(rows, parts), _decode_columns
+    else:
+        dealt, decode = _by_position(rows, parts, base), _decode_position(base)
+    records = dealt.mapInArrow(_worker(units, str(staging), config, decode), _BUILT).collect()
+    for record in records:
+        if record["problem"] is not None:
+            raise _error(json.loads(record["problem"]), staging)
+    return [Built(*record[:-1]) for record in records]
+
+
+def _by_position(rows: DataFrame, parts: Sequence[Sequence[Unit]], base: int) -> DataFrame:
+    """Deal rows out as one number, which is sorted faster than two; ledgers are counted from ``base`` on."""
+    position = f.shiftleft(f.col("ledger_id") - base, _ENTRY_BITS).bitwiseOR(f.col("entry_id")).alias("position")
+
+    def is_before(unit: Unit) -> Column:
+        return f.col("position") < (unit.ledger - base << _ENTRY_BITS | unit.entry)
+
+    dealt = _deal(rows.select(position, "deliver_at"), parts, is_before)
+    return dealt.sortWithinPartitions("position")
+
+
+def _by_columns(rows: DataFrame, parts: Sequence[Sequence[Unit]]) -> DataFrame:
+    """Deal rows out whose ledgers are too far apart for one number."""
+
+    def is_before(unit: Unit) -> Column:
+        ledger = f.col("ledger_id")
+        return (ledger < unit.ledger) | ((ledger == unit.ledger) & (f.col("entry_id") < unit.entry))
+
+    return _deal(rows, parts, is_before).sortWithinPartitions("ledger_id", "entry_id")
+
+
+def _deal(rows: DataFrame, parts: Sequence[Sequence[Unit]], is_before: Callable[[Unit], Column]) -> DataFrame:
+    number = _choose([part[0] for part in parts], is_before, 0)
+    if hasattr(rows, "repartitionById"):  # PySpark 4.1
+        return rows.repartitionById(len(parts), number)
+    return rows.repartition(len(parts), number)
+
+
+def _choose(firsts: Sequence[Unit], is_before: Callable[[Unit], Column], at: int) -> Column:
+    """Return the number of the part that a row lies in, by halves: few comparisons for many parts."""
+    if len(firsts) == 1:
+        return f.lit(at)
+    half = len(firsts) // 2
+    below, above = _choose(firsts[:half], is_before, at), _choose(firsts[half:], is_before, at + half)
+    return f.when(is_before(firsts[half]), below).otherwise(above)
+
+
+# -- on the workers ------------------------------------------------------------------------------------------------
+
+
+def _decode_position(base: int) -> _Decode:
+    def decode(batch: pa.RecordBatch) -> Rows:
+        positions, times = _column(batch, 0), _column(batch, 1)
+        return Rows((positions >> _ENTRY_BITS) + base, positions & (1 << _ENTRY_BITS) - 1, times)
+
+    return decode
+
+
+def _decode_columns(batch: pa.RecordBatch) -> Rows:
+    return Rows(*(_column(batch, number) for number in range(3)))
+
+
+def _column(batch: pa.RecordBatch, number: int) -> Longs:
+    return np.asarray(batch.column(number).to_numpy(zero_copy_only=False), np.int64)
+
+
+def _worker(
+    units: Sequence[Unit], staging: str, config: BucketConfig, decode: _Decode
+) -> Callable[[_Batches], Iterator[pa.RecordBatch]]:
+    """Return what builds the buckets of a partition; what no second attempt would change it tells as a problem."""
+
+    def work(batches: _Batches) -> Iterator[pa.RecordBatch]:
+        try:
+            for built in build_units(map(decode, batches), units, Path(staging), config):
+                yield _record(*built, None)
+        except DuplicatePositionError as error:
+            yield _problem(duplicate=[error.ledger, error.entry])
+        except OSError as error:
+            if error.errno not in _PERMANENT:
+                raise
+            yield _problem(storage=error.strerror or os.strerror(error.errno))
+
+    return work
+
+
+def _problem(**problem: object) -> pa.RecordBatch:
+    return _record(*[None] * (len(_ARROW) - 1), json.dumps(problem))
+
+
+def _record(*values: object) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array([value], field.type) for value, field in zip(values, _ARROW, strict=True)], schema=_ARROW
+    )
+
+
+def _error(problem: dict[str, object], staging: Path) -> PulsarNackError:
+    match problem:
+        case {"duplicate": [int(ledger), int(entry)]}:
+            return duplicate(ledger, entry)
+    return LogStorageError(str(staging), "write to it", str(problem.get("storage")))

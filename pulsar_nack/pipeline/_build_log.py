@@ -1,0 +1,61 @@
+"""The logs of an index as :meth:`~pulsar_nack.BucketDelayedDeliveryTracker.open_local` has them, made at once. Pure.
+
+What a snapshot's log and the cursor's log hold is what the tracker itself writes; only that nothing in it is random:
+ids count from 1 in order of position (the tracker's own are times, which are more), and the salt of a segment file is
+drawn from its name and content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
+from typing import Final
+from zlib import crc32
+
+from ..delayed.bucket._keys import PREFIX
+from ..delayed.bucket._log_changes import HEAD, Put, encode
+from ..delayed.bucket._log_snapshot import Footer, groups, split
+from ..delayed.bucket._log_storage import log_name
+from ..ledger._names import LOG, segment_name
+from ..ledger._record import encode_frame, encode_segment_header
+from ._build_encode import BucketSnapshot
+
+_APPEND: Final = 1 << 18
+"""What is written together is read together: as the tracker does it in a folder."""
+SEGMENT_FILE: Final = segment_name(0)
+CURSOR: Final = "cursor-1" + LOG
+
+
+def snapshot_folder(snapshot_id: int) -> str:
+    """Return the name of the folder of a snapshot's log."""
+    return log_name("", "", snapshot_id) + LOG
+
+
+def bucket_key(start: int, end: int, number: int) -> str:
+    """Return the property that names a bucket, the ``number``-th of its ledgers, from 0 on."""
+    return f"{PREFIX}part_{start}_{end}_{number}" if number else f"{PREFIX}bucket_{start}_{end}"
+
+
+def snapshot_log(key: str, snapshot: BucketSnapshot) -> bytes:
+    """Return the one segment file of a snapshot's log, which is sealed."""
+    records, parts = split((snapshot.metadata, *snapshot.segments), _APPEND)
+    records.append(Footer(key, "", "", len(snapshot.segments) + 1, parts).encode())
+    salt = crc32(snapshot.metadata, crc32(key.encode()))
+    return b"".join(_frames(records, salt, is_sealed=True))
+
+
+def cursor_log(named: Iterable[tuple[str, int]]) -> bytes:
+    """Return the one segment file of the cursor's log: nothing is acknowledged, these snapshots are named."""
+    records = [HEAD, *(encode(Put(key, str(snapshot_id))) for key, snapshot_id in named)]
+    salt = int.from_bytes(sha256(b"".join(records)).digest()[:4])
+    return b"".join(_frames(records, salt, is_sealed=False))
+
+
+def _frames(records: Sequence[bytes], salt: int, *, is_sealed: bool) -> Iterator[bytes]:
+    yield encode_segment_header(0, salt)
+    first = 0
+    for group in groups(records, _APPEND):
+        yield encode_frame(first, group, salt)
+        first += len(group)
+    if is_sealed:
+        yield encode_frame(first, (), salt)

@@ -1,0 +1,101 @@
+"""Where to divide an index so that its parts can be made apart, and come out as if they had been made in a row. Pure.
+
+A *block* is 65 536 entries of a ledger. From the number of rows in each block it is known at which of them a bucket
+ends, whatever computes it and in how many parts; so a *unit* of work begins only where a bucket does, and knows how
+many buckets lie before it. A unit is cut at the first such place after its target of rows. Inside a ledger that is so
+long that no bucket ends at a block, one that has enough is ended there, as the tracker ends one that is old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from ..config import BucketConfig
+
+BLOCK_BITS: Final = 16
+UNIT_ROWS: Final = 1_000_000
+"""A unit has about so many rows: enough that starting it costs nothing, few enough that all cores have work."""
+
+
+class Block(NamedTuple):
+    """How many rows there are in the block ``number`` of a ledger."""
+
+    ledger: int
+    number: int
+    rows: int
+
+
+class Unit(NamedTuple):
+    """A range of positions that begins with ``(ledger, entry)`` and ends before the next unit does.
+
+    :param first_id: id of its first snapshot
+    :param part: how many buckets that lie in its first ledger alone come before
+    :param rows: how many there are in it
+    """
+
+    ledger: int
+    entry: int
+    first_id: int
+    part: int
+    rows: int
+
+
+def make_units(blocks: Iterable[Block], config: BucketConfig, target: int = UNIT_ROWS) -> list[Unit]:
+    """Divide blocks, which come in order of position."""
+    return list(_Division(config, target).units(blocks))
+
+
+class _Division:
+    """Follows the tracker's rule over counts."""
+
+    def __init__(self, config: BucketConfig, target: int) -> None:
+        self._least = config.delayed_delivery_min_index_count_per_bucket
+        self._most = config.largest_bucket
+        self._target = target
+        self._ledger = -1
+        self._in_bucket = 0
+        self._begins_here = True
+        """Whether the present bucket began in the present ledger."""
+        self._ended = 0
+        """How many buckets have ended."""
+        self._parts = 0
+        """How many of them lie in the present ledger alone."""
+
+    def units(self, blocks: Iterable[Block]) -> Iterator[Unit]:
+        unit: Unit | None = None
+        for ledger, number, rows in blocks:
+            is_next = ledger != self._ledger
+            is_long = unit is not None and unit.rows >= self._target
+            if self._in_bucket >= self._least and (is_next or is_long):
+                self._end_bucket()
+            if is_next:
+                self._ledger, self._parts = ledger, 0
+                self._begins_here = not self._in_bucket
+            if unit is None or (is_long and not self._in_bucket):
+                if unit is not None:
+                    yield unit
+                unit = Unit(ledger, 0 if is_next else number << BLOCK_BITS, self._ended + 1, self._parts, 0)
+            unit = unit._replace(rows=unit.rows + rows)
+            self._fill(rows)
+        if unit is not None:
+            yield unit
+
+    def _fill(self, rows: int) -> None:
+        self._in_bucket += rows
+        while self._in_bucket > self._most:
+            rest = self._in_bucket - self._most
+            self._end_bucket()
+            self._in_bucket = rest
+
+    def _end_bucket(self) -> None:
+        self._ended += 1
+        self._parts += self._begins_here
+        self._in_bucket = 0
+        self._begins_here = True
+
+
+def split_evenly(units: Sequence[Unit], most: int) -> list[Sequence[Unit]]:
+    """Return units in at most so many parts, each with neighbours only."""
+    each = -(-len(units) // most) if units else 1
+    return [units[at : at + each] for at in range(0, len(units), each)]

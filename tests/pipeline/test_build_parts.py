@@ -1,0 +1,107 @@
+"""Buckets cut and encoded with numpy, compared with what the tracker's own code makes of the same rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_nack import BucketConfig
+from pulsar_nack.delayed.bucket._index import BucketIndex
+from pulsar_nack.delayed.bucket._segments import SnapshotBuilder
+from pulsar_nack.delayed.bucket._wire import decode_metadata
+from pulsar_nack.pipeline._build_cut import Cutter, DuplicatePositionError, Rows, rows_of
+from pulsar_nack.pipeline._build_encode import encode_bucket, varint
+from pulsar_nack.pipeline._build_units import Block, Unit, make_units, split_evenly
+
+LATEST = 1 << 56
+NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 1))
+TIMES = st.one_of(st.integers(0, 2_000), st.integers(0, LATEST))
+
+
+def sorted_rows(found: dict[tuple[int, int], int]) -> Rows:
+    """Return rows in order of position."""
+    positions = sorted(found)
+    return rows_of(
+        [ledger for ledger, _ in positions], [entry for _, entry in positions], [found[each] for each in positions]
+    )
+
+
+ROWS = st.dictionaries(
+    st.tuples(st.one_of(st.integers(0, 5), st.integers(0, 2**63 - 1)), NUMBERS), TIMES, min_size=1, max_size=80
+).map(sorted_rows)
+
+
+@given(ROWS, st.sampled_from([0.001, 0.1, 1.0, 300.0]), st.sampled_from([-1, 1, 3, 50]))
+def test_bucket_has_the_bytes_that_the_tracker_writes(rows: Rows, step: float, most: int) -> None:
+    """Segments are the tracker's byte by byte, and metadata say the same, for any numbers that may come."""
+    config = BucketConfig(
+        delayed_delivery_max_time_step_per_bucket_snapshot_segment_seconds=step,
+        delayed_delivery_max_indexes_per_bucket_snapshot_segment=most,
+    )
+    builder = SnapshotBuilder(config.segment_step_ms, most)
+    builder.add(sorted(zip(rows.times.tolist(), rows.ledgers.tolist(), rows.entries.tolist(), strict=True)))
+    expected = builder.finish()
+    found = encode_bucket(rows, config)
+    assert found.segments == expected.segments
+    assert decode_metadata(found.metadata) == decode_metadata(expected.metadata)
+    assert (found.first_at, found.last_at) == (expected.mins[0], expected.maxs[-1])
+
+
+@given(ROWS, st.integers(1, 8), st.one_of(st.none(), st.integers(1, 20)), st.integers(1, 30))
+def test_cuts_are_where_the_tracker_seals(rows: Rows, least: int, most: int | None, batch: int) -> None:
+    """Rows that come in batches of any size are cut where a tracker seals that is fed with them one by one."""
+    config = BucketConfig(delayed_delivery_min_index_count_per_bucket=least, max_indexes_per_bucket=most)
+    index = BucketIndex(config)
+    for ledger, entry, at in zip(*(column.tolist() for column in rows), strict=True):
+        index.add(ledger, entry, at, 0)
+    expected = [sealing.added for sealing in index.sealings] + [index.mutable.added]
+    cutter = Cutter.of(config)
+    found = [bucket for at in range(0, rows.length, batch) for bucket in cutter.feed(rows.part(at, at + batch))]
+    found += cutter.finish()
+    assert [bucket.length for bucket in found] == expected
+    assert np.concatenate([bucket.entries for bucket in found]).tolist() == rows.entries.tolist()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_position_that_comes_twice_is_refused(batch: int) -> None:
+    """Two rows of one position are found in one batch and over two."""
+    rows = rows_of([3, 3, 4, 4, 5], [1, 2, 2, 2, 2], [9, 9, 9, 8, 9])
+    cutter = Cutter(2, 4)
+    buckets = (bucket for at in range(0, 5, batch) for bucket in cutter.feed(rows.part(at, at + batch)))
+    with pytest.raises(DuplicatePositionError) as caught:
+        list(buckets)
+    assert (caught.value.ledger, caught.value.entry) == (4, 2)
+
+
+def test_units_begin_where_buckets_do() -> None:
+    """Counts of blocks alone tell where buckets end, which ids they have and how many of a ledger's come before."""
+    config = BucketConfig(delayed_delivery_min_index_count_per_bucket=10, max_indexes_per_bucket=20)
+    blocks = [Block(1, 0, 9), Block(2, 0, 3), Block(3, 0, 45), Block(3, 1, 16), Block(3, 2, 12), Block(9, 5, 4)]
+    assert make_units(blocks, config, 10) == [
+        Unit(1, 0, 1, 0, 12),
+        Unit(3, 0, 2, 0, 73),  # 20, 20, 20 and 13
+        Unit(9, 0, 6, 0, 4),
+    ]
+
+
+def test_long_ledger_is_divided_at_blocks() -> None:
+    """A ledger that no bucket's end divides is divided where a bucket has enough."""
+    config = BucketConfig(delayed_delivery_min_index_count_per_bucket=10, max_indexes_per_bucket=20)
+    blocks = [Block(7, number, 15) for number in range(4)]
+    assert make_units(blocks, config, 30) == [Unit(7, 0, 1, 0, 30), Unit(7, 2 << 16, 3, 2, 30)]
+
+
+def test_no_rows_are_no_units() -> None:
+    """Nothing is divided into nothing."""
+    assert make_units([], BucketConfig()) == []
+    assert split_evenly([], 4) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "data"), [(0, b"\0"), (127, b"\x7f"), (128, b"\x80\x01"), (2**63 - 1, b"\xff" * 8 + b"\x7f")]
+)
+def test_varint(number: int, data: bytes) -> None:
+    """Numbers are written in groups of 7 bits, the lowest first."""
+    assert varint(number) == data
