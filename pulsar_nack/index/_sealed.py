@@ -29,7 +29,7 @@ _HEAD: Final = 9
 _MOST_GAPS: Final = 16_384
 _COOKIE_WITH_RUNS: Final = 12_347
 _FAR_APART: Final = 1 << 14
-_EACH: Final = 8
+_EACH: Final = 32
 
 OBJECT_BYTES: Final = 50
 """What a ``bytes`` object takes beside its content: its head, up to the next 16 bytes, and its place in a list."""
