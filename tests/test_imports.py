@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 OPTIONAL = (
-    "_pulsar", "google", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar", "pulsar_lite", "pyspark",
+    "_pulsar", "google", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar", "pulsar_lite", "pyarrow", "pyspark",
     "rich", "structlog", "typer", "uvloop",
 )  # fmt: skip
 NEEDED = {
@@ -29,6 +29,7 @@ CORE = (
     "pulsar_nack.consumer",
     "pulsar_nack.testing",
     "pulsar_nack.observe",
+    "pulsar_nack.pipeline",
 )
 
 PROBE = """

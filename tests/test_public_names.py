@@ -36,6 +36,7 @@ PUBLIC = {
     "pulsar_nack.nack",
     "pulsar_nack.observe",
     "pulsar_nack.pipeline",
+    "pulsar_nack.pipeline.schemas",
     "pulsar_nack.planning",
     "pulsar_nack.testing",
     "pulsar_nack.topic",
@@ -73,12 +74,13 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "numpy": ("pipeline/",),
     "pyspark": ("pipeline/",),
     "pyarrow": ("pipeline/",),
+    "pandas": ("pipeline/",),
     "obstore": ("ledger/_object_",),
     "prometheus_client": ("observe/_cursor_", "observe/_delayed_"),
     "structlog": ("observe/_structlog",),
     "typer": ("cli/",),
     "rich": ("cli/",),
-    "matplotlib": ("cli/",),
+    "matplotlib": ("cli/", "pipeline/_plots"),
 }
 """Which files may import which package from outside, by the beginnings of their paths."""
 

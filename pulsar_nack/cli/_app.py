@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from .._version import __version__
+from . import _pipeline
 
 _COMMANDS: Final = {"demo": "_demo", "inspect": "_inspect", "plan": "_plan"}
 """Name of a command, and its module here; what a command needs beyond typer it imports when it is called."""
@@ -25,6 +26,7 @@ def make() -> typer.Typer:
     for name, module in _COMMANDS.items():
         command = getattr(importlib.import_module(f".{module}", __package__), name)
         app.command(name, help=_unwrapped(command.__doc__ or ""))(command)
+    app.add_typer(_pipeline.make(), name="pipeline")
     return app
 
 

@@ -14,15 +14,28 @@ from ..errors import MissingExtraError
 if TYPE_CHECKING:
     from ._build_commit import BuiltIndex
     from ._build_index import build_index
+    from ._checks import require_columns
+    from ._read import Read, check_traces, read_traces
+    from ._session import local_session
 
 __all__ = [
     "BuiltIndex",
+    "Read",
     "build_index",
+    "check_traces",
+    "local_session",
+    "read_traces",
+    "require_columns",
 ]
 
 _HOMES: Final = {
     "BuiltIndex": "_build_commit",
+    "Read": "_read",
     "build_index": "_build_index",
+    "check_traces": "_read",
+    "local_session": "_session",
+    "read_traces": "_read",
+    "require_columns": "_checks",
 }
 """The module of each public name."""
 _PACKAGES: Final = {"google", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}

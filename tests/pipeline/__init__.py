@@ -1,1 +1,1 @@
-"""Tests of the pipeline."""
+"""Tests of the pipeline, on one local Spark session."""

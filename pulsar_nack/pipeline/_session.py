@@ -1,0 +1,45 @@
+"""The Spark session that jobs run in: the one there is, that of spark-submit, or a local one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+_QUIET: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+}
+_LOCAL: Final = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+}
+
+
+def local_session(
+    master: str | None = None, *, name: str = "pulsar-nack", config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return the running session, or start one: local on all cores, unless spark-submit or ``master`` say otherwise.
+
+    :param master: such as ``local[2]`` or ``spark://host:7077``; None lets ``spark-submit`` decide where it runs this
+    :param config: further settings of Spark, which win over those made here
+    """
+    settings = dict(_QUIET)
+    if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        master = "local[*]"
+    if master is not None and master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings |= _LOCAL
+    builder = SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in (settings | dict(config or {})).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

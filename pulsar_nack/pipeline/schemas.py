@@ -1,0 +1,82 @@
+"""The schemas of what the pipeline reads; nothing is ever inferred. Needs the extra ``spark``.
+
+:data:`TRACE` is a line of the trace writer, version :data:`TRACE_VERSION`: JSON lines or Parquet, one event each. A
+message is known by the columns :data:`IDENTITY`. Times that end in ``_ms`` are epoch milliseconds.
+
+:data:`METADATA` is what a topic's messages tell without their payload, and :data:`HOLES` one acknowledged range of
+entries of a ledger, first and last included.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..errors import MissingExtraError
+
+try:
+    from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType
+except ModuleNotFoundError as error:
+    raise MissingExtraError("the pipeline", str(error.name), "spark") from error
+
+__all__ = ["EVENTS", "HOLES", "IDENTITY", "MAX_TIME_MS", "METADATA", "QUARANTINE", "TRACE", "TRACE_VERSION"]
+
+TRACE_VERSION: Final = 1
+"""The version that is read; lines of any other go to quarantine."""
+
+EVENTS: Final = ("nack", "redeliver", "arrive", "ack", "cancel", "hold", "error")
+"""The kinds of events."""
+
+MAX_TIME_MS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999: a later time is a mistake, as is a negative one."""
+
+IDENTITY: Final = ("topic", "partition", "subscription", "ledger", "entry", "batch_index")
+"""The columns that tell messages of subscriptions apart."""
+
+
+def _struct(*columns: tuple[str, DataType, bool]) -> StructType:
+    return StructType([StructField(name, kind, nullable) for name, kind, nullable in columns])
+
+
+_STRING, _INT, _LONG = StringType(), IntegerType(), LongType()
+
+TRACE: Final = _struct(
+    ("v", _INT, False),
+    ("event", _STRING, False),
+    ("time_ms", _LONG, False),
+    ("mono_ns", _LONG, False),
+    ("topic", _STRING, False),
+    ("partition", _INT, False),
+    ("subscription", _STRING, False),
+    ("consumer", _STRING, False),
+    ("ledger", _LONG, True),
+    ("entry", _LONG, True),
+    ("batch_index", _INT, False),
+    ("attempt", _INT, True),
+    ("delay_ms", _LONG, True),
+    ("deadline_ms", _LONG, True),
+    ("actual_ms", _LONG, True),
+    ("reason", _STRING, True),
+)
+
+METADATA: Final = _struct(
+    ("topic", _STRING, True),
+    ("partition", _INT, True),
+    ("ledger_id", _LONG, False),
+    ("entry_id", _LONG, False),
+    ("batch_index", _INT, True),
+    ("publish_time", _LONG, True),
+    ("deliver_at", _LONG, False),
+    ("key_hash", _INT, True),
+)
+
+HOLES: Final = _struct(
+    ("topic", _STRING, False),
+    ("subscription", _STRING, False),
+    ("ledger", _LONG, False),
+    ("first", _LONG, False),
+    ("last", _LONG, False),
+    ("kind", _STRING, False),
+)
+
+QUARANTINE: Final = _struct(("file", _STRING, True), ("line", _STRING, True), ("reason", _STRING, False))
+"""What could not be read: where it is, what it says, and why it was refused."""
