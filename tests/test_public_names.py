@@ -72,7 +72,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pulsar_lite": ("cli/", "testing/_lite"),
     "google": ("delayed/bucket/", "cursor/", "topic/"),
     "numpy": ("pipeline/",),
-    "pyspark": ("pipeline/",),
+    "pyspark": ("pipeline/", "cli/_pipeline"),
     "pyarrow": ("pipeline/",),
     "pandas": ("pipeline/",),
     "obstore": ("ledger/_object_",),

@@ -60,7 +60,7 @@ def test_others_go_to_quarantine(spark: SparkSession, tmp_path: Path, line: dict
     path = write(tmp_path / "trace-1-aa-0.jsonl", NACK, line)
     read = read_traces(spark, path)
     text = line if isinstance(line, str) else json.dumps(line)
-    assertDataFrameEqual(read.quarantine, spark.createDataFrame([(path.as_uri(), text, reason)], QUARANTINE))
+    assertDataFrameEqual(read.quarantine, spark.createDataFrame([(f"file:{path}", text, reason)], QUARANTINE))
     assert read.traces.count() == 1
     assert read.refused() == {reason: 1}
 
