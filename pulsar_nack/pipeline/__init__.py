@@ -15,25 +15,30 @@ if TYPE_CHECKING:
     from ._build_commit import BuiltIndex
     from ._build_index import build_index
     from ._checks import require_columns
+    from ._plan import PLAN, plan
     from ._read import Read, check_traces, read_traces
     from ._session import local_session
 
 __all__ = [
+    "PLAN",
     "BuiltIndex",
     "Read",
     "build_index",
     "check_traces",
     "local_session",
+    "plan",
     "read_traces",
     "require_columns",
 ]
 
 _HOMES: Final = {
+    "PLAN": "_plan",
     "BuiltIndex": "_build_commit",
     "Read": "_read",
     "build_index": "_build_index",
     "check_traces": "_read",
     "local_session": "_session",
+    "plan": "_plan",
     "read_traces": "_read",
     "require_columns": "_checks",
 }

@@ -26,10 +26,9 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import IntegralType
 
 from ..config import BucketConfig
-from ..errors import InvalidArgumentError, LogStorageError, PulsarNackError
+from ..errors import LogStorageError, PulsarNackError
 from ..ledger._folder import as_folder
 from ._build_check import BOUNDS, duplicate, refused
 from ._build_commit import BuiltIndex, finish_build
@@ -37,6 +36,8 @@ from ._build_cut import DuplicatePositionError, Longs, Rows
 from ._build_folder import building, check_target
 from ._build_unit import Built, build_units
 from ._build_units import BLOCK_BITS, UNIT_ROWS, Block, Unit, make_units, split_evenly
+from ._checks import require_columns
+from .schemas import METADATA
 
 _MOST_PARTS: Final = 256
 """More would make an expression too large to be compiled; a part then has several units."""
@@ -84,9 +85,10 @@ def build_index(
     rows = _wanted(df)
     check_target(target, overwrite=overwrite)
     with _described(spark, "count rows"):
-        units = make_units(_blocks(rows), config, unit_rows)
+        blocks = _Seen(_blocks(rows))
+        units = make_units(blocks, config, unit_rows)
     with building(target) as staging, _described(spark, "write buckets"):
-        built = _build(rows, units, staging, config)
+        built = _build(rows, units, blocks.last_ledger, staging, config)
         return finish_build(staging, target, units, built, config, overwrite=overwrite)
 
 
@@ -103,11 +105,8 @@ def _described(spark: SparkSession, what: str) -> Iterator[None]:
 
 
 def _wanted(df: DataFrame) -> DataFrame:
-    found = {field.name: field.dataType for field in df.schema}
-    if not all(isinstance(found.get(name), IntegralType) for name in BOUNDS):
-        told = ", ".join(f"{name} {kind.simpleString()}" for name, kind in found.items()) or "none"
-        raise InvalidArgumentError("df", told, f"columns {', '.join(BOUNDS)} of type long")
-    return df.select(*(f.col(name).cast("long").alias(name) for name in BOUNDS))
+    require_columns(df, METADATA, list(BOUNDS))
+    return df.select(*BOUNDS)
 
 
 # -- counting ------------------------------------------------------------------------------------------------------
@@ -129,16 +128,31 @@ def _blocks(rows: DataFrame) -> Iterator[Block]:
         yield Block(ledger, number, count)
 
 
+class _Seen:
+    """Passes blocks on, and remembers the last ledger."""
+
+    def __init__(self, blocks: Iterator[Block]) -> None:
+        self._blocks = blocks
+        self.last_ledger = -1
+
+    def __iter__(self) -> Iterator[Block]:
+        for block in self._blocks:
+            self.last_ledger = block.ledger
+            yield block
+
+
 # -- bringing together ---------------------------------------------------------------------------------------------
 
 
-def _build(rows: DataFrame, units: Sequence[Unit], staging: Path, config: BucketConfig) -> list[Built]:
+def _build(
+    rows: DataFrame, units: Sequence[Unit], last_ledger: int, staging: Path, config: BucketConfig
+) -> list[Built]:
     if not units:
         return []
     base = units[0].ledger
     decode: _Decode
     parts = split_evenly(units, _MOST_PARTS)
-    if (units[-1].ledger - base) >> (63 - _ENTRY_BITS - 1):
+    if (last_ledger - base) >> (63 - _ENTRY_BITS - 1):
         dealt, decode = _by_columns(rows, parts), _decode_columns
     else:
         dealt, decode = _by_position(rows, parts, base), _decode_position(base)

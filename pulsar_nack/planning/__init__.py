@@ -6,7 +6,7 @@ Also how many buckets to keep of an index on storage.
 from ._bucket_plan import BucketPlan, make_bucket_plan
 from ._bucket_size import BucketLoad, BucketSize, bucket_size
 from ._index_size import predicted_bytes
-from ._plan import Plan, PlanRow, Recommendation, format_size, make_plan
+from ._plan import Plan, PlanRow, Recommendation, format_size, make_plan, recommend
 from ._proposals import old_bytes, proposal_bytes
 from ._workload import Kind, Workload
 
@@ -26,4 +26,5 @@ __all__ = [
     "old_bytes",
     "predicted_bytes",
     "proposal_bytes",
+    "recommend",
 ]

@@ -80,7 +80,7 @@ def make_plan(workload: Workload, bits: int) -> Plan:
         raise InvalidArgumentError("bits", bits, f"an integer from 0 to {_MAX_BITS}")
     longest = max(floor(log2(max(workload.delay * 1000, 1))), bits)
     rows = tuple(_row(workload, each) for each in range(longest + 1))
-    return Plan(workload, bits, workload.pending, old_bytes(workload), rows, _recommend(workload, rows))
+    return Plan(workload, bits, workload.pending, old_bytes(workload), rows, recommend(workload, rows))
 
 
 def format_size(size: float) -> str:
@@ -112,8 +112,11 @@ def _row(workload: Workload, bits: int) -> PlanRow:
     )
 
 
-def _recommend(workload: Workload, rows: tuple[PlanRow, ...]) -> Recommendation:
-    """Choose the finest buckets that cost little: near the least memory, few wake-ups, no wider than fits the delay."""
+def recommend(workload: Workload, rows: tuple[PlanRow, ...]) -> Recommendation:
+    """Choose the finest buckets that cost little: near the least memory, few wake-ups, no wider than fits the delay.
+
+    :param rows: for 0, 1, 2 and so on bits, predicted or measured
+    """
     fine = [row for row in rows if row.is_fine]
     least = min(row.bytes for row in fine)
     cheap = [row for row in fine if row.bytes <= _affordable(least)]

@@ -1,0 +1,221 @@
+"""The job that plans the width of buckets from what really came: nacks of a trace, or delayed messages.
+
+For each topic it finds the moment at which most wait, and builds what waits then into the index that the library
+uses, once for each number of bits, on the workers. A moment is looked at for every eighth of the mean delay, at most
+each second. Sums of those who come and go tell how many wait at each, so no stream has to fit anywhere: only what
+waits at its moment is brought together, in order, and goes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
+from pyspark.sql.types import BooleanType, DoubleType, IntegerType, LongType, StringType, StructField, StructType
+
+from ..errors import InvalidArgumentError
+from ..planning import Kind
+from ._checks import require_columns
+from ._plan_measure import Arrival, Measured, Measuring, Planned, make_planned
+from .schemas import METADATA, TRACE
+
+_MOST_BITS: Final = 30
+_STREAM: Final = ("topic", "partition", "subscription")
+_ARRIVAL: Final = ("time_ms", "delay_ms", "ledger", "entry", "message_partition", "batch_index")
+_NACKS: Final = ("event", "topic", "subscription", "time_ms", "partition", "ledger", "entry", "batch_index", "delay_ms")
+_DELAYED: Final = ("topic", "partition", "ledger_id", "entry_id", "publish_time", "deliver_at")
+_MEASURED: Final = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("subscription", StringType()),
+        StructField("at_ms", LongType()),
+        *(
+            StructField(name, DoubleType() if name in {"early_ms", "delay_ms"} else LongType())
+            for name in Measured._fields
+        ),
+    ]
+)
+PLAN: Final = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("subscription", StringType()),
+        StructField("kind", StringType()),
+        StructField("at_ms", LongType()),
+        StructField("pending", LongType()),
+        StructField("delay_ms", DoubleType()),
+        StructField("bits", IntegerType()),
+        StructField("width_ms", LongType()),
+        StructField("buckets", LongType()),
+        StructField("wake_ups_per_second", DoubleType()),
+        StructField("early_ms", DoubleType()),
+        StructField("bytes", LongType()),
+        StructField("bytes_per_message", DoubleType()),
+        StructField("predicted_bytes", DoubleType()),
+        StructField("proposal_bytes", DoubleType()),
+        StructField("is_recommended", BooleanType()),
+        StructField("reason", StringType()),
+    ]
+)
+"""A row for each stream and number of bits, see :func:`plan`."""
+
+
+def plan(df: DataFrame, *, kind: str | None = None, max_bits: int = 16) -> DataFrame:
+    """Tell what buckets of each width take for what waited when most did, and recommend a width for each stream.
+
+    Nacks are a stream for each topic and subscription (partition is -1), delayed messages one for each topic and
+    partition. A nack that was cancelled counts until its deadline.
+
+    :param df: traces, of which nacks are used, or metadata
+    :param kind: ``nack`` or ``delayed``; None: as the columns are
+    :param max_bits: widths from 1 to ``2**max_bits`` ms are tried, at most 30
+    :returns: columns of :data:`PLAN`: ``bytes`` is what the index really takes, ``predicted_bytes`` what the formulas
+        say for a steady stream like this one, ``proposal_bytes`` Pulsar's own formula, ``early_ms`` how early messages
+        come on average; ``reason`` is with the recommended row
+    :raises InvalidArgumentError: columns are missing, or an argument is none
+    """
+    if type(max_bits) is not int or not 0 <= max_bits <= _MOST_BITS:
+        raise InvalidArgumentError("max_bits", max_bits, f"an integer from 0 to {_MOST_BITS}")
+    chosen = _kind(df, kind)
+    arrivals = _nacks(df) if chosen == Kind.NACK else _delayed(df)
+    keys = [*_STREAM, "at_ms", "bits"]
+    bits = f.explode(f.sequence(f.lit(0), f.lit(max_bits))).alias("bits")
+    waiting = _waiting(arrivals).select(*_STREAM, "at_ms", *_ARRIVAL, bits)
+    ordered = waiting.repartition(*keys).sortWithinPartitions(*keys, "time_ms", "ledger", "entry", "batch_index")
+    measured = ordered.mapInArrow(_measurer(chosen), _MEASURED)
+    return measured.groupBy(*_STREAM).applyInArrow(_planner(chosen), PLAN)
+
+
+def _kind(df: DataFrame, kind: str | None) -> Kind:
+    if kind is None:
+        kind = Kind.NACK if "event" in df.columns else Kind.DELAYED
+    if kind not in set(Kind):
+        raise InvalidArgumentError("kind", kind, "nack or delayed")
+    return Kind(kind)
+
+
+def _nacks(df: DataFrame) -> DataFrame:
+    require_columns(df, TRACE, _NACKS)
+    nacks = df.where((f.col("event") == "nack") & (f.col("delay_ms") > 0) & f.col("ledger").isNotNull())
+    return nacks.select(
+        f.coalesce("topic", f.lit("")).alias("topic"),
+        f.lit(-1).alias("partition"),
+        f.coalesce("subscription", f.lit("")).alias("subscription"),
+        *("time_ms", "delay_ms", "ledger", "entry"),
+        f.col("partition").alias("message_partition"),
+        "batch_index",
+    )
+
+
+def _delayed(df: DataFrame) -> DataFrame:
+    require_columns(df, METADATA, _DELAYED)
+    delayed = df.where(f.col("deliver_at") > f.col("publish_time"))
+    return delayed.select(
+        f.coalesce("topic", f.lit("")).alias("topic"),
+        f.coalesce("partition", f.lit(-1)).alias("partition"),
+        f.lit("").alias("subscription"),
+        f.col("publish_time").alias("time_ms"),
+        (f.col("deliver_at") - f.col("publish_time")).alias("delay_ms"),
+        f.col("ledger_id").alias("ledger"),
+        f.col("entry_id").alias("entry"),
+        f.lit(-1).alias("message_partition"),
+        f.lit(-1).alias("batch_index"),
+    )
+
+
+def _waiting(arrivals: DataFrame) -> DataFrame:
+    """Return what waits of each stream when most do, with that moment."""
+    step = f.greatest(f.lit(1), f.least(f.lit(1000), f.floor(f.avg("delay_ms") / 8))).cast("long").alias("step")
+    stepped = _join(arrivals, arrivals.groupBy(*_STREAM).agg(step))
+    comes = f.floor(f.col("time_ms") / f.col("step")).cast("long") + 1
+    goes = f.floor((f.col("time_ms") + f.col("delay_ms")) / f.col("step")).cast("long") + 1
+    pairs = [f.struct(at.alias("at"), f.lit(by).alias("by")) for at, by in ((comes, 1), (goes, -1))]
+    change = f.explode(f.array(*pairs))
+    changes = stepped.select(*_STREAM, "step", change.alias("change"))
+    changes = changes.groupBy(*_STREAM, "step", "change.at").agg(f.sum("change.by").alias("by"))
+    until = Window.partitionBy(*_STREAM).orderBy("at").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    counts = changes.withColumn("pending", f.sum("by").over(until))
+    most = f.max(f.struct("pending", -f.col("at") * f.col("step"))).alias("most")
+    peaks = counts.groupBy(*_STREAM).agg(most).select(*_STREAM, (-f.col("most.col2")).alias("at_ms"))
+    waits = (f.col("time_ms") < f.col("at_ms")) & (f.col("at_ms") <= f.col("time_ms") + f.col("delay_ms"))
+    return _join(arrivals, peaks).where(waits)
+
+
+def _join(arrivals: DataFrame, streams: DataFrame) -> DataFrame:
+    return arrivals.join(f.broadcast(streams), list(_STREAM))
+
+
+# -- on the workers ------------------------------------------------------------------------------------------------
+
+
+def _measurer(kind: Kind) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what builds an index for each stream and number of bits; their rows follow each other."""
+    names = _MEASURED.fieldNames()
+
+    def measure(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for key, found in groupby(_runs(batches), itemgetter(0)):
+            *stream, at_ms, bits = key
+            measuring = Measuring(kind, bits, at_ms)
+            for _, arrivals in found:
+                measuring.add(arrivals)
+            row = (*stream, at_ms, *measuring.finish())
+            yield pa.RecordBatch.from_pylist([dict(zip(names, row, strict=True))], schema=_MEASURED_ARROW)
+
+    return measure
+
+
+def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[tuple[Any, ...], list[Arrival]]]:
+    """Yield what is of one stream and number of bits, as far as it lies in one batch."""
+    for batch in batches:
+        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+        keys = zip(*(columns[name] for name in (*_STREAM, "at_ms", "bits")), strict=True)
+        rows = zip(*(columns[name] for name in _ARRIVAL), strict=True)
+        for key, pairs in groupby(zip(keys, rows, strict=True), itemgetter(0)):
+            yield key, [arrival for _, arrival in pairs]
+
+
+def _planner(kind: Kind) -> Callable[[pa.Table], pa.Table]:
+    def make(table: pa.Table) -> pa.Table:
+        found = sorted(table.to_pylist(), key=itemgetter("bits"))
+        measured = [Measured(*(row[name] for name in Measured._fields)) for row in found]
+        stream = {name: found[0][name] for name in (*_STREAM, "at_ms")}
+        rows = [stream | _row(kind, each) for each in make_planned(kind, measured)]
+        return pa.Table.from_pylist(rows, schema=_PLAN_ARROW)
+
+    return make
+
+
+def _row(kind: Kind, planned: Planned) -> dict[str, Any]:
+    measured, row = planned.measured, planned.row
+    return {
+        "kind": str(kind),
+        "pending": measured.pending,
+        "delay_ms": measured.delay_ms,
+        "bits": row.bits,
+        "width_ms": row.width_ms,
+        "buckets": measured.buckets,
+        "wake_ups_per_second": row.wake_ups_per_second,
+        "early_ms": measured.early_ms,
+        "bytes": measured.bytes,
+        "bytes_per_message": row.bytes_per_message,
+        "predicted_bytes": planned.predicted_bytes,
+        "proposal_bytes": row.proposal_bytes,
+        "is_recommended": planned.is_recommended,
+        "reason": planned.reason,
+    }
+
+
+def _arrow(schema: StructType) -> pa.Schema:
+    kinds = {StringType: pa.string(), LongType: pa.int64(), IntegerType: pa.int32()}
+    kinds |= {DoubleType: pa.float64(), BooleanType: pa.bool_()}
+    return pa.schema([(each.name, kinds[type(each.dataType)]) for each in schema.fields])
+
+
+_MEASURED_ARROW: Final = _arrow(_MEASURED)
+_PLAN_ARROW: Final = _arrow(PLAN)

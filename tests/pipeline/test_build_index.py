@@ -1,0 +1,189 @@
+"""The Spark job that builds an index, compared with the same in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from pulsar_nack import BucketConfig, InvalidArgumentError, LogStorageError
+from pulsar_nack.pipeline import _build_folder, _build_index, build_index
+from pulsar_nack.pipeline._build_units import Block, make_units
+
+from .delivering import Row, contents, deliveries, moments
+from .test_build_local import ROWS, SMALL, FailingFiles, build
+
+pytestmark = pytest.mark.timeout(300)
+SCHEMA = "ledger_id long, entry_id long, deliver_at long"
+
+
+def frame(spark: SparkSession, rows: list[Any], partitions: int = 3) -> DataFrame:
+    """Return rows as a table of the least columns, in some partitions."""
+    return spark.createDataFrame(rows, SCHEMA).repartition(partitions)
+
+
+@settings(deadline=None, max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ROWS.filter(len), st.integers(5, 30), st.booleans())
+@example([(5, 39, 376), (0, 9, 464), (4, 39, 164)], 18, True)  # noqa: FBT003 - in one part all the same
+async def test_delivers_what_a_tracker_fed_by_hand_does(
+    spark: SparkSession, rows: list[Row], unit_rows: int, is_far: bool
+) -> None:
+    """The job writes the bytes of the other way, and the same messages come at the same times as if added by hand."""
+    if is_far:  # too far for one number of ledger and entry
+        rows = [(ledger * 2**40, entry, at) for ledger, entry, at in rows]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        built = build_index(spark, frame(spark, rows), folder / "spark", SMALL, unit_rows=unit_rows)
+        assert built.rows == len(rows)
+        build(rows, folder / "local", unit_rows=unit_rows)
+        assert contents(folder / "spark") == contents(folder / "local")
+        found = await deliveries(folder / "spark", SMALL, moments(rows))
+        assert found == await deliveries(folder / "fed", SMALL, moments(rows), sorted(rows))
+
+
+def test_rerun_gives_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
+    """Other partitions, another order, other columns beside them: the same files, and no more of them."""
+    rows = spark.range(200_000).select(
+        (f.col("id") / 30_000).cast("long").alias("ledger_id"),
+        (f.col("id") % 30_000).alias("entry_id"),
+        (f.lit(1_700_000_000_000) + f.hash("id") % 100_000).alias("deliver_at"),
+        f.lit("topic").alias("topic"),
+    )
+    config = BucketConfig(delayed_delivery_min_index_count_per_bucket=20_000)
+    first = build_index(spark, rows, tmp_path / "a", config, unit_rows=50_000)
+    assert (first.rows, first.buckets) == (200_000, 7)
+    mixed = rows.repartition(7).sort(f.hash("deliver_at"))
+    again = build_index(spark, mixed, tmp_path / "b", config, unit_rows=100_000)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert again.bytes == first.bytes
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ((-1, 0, 5), "ledger_id: .*got -1"),
+        ((0, 2**32, 5), "entry_id: .*got 4294967296"),
+        ((4, 6, -7), "deliver_at: .*ledger_id 4, entry_id 6, got -7"),
+        ((4, 6, 2**60), "deliver_at: .*epoch time in ms"),
+        ((4, 6, None), "deliver_at: .*ledger_id 4, entry_id 6, got None"),
+        ((None, 6, 5), "ledger_id: .*got None"),
+        ((4, 5, 9), "df: .*ledger_id 4, entry_id 5 more than once"),
+    ],
+)
+def test_bad_row_is_named(spark: SparkSession, tmp_path: Path, row: tuple[Any, ...], said: str) -> None:
+    """A row that cannot be is named with the column and its value, and nothing is left."""
+    with pytest.raises(InvalidArgumentError, match=said):
+        build_index(spark, frame(spark, [(4, 5, 1), row]), tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_column_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """What is wanted and what was found is told before any work."""
+    with pytest.raises(
+        InvalidArgumentError,
+        match=r"type: deliver_at.*, got the columns ledger_id bigint, entry_id bigint",
+    ):
+        build_index(spark, frame(spark, [(4, 5, 1)]).drop("deliver_at"), tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_column_of_another_type_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    """A time that is not a whole number is refused, not converted."""
+    with pytest.raises(InvalidArgumentError, match="another type: deliver_at"):
+        build_index(spark, frame(spark, [(4, 5, 1)]).withColumn("deliver_at", f.now()), tmp_path / "index")
+
+
+def test_folder_that_exists_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """What is there stays there, unless it is to be replaced."""
+    build_index(spark, frame(spark, [(1, 1, 1)]), tmp_path / "index")
+    before = contents(tmp_path / "index")
+    with pytest.raises(InvalidArgumentError, match="overwrite=True"):
+        build_index(spark, frame(spark, [(2, 2, 2)]), tmp_path / "index")
+    assert contents(tmp_path / "index") == before
+    built = build_index(spark, frame(spark, [(2, 2, 2), (3, 3, 3)]), tmp_path / "index", overwrite=True)
+    assert built.rows == 2
+
+
+def test_rows_that_change_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows that are not the same when they are read a second time are found out before the commit."""
+    visits = tmp_path / "visits"
+    visits.mkdir()
+
+    def lose_one(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        visit = len(list(visits.iterdir()))
+        (visits / str(visit)).touch()
+        for batch in batches:
+            yield batch.slice(visit)
+
+    changing = frame(spark, [(1, entry, 5) for entry in range(50)], 1).mapInArrow(lose_one, SCHEMA)
+    with pytest.raises(InvalidArgumentError, match="stay the same"):
+        build_index(spark, changing, tmp_path / "index")
+    assert list(tmp_path.iterdir()) == [visits]
+
+
+def test_full_disk_on_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that finds the disk full says so, and does not ask for another attempt."""
+    monkeypatch.setattr(_build_folder, "_files", FailingFiles(1))
+    units = make_units([Block(1, 0, 3)], SMALL)
+    batch = pa.RecordBatch.from_pydict({"ledger_id": [1, 1, 1], "entry_id": [1, 2, 3], "deliver_at": [5, 5, 5]})
+    with _build_folder.building(tmp_path / "index") as staging:
+        work = _build_index._worker(units, str(staging), SMALL, _build_index._decode_columns)
+        (record,) = [record for found in work([batch]) for record in found.to_pylist()]
+        error = _build_index._error(json.loads(record["problem"]), staging)
+    assert isinstance(error, LogStorageError)
+    assert "No space left" in str(error)
+
+
+def test_storage_that_refuses_a_worker(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that cannot write ends the job with an error that says so, and nothing is left."""
+
+    @contextmanager
+    def without_room(target: Path) -> Iterator[Path]:
+        with _build_folder.building(target) as staging:
+            (staging / _build_folder.ATTEMPTS).rmdir()
+            (staging / _build_folder.ATTEMPTS).touch()
+            yield staging
+
+    monkeypatch.setattr(_build_index, "building", without_room)
+    with pytest.raises(LogStorageError, match="Not a directory"):
+        build_index(spark, frame(spark, [(1, 1, 1)]), tmp_path / "index")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_worker_leaves_nothing_and_a_rerun_gives_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    """A run whose worker is killed on the way fails and leaves nothing; the next one gives the bytes of any other."""
+    rows = [(ledger, entry, 1_000 + entry) for ledger in range(20) for entry in range(50)]
+    source = frame(spark, rows, 1)
+    visits = tmp_path / "visits"
+    visits.mkdir()
+
+    def kill_once(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches):
+            if number == 0:
+                (visits / str(len(list(visits.iterdir())))).touch()
+            if len(list(visits.iterdir())) == 2:  # the second reading of the first run
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+    killing = source.mapInArrow(kill_once, SCHEMA)
+    with pytest.raises((PySparkException, Py4JJavaError)):
+        build_index(spark, killing, tmp_path / "index", SMALL)
+    assert list(tmp_path.iterdir()) == [visits]
+    build_index(spark, killing, tmp_path / "index", SMALL)
+    build(rows, tmp_path / "local")
+    assert contents(tmp_path / "index") == contents(tmp_path / "local")

@@ -1,0 +1,117 @@
+"""The plan of bucket widths from what really came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule
+from pulsar_nack.pipeline import PLAN, plan
+from pulsar_nack.pipeline._plan_measure import Measuring, make_planned
+from pulsar_nack.pipeline.schemas import METADATA, TRACE
+from pulsar_nack.planning import Kind
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def nacks(spark: SparkSession, rows: list[tuple[str, str, int, int, int, int]]) -> DataFrame:
+    """Return a trace of nacks: topic, subscription, time, delay, ledger, entry; and an event that is none."""
+    events = [
+        (1, "nack", time, 0, topic, 0, subscription, "c", ledger, entry, -1, 0, delay, time + delay, None, None)
+        for topic, subscription, time, delay, ledger, entry in rows
+    ]
+    other = (1, "ack", 5, 0, "a", 0, "s", "c", 1, 1, -1, 0, None, None, None, "ack")
+    return spark.createDataFrame([*events, other], TRACE)
+
+
+def by_stream(df: DataFrame) -> dict[tuple[Any, ...], list[Any]]:
+    """Return the rows of each stream, in order of bits."""
+    found: dict[tuple[Any, ...], list[Any]] = {}
+    for row in df.orderBy("bits").collect():
+        found.setdefault((row.topic, row.partition, row.subscription), []).append(row)
+    return found
+
+
+def test_measures_what_the_schedule_takes() -> None:
+    """The figures are those of a schedule that holds the same."""
+    for bits in (0, 8, 12):
+        measuring = Measuring(Kind.NACK, bits, 10_000)
+        schedule = NackSchedule(NackConfig(negative_ack_precision_bit_cnt=bits))
+        arrivals = [(time, 60_000 + time % 7, time // 500, time % 500, 0, -1) for time in range(10_000)]
+        measuring.add(arrivals[:3_000])
+        measuring.add(arrivals[3_000:])
+        for time, delay, ledger, entry, partition, index in arrivals:
+            schedule.add(MessageId(ledger, entry, partition, index), time, delay)
+        found = measuring.finish()
+        assert (found.bits, found.pending, found.bytes) == (bits, 10_000, schedule.bytes)
+        assert (found.entries, found.ledgers, found.last_ms) == (10_000, 20, 59_999 + 9_999 % 7)
+        assert 0 <= found.early_ms < 1 << bits
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_recommends_as_the_formulas_do_for_a_steady_stream(kind: Kind) -> None:
+    """A steady stream in order with one delay gets about the bytes that are predicted, and one recommendation."""
+    measured = []
+    for bits in range(15):
+        measuring = Measuring(kind, bits, 60_000)
+        measuring.add((time, 60_000, time // 5_000, time % 5_000, -1, -1) for time in range(60_000))
+        measured.append(measuring.finish())
+    planned = make_planned(kind, measured)
+    assert [each.row.bits for each in planned] == list(range(15))
+    (best,) = [each for each in planned if each.is_recommended]
+    assert best.reason is not None
+    assert "Set " in best.reason
+    assert best.row.width_ms * 8 <= 60_000
+    for each in planned[6:]:
+        assert each.measured.bytes == pytest.approx(each.predicted_bytes, rel=0.5)
+
+
+def test_moment_with_most_is_found(spark: SparkSession) -> None:
+    """Of each topic and subscription the moment counts at which most wait; what waits then is counted exactly."""
+    rows = [("a", "s", 1_000 * each, 16_000, 7, each) for each in range(100)]  # 16 wait at any time
+    rows += [("a", "s", 50_500, 16_000, 8, entry) for entry in range(40)]  # and 40 more for 16 s
+    rows += [("a", "t", 0, 100, 7, 0), ("b", "s", 0, 5_000, 7, 0), ("b", "s", 0, 0, 7, 1)]
+    found = by_stream(plan(nacks(spark, rows), max_bits=12))
+    assert sorted(found) == [("a", -1, "s"), ("a", -1, "t"), ("b", -1, "s")]
+    busy = found["a", -1, "s"]
+    assert [row.bits for row in busy] == list(range(13))
+    assert {row.pending for row in busy} == {56}
+    assert 50_500 < busy[0].at_ms <= 66_500
+    assert {row.pending for row in found["a", -1, "t"] + found["b", -1, "s"]} == {1}
+    assert [sum(row.is_recommended for row in each) for each in found.values()] == [1, 1, 1]
+
+
+def test_delayed_messages_are_planned_by_topic_and_partition(spark: SparkSession) -> None:
+    """Metadata give a plan of ticks; what is not delayed is left out."""
+    rows = [("t", number % 2, 3, number, -1, number, number + 10_000, 0) for number in range(200)]
+    rows += [("t", 0, 3, 900, -1, 50, 50, 0)]
+    df = plan(spark.createDataFrame(rows, METADATA), max_bits=10)
+    assert df.schema == PLAN
+    found = by_stream(df)
+    assert sorted(found) == [("t", 0, ""), ("t", 1, "")]
+    assert {row.pending for each in found.values() for row in each} == {100}
+    assert {row.kind for each in found.values() for row in each} == {"delayed"}
+    (best,) = [row for row in found["t", 0, ""] if row.is_recommended]
+    assert "delayedDeliveryTickTimeMillis" in best.reason
+
+
+def test_nothing_is_planned_for_nothing(spark: SparkSession) -> None:
+    """Without a nack there is no row."""
+    assert plan(nacks(spark, []), max_bits=3).collect() == []
+
+
+@pytest.mark.parametrize("arguments", [{"max_bits": -1}, {"max_bits": 31}, {"max_bits": 2.0}, {"kind": "other"}])
+def test_arguments_are_checked(spark: SparkSession, arguments: dict[str, Any]) -> None:
+    """What is no width or kind is refused by its name."""
+    with pytest.raises(InvalidArgumentError, match=next(iter(arguments))):
+        plan(nacks(spark, []), **arguments)
+
+
+def test_missing_columns_are_named(spark: SparkSession) -> None:
+    """What is wanted and what was found is told before any work."""
+    with pytest.raises(InvalidArgumentError, match="delay_ms"):
+        plan(nacks(spark, []).drop("delay_ms"))
+    with pytest.raises(InvalidArgumentError, match="publish_time"):
+        plan(spark.createDataFrame([], METADATA).drop("publish_time"))
