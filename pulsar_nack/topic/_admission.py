@@ -39,19 +39,26 @@ class Admission:
         self._fresh: set[Position] = set()
         """Batches that were held back when they were new: they wait, and are new still."""
 
-    def choose(self, positions: Iterable[Position], known: KnownOf | None) -> list[Position]:
+    def choose(self, positions: Iterable[Position], known: KnownOf | None, *, in_order: bool = False) -> list[Position]:
         """Return which of these may go, the lowest first.
 
         :param known: tells what is known of an entry that waits; None: they are new
+        :param in_order: whether what is held keeps back all that follows of its key, or all where the key is not known
         """
         if not self.gate.is_on:
             return list(positions)
         admitted: list[Position] = []
+        held = _HeldKeys()
         for position in positions:
             found = None if known is None else known(position)
             size = 0 if found is None else found.batch_size
+            is_late = found is None and position in self.due  # has no place in the order, as far as is known
+            if in_order and not is_late and held.keeps_back(found):
+                continue
             if self._may_go(position, size, len(admitted), waiting=known is not None):
                 admitted.append(position)
+            elif not is_late:
+                held.add(found)
         return admitted
 
     def lets_pass(self, position: Position, batch_size: int, *, waiting: bool) -> bool:
@@ -110,3 +117,20 @@ class Admission:
             self.due.clear()
             self._fresh.clear()
         self.gate.reset()
+
+
+class _HeldKeys:
+    """The keys of entries that the gate holds: without them what follows would overtake, or be read in vain."""
+
+    def __init__(self) -> None:
+        self._keys: set[int] = set()
+        self._holds_all = False
+
+    def add(self, known: Known | None) -> None:
+        if known is None:
+            self._holds_all = True
+        else:
+            self._keys.add(known.key_hash)
+
+    def keeps_back(self, known: Known | None) -> bool:
+        return self._holds_all or (known is not None and known.key_hash in self._keys)

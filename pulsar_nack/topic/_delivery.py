@@ -107,7 +107,8 @@ class Delivery:
             return False
         await self._take_due(most)
         again = dispatcher.to_send_again(_AT_A_TIME)
-        if chosen := self._admission.choose(again, dispatcher.known):
+        in_order = dispatcher.kind is not SubscriptionType.SHARED
+        if chosen := self._admission.choose(again, dispatcher.known, in_order=in_order):
             await self._deliver(chosen[:most], are_new=False)
             return True
         if not dispatcher.may_read_on or (self.tracker is not None and self.tracker.should_pause_all_deliveries()):
