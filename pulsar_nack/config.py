@@ -70,6 +70,16 @@ class _Settings(BaseModel):
         ser_json_timedelta="float",  # what model_dump_json writes, model_validate_json reads
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, data: Any) -> Any:
+        """Refuse a setting that is given under both of its names."""
+        for name in cls.model_fields if isinstance(data, dict) else ():
+            alias = _camel(name)
+            if alias != name and name in data and alias in data:
+                raise InvalidArgumentError(alias, data[alias], f"the setting once: it is given as {name} too")
+        return data
+
 
 class NackConfig(_Settings):
     """How negative acknowledgements are kept (PIP-393).

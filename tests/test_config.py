@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import pickle
 from datetime import timedelta
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pulsar_nack import NackConfig
+from pulsar_nack import BucketConfig, DelayedDeliveryConfig, NackConfig
+from pulsar_nack.config import CursorConfig, TopicConfig
 
 
 def make(**settings: Any) -> NackConfig:
@@ -47,8 +49,29 @@ def test_both_spellings(pulsar_name: str, name: str, value: object) -> None:
     """Every field is accepted under its own name and under Pulsar's, and not under both at once."""
     assert getattr(make(**{pulsar_name: value}), name) == value
     assert make(**{pulsar_name: value}) == make(**{name: value}) != NackConfig()
-    with pytest.raises(ValidationError, match=name):
+    with pytest.raises(ValidationError, match=f"{pulsar_name}: expected the .* once|{name}"):
         make(**{pulsar_name: value, name: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (NackConfig, {"maxHeld": 5, "max_held": 5}),
+        (DelayedDeliveryConfig, {"delayedDeliveryTickTimeMillis": 5, "delayed_delivery_tick_time_millis": 5}),
+        (BucketConfig, {"delayedDeliveryMaxNumBuckets": 5, "delayed_delivery_max_num_buckets": 5}),
+        (CursorConfig, {"flushInterval": 1, "flush_interval": 2}),
+        (TopicConfig, {"cacheBytes": 1, "cache_bytes": 1}),
+    ],
+)
+def test_both_names_at_once(kind: Any, settings: dict[str, Any]) -> None:
+    """A setting under both of its names is refused with both names, whatever the values are."""
+    alias, name = settings
+    with pytest.raises(ValidationError, match=f"{alias}: expected the setting once: it is given as {name} too"):
+        kind(**settings)
+    with pytest.raises(ValidationError, match=f"it is given as {name} too"):
+        kind.model_validate_json(json.dumps(settings))
+    for each, value in settings.items():
+        assert kind(**{each: value}) == kind(**{name: value})
 
 
 def test_every_field_is_in_the_list_above() -> None:

@@ -44,6 +44,29 @@ class LocalSubscription(Protocol):
         """Move to a message, or to a publish time in epoch ms."""
 
 
+class NoPort:
+    """Stands for a local port that is yet to be opened, where a consumer's settings are checked."""
+
+    traits = PortTraits(receiver_queue_size=1_000, max_ids_per_request=MAX_IDS, batch_index_ack=True)
+
+    async def receive(self) -> Delivery:
+        """Refuse."""
+        raise ClosedError("this port")
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Refuse."""
+        del ids
+        raise ClosedError("this port")
+
+    async def redeliver(self, ids: Sequence[MessageId]) -> None:
+        """Refuse."""
+        del ids
+        raise ClosedError("this port")
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
 class LocalPort:
     """One consumer of a local topic's subscription; a :class:`~pulsar_nack.ConsumerPort`.
 

@@ -196,7 +196,11 @@ class Cursor(CursorFigures):
     # --- what it knows -----------------------------------------------------------------------------------------------
 
     async def is_acked(self, position: tuple[int, int], batch_index: int | None = None) -> bool:
-        """Return whether an entry is acknowledged as a whole, or at least this index of its batch. May load."""
+        """Return whether an entry is acknowledged as a whole, or at least this index of its batch. May load.
+
+        What an ack set of a batch does not name is acknowledged in it, so an index behind the batch's end is, too: sets
+        do not always tell how large the batch is.
+        """
         where = checked(position, lowest=-1)
         index = None if batch_index is None else checked_number("batch_index", batch_index, lowest=-1)
         return await self._do(lambda: self._state.is_acked(where, index))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Reversible
 from typing import Protocol, runtime_checkable
 
 from ..errors import InvalidArgumentError
+from ._wire import INT64_MAX
 
 
 @runtime_checkable
@@ -40,8 +41,10 @@ class MappingLedgers:
 
     def __init__(self, mapping: Mapping[int, int]) -> None:
         for ledger, entries in mapping.items():
-            if min(_number(ledger), _number(entries)) < 0:
-                raise InvalidArgumentError("ledgers", {ledger: entries}, "ledger ids and numbers of entries, from 0")
+            if not (0 <= _number(ledger) <= INT64_MAX and 0 <= _number(entries) <= INT64_MAX):
+                raise InvalidArgumentError(
+                    "ledgers", {ledger: entries}, "ledger ids and numbers of entries, integers from 0 to 2**63 - 1"
+                )
         self._mapping = mapping
         self._mark: object = None
         self._sorted: list[int] = []
@@ -72,8 +75,8 @@ class MappingLedgers:
 
 
 def _number(value: object) -> int:
-    """Return an integer, -1 for anything else."""
-    return value if isinstance(value, int) else -1
+    """Return an integer, -1 for anything else; True and False are none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1
 
 
 def as_ledgers(ledgers: Mapping[int, int] | Ledgers) -> Ledgers:

@@ -21,6 +21,7 @@ from ..errors import (
     InvalidArgumentError,
     LedgerError,
     LogExistsError,
+    LogLockedError,
     LogNotFoundError,
     TopicFormatError,
 )
@@ -32,6 +33,10 @@ from ._writer import EntryWriter, Place, Written
 
 _NAME: Final = re.compile(r"ledger-(\d{20})")
 _FIRST: Final = 1
+_IN_USE: Final = "this topic is open already, here or in another process; one process at a time has it open"
+_DURABLE: Final = re.compile(r"nacks-(owner|\d{10}(-base)?)")
+_CURSOR: Final = re.compile(r".+-\d{10}(-snapshot)?")
+_SHOWN: Final = 3
 
 
 def _name(ledger: int) -> str:
@@ -59,10 +64,13 @@ class TopicLedgers:
     async def open(cls, store: LogStore, config: TopicConfig, clock: Clock) -> Self:
         """Open what is there, or begin the first ledger.
 
-        :raises LogLockedError: another process has the topic open
+        :raises InvalidArgumentError: other logs lie here, and none of a topic
+        :raises LogLockedError: somebody else has the topic open
         """
         names = await store.names()
         ids = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+        if names and not ids:
+            raise InvalidArgumentError("home", *_other_logs(names))
         logs: dict[int, Log] = {}
         try:
             for ledger in ids[:-1]:
@@ -73,9 +81,11 @@ class TopicLedgers:
             if last is None or last.is_sealed:
                 following = ids[-1] + 1 if ids else _FIRST
                 logs[following] = await store.create(_name(following))
-        except BaseException:
+        except BaseException as error:
             for log in logs.values():
                 await log.aclose()
+            if isinstance(error, LogLockedError):
+                raise LogLockedError(error.log, _IN_USE) from error
             raise
         return cls(store, logs, config, clock)
 
@@ -241,3 +251,14 @@ class TopicLedgers:
 
 def _nothing() -> None:
     """Do nothing."""
+
+
+def _other_logs(names: Sequence[str]) -> tuple[list[str], str]:
+    """Return which logs lie where a topic was to begin, and what is wanted in their place."""
+    if any(map(_DURABLE.fullmatch, names)):
+        whose = "what lies there is the durable state of a consumer"
+    elif any(map(_CURSOR.fullmatch, names)):
+        whose = "what lies there is a cursor's"
+    else:
+        whose = "there are other logs"
+    return list(names[:_SHOWN]), f"a folder or a store of this topic alone; {whose}"

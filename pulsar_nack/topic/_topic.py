@@ -15,7 +15,7 @@ from typing import Any, Self, overload
 from ..clock import Clock, WallClock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
-from ..consumer._local import LocalPort
+from ..consumer._local import LocalPort, NoPort
 from ..cursor import Cursor
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ids import MessageId, Position
@@ -415,7 +415,14 @@ class LocalTopic:
 
         :param options: those of :class:`~pulsar_nack.Consumer`; the rest is as in :meth:`subscribe`, but a new
             subscription begins with the first message
+        :raises InvalidArgumentError: names what was refused, at once; the rest is told when it is entered or awaited
         """
+        kind_of(type)
+        check_subscription_name(name)
+        check_initial(initial_position)
+        check_text("consumer_name", consumer_name)
+        as_bucket_config(delayed)
+        Consumer(NoPort(), **options)  # its arguments are checked here, nothing is begun
 
         async def make() -> Consumer:
             port = await self.subscribe(

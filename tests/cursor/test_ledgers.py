@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pulsar_nack import InvalidArgumentError
 from pulsar_nack.cursor._acks import AckState
 from pulsar_nack.cursor._ledgers import Ledgers, MappingLedgers, as_ledgers, entries_after, ledger_after
 
@@ -77,3 +80,14 @@ def test_an_object_answers_as_well() -> None:
     topic.ledgers[3] = 4
     state.acknowledge([(3, 0), (3, 3)])
     assert (state.mark_delete_position, state.backlog) == ((3, 0), 2)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{1: True}, {True: 1}, {2**63: 5}, {1: 2**63}, {-1: 5}, {1: -1}, {1: 1.0}, {"1": 1}, {1: None}]
+)
+def test_refused_ledgers(wrong: dict[Any, Any]) -> None:
+    """What can be no ledger, or no number of entries, is refused with the field and the pair."""
+    with pytest.raises(InvalidArgumentError, match="ledgers: expected ledger ids and numbers of entries") as error:
+        as_ledgers({0: 3, **wrong})
+    assert (error.value.field, error.value.value) == ("ledgers", wrong)
+    assert as_ledgers({2**63 - 1: 2**63 - 1}).entries(2**63 - 1) == 2**63 - 1

@@ -1,0 +1,117 @@
+"""What a local topic refuses, and how it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_nack import BucketDelayedDeliveryTracker, InvalidArgumentError, LogLockedError, NackConfig
+from pulsar_nack.cursor import Cursor
+from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.testing import LocalBroker, virtual_time
+from pulsar_nack.topic import LocalTopic
+
+
+async def test_opened_twice(tmp_path: Path) -> None:
+    """A topic or cursor that is open already says that it has one owner, and gives no advice that does not help."""
+    async with await LocalTopic.open(tmp_path / "topic") as topic:
+        await topic.create_subscription("s")
+        with pytest.raises(LogLockedError, match="this topic is open already") as topics:
+            await LocalTopic.open(tmp_path / "topic")
+    async with await Cursor.open_local(tmp_path / "cursor", {1: 10}):
+        with pytest.raises(LogLockedError, match="this cursor is open already") as cursors:
+            await Cursor.open_local(tmp_path / "cursor", {1: 10})
+    for error in (topics, cursors):
+        assert "read_only" not in str(error.value)
+    async with await LocalTopic.open(tmp_path / "topic") as topic:
+        assert topic.subscriptions == ["s"]
+
+
+async def make_cursor(folder: Path) -> str:
+    """Make the folder of a cursor; return what is told of it."""
+    async with await Cursor.open_local(folder, {1: 10}):
+        return r"what lies there is a cursor's, got \['cursor-0000000001'\]"
+
+
+async def make_durable(folder: Path) -> str:
+    """Make the folder of a durable consumer; return what is told of it."""
+    async with LocalBroker() as broker, broker.consumer("s", durable=folder):
+        return "what lies there is the durable state of a consumer, got .*'nacks-"
+
+
+async def make_tracker(folder: Path) -> str:
+    """Make the folder of a bucket tracker; return what is told of it."""
+    tracker = await BucketDelayedDeliveryTracker.open_local(folder)
+    await tracker.aclose()
+    return "there are other logs, got"
+
+
+async def make_log(folder: Path) -> str:
+    """Make a log of somebody else; return what is told of it."""
+    async with await LocalLogStore.open(folder) as store:
+        await store.create("audit")
+    return r"there are other logs, got \['audit'\]"
+
+
+@pytest.mark.parametrize("make", [make_cursor, make_durable, make_tracker, make_log])
+async def test_folder_of_something_else(make: Any, tmp_path: Path) -> None:
+    """A folder that holds other logs, and none of a topic, is refused with what was found; nothing is made there."""
+    told = await make(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidArgumentError, match=f"^home: expected a folder or a store of this topic alone; {told}"):
+        await LocalTopic.open(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("field", "arguments"),
+    [
+        ("type", {"type": "sharde"}),
+        ("name", {"name": ""}),
+        ("consumer_name", {"consumer_name": 7}),
+        ("initial_position", {"initial_position": "last"}),
+        ("delayed", {"delayed": NackConfig()}),
+        ("ack_memory", {"ack_memory": -1}),
+        ("backoff", {"backoff": "soon"}),
+        ("redelivery", {"redelivery": "somehow"}),
+        ("unacked_limit", {"unacked_limit": 0}),
+        ("durable", {"durable": 7}),
+        ("max_local_bytes", {"max_local_bytes": -1}),
+    ],
+)
+async def test_consumer_is_checked_at_the_call(field: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+    """``topic.consumer`` refuses its arguments when it is called, not when it is entered, and begins nothing."""
+    async with await LocalTopic.open(tmp_path) as topic:
+        given = {"name": "s", **arguments}
+        with pytest.raises(InvalidArgumentError, match=f"^{field}"):
+            topic.consumer(**given)
+        with pytest.raises(TypeError, match="no_such"):
+            topic.consumer("s", no_such=1)
+        assert topic.subscriptions == []
+        subscribing = topic.consumer("s", ack_memory=0)
+        assert topic.subscriptions == []
+        gc.collect()
+        async with subscribing:
+            assert topic.subscriptions == ["s"]
+
+
+@pytest.mark.parametrize(("memory", "shown"), [(60.0, [b"2"]), (0.0, [b"1", b"2"])])
+@virtual_time
+async def test_ack_memory_without_durable_state(memory: float, shown: list[bytes]) -> None:
+    """U32: ``ack_memory`` counts without durable state too: what comes again within it is not shown."""
+    async with LocalBroker() as broker, broker.consumer("s", ack_memory=memory) as consumer:
+        topic = await broker.topic()
+        await topic.publish(b"1")
+        await (await consumer.receive()).ack()
+        await topic.seek("s", 0)
+        await topic.publish(b"2")
+        for data in shown:
+            message = await asyncio.wait_for(consumer.receive(), 1)
+            assert message.data == data
+            await message.ack()
+        await asyncio.sleep(1)
+        assert topic.backlog("s") == 0
