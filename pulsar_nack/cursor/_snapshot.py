@@ -120,7 +120,9 @@ async def _open(store: LogStore, name: str) -> Log:
         return await store.create(name)
     except LogVersionError:
         raise
-    except (LogCorruptedError, LogExistsError):
+    except (LogCorruptedError, LogExistsError) as error:
+        if isinstance(error, LogCorruptedError):
+            _log.warning("a cursor's snapshots are damaged, and are made anew: %s", error)
         with suppress(LedgerError):
             await store.delete(name)
         return await store.create(name)

@@ -341,3 +341,22 @@ async def test_objects(where: float) -> None:
             assert await state_of(cursor) == (found[-1][0], [*found[-1][1], (4, 30)])
     if where > 0.6:  # in the records, not in the head that says how many there are; but the first object is all head
         assert [states.index(each) for each in found] == [0, 7, 7, 7, 3, 4, 5, 6]
+
+
+async def test_damaged_snapshots(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """K26: with no marker left, the last snapshot that is whole counts, also behind damage in the log of snapshots."""
+    for last in (3, 6, 9):
+        async with await Cursor.open_local(tmp_path, LEDGERS, config_of()) as cursor:
+            await cursor.acknowledge_cumulative(Position(1, last))
+            await cursor.acknowledge([Position(2, 5)])
+    (markers,) = (tmp_path / f"{LOG}.log").iterdir()
+    markers.write_bytes(bytes(400))
+    (snapshots,) = (tmp_path / f"{LOG}-snapshot.log").iterdir()
+    whole = snapshots.read_bytes()
+    frames = frames_of(whole)
+    assert len(frames) > 2
+    damaged = flipped(whole, *(frame.begin for frame in frames[:-1]))
+    snapshots.write_bytes(damaged)
+    await live_on(tmp_path, (Position(1, 9), []))
+    assert "a cursor's snapshots is damaged" in caplog.text
+    assert snapshots.read_bytes() == damaged
