@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from pulsar_nack import LogLockedError, Position
+from pulsar_nack import LedgerError, LogLockedError, Position
 from pulsar_nack.cursor import Cursor
 from pulsar_nack.cursor._marker import decode_marker
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
+from pulsar_nack.testing import FaultyFiles, MemoryFiles, SimulatedCrash
 
-from .stage import Home, acked, config_of, positions
+from .stage import FOLDER, Home, acked, config_of, memory_home, positions
 
 LEDGERS = dict.fromkeys((1, 2, 3, 4), 40)
 LOG = "cursor-0000000001"
@@ -360,3 +361,53 @@ async def test_damaged_snapshots(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     await live_on(tmp_path, (Position(1, 9), []))
     assert "a cursor's snapshots is damaged" in caplog.text
     assert snapshots.read_bytes() == damaged
+
+
+async def test_crash_while_it_goes_on_in_a_new_log(written: Written) -> None:
+    """K25: a crash at any operation from opening a damaged log to its first flush leaves one of the two states."""
+    number = 2
+    damaged = flipped(written.files[written.segment], place(written.frames[number], "body"))
+    usable = written.usable({number})
+    assert usable is not None
+    after = (usable[0], [*usable[1], (4, 30)])
+    outcomes = set()
+    for at in range(1_000):
+        files = FaultyFiles(await laid_out_in_memory(written, damaged))
+        begun = len(files.history)
+        files.crash(begun + at)
+        is_durable = False
+        try:
+            async with memory_home(files).cursor(LEDGERS) as cursor:
+                await cursor.acknowledge([Position(4, 30)])
+                await cursor.flush()
+                is_durable = True
+        except (SimulatedCrash, LedgerError):
+            pass
+        if not files.is_crashed:
+            break
+        assert isinstance(files.inner, MemoryFiles)
+        left = memory_home(files.inner.after_crash())
+        for _ in range(2):
+            async with left.cursor(LEDGERS) as cursor:
+                found = await state_of(cursor)
+                assert found in ([after] if is_durable else [usable, after])
+                outcomes.add(found == after)
+    assert at > 30
+    assert outcomes == {False, True}
+
+
+async def laid_out_in_memory(written: Written, data: bytes) -> MemoryFiles:
+    """Return files in memory with the log of all cases, these bytes for its segment."""
+    files = MemoryFiles()
+    for name, content in written.files.items():
+        path = FOLDER / name
+        for folder in (*reversed(path.parent.parents), path.parent):
+            if not files.is_folder(folder):
+                files.make_folder(folder)
+                files.sync_folder(folder.parent)
+        descriptor = files.create(path)
+        files.write(descriptor, memoryview(data if name == written.segment else content), 0)
+        files.sync(descriptor)
+        files.close(descriptor)
+        files.sync_folder(path.parent)
+    return files
