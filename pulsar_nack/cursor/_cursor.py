@@ -45,7 +45,6 @@ from ._statistics import CursorFigures
 _T = TypeVar("_T")
 
 _LOOK_EVERY: Final = 256
-_SLACK: Final = 1 << 20
 _FEW_RANGES: Final = 5_000
 _BUCKETS: Final = "#pulsar.internal.delayed.bucket"
 
@@ -72,7 +71,7 @@ class Cursor(CursorFigures):
         self._countdown = _LOOK_EVERY
         self._used: int | None = None
         limit = self._cache.limit
-        self._crowd = math.inf if limit is None else limit + _SLACK
+        self._crowd = math.inf if limit is None else limit // 4
         self._is_crowded = False
         self._is_closed = False
         self._apply = self._state.acknowledge

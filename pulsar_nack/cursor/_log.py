@@ -28,10 +28,10 @@ After an append failed, the log is as it was, and the next commit tries everythi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..config import CursorConfig
 from ..errors import (
@@ -52,10 +52,19 @@ from ._rollover import copy_states
 from ._snapshot import MOST, Snapshots
 
 EPOCH: Final = 32
+GROUP: Final = 1 << 19
+"""Bytes of states that are appended at a time."""
 _GROWTH: Final = 4
 _MOST_DELTAS: Final = 64
 _SNAPSHOT_EVERY: Final = 1_000
 _TRIES: Final = 20
+
+
+class LedgerRecords(NamedTuple):
+    """The records of a ledger's state; none: nothing is to be kept of it."""
+
+    ledger: int
+    records: Sequence[bytes]
 
 
 @dataclass(slots=True)
@@ -112,39 +121,71 @@ class CursorLog:
         """Return what the last marker says, beside where the ledgers are."""
         return self._committed
 
-    async def commit(self, entries: Mapping[int, Sequence[bytes]], gone: Iterable[int], contents: Contents) -> None:
+    async def prepare(self, contents: Contents) -> None:
+        """Do what has to be done before each commit: go on in a new log, or say that the position goes back.
+
+        :param contents: what is to be committed, but for what still changes; the position may only go forward
+        :raises LedgerError: it could not be done; the last marker counts
+        """
+        if self._must_roll:
+            await self._roll_over()
+        elif self._is_due():
+            await self._try_to_roll_over()
+        last = self._committed
+        if last is not None and contents.mark_delete < last.mark_delete:
+            await self._snapshots.write(self.next_head(contents))
+
+    async def commit(self, states: AsyncGenerator[LedgerRecords], contents: Callable[[], Contents]) -> None:
         """Write ledgers' states and a marker; all of it counts when this returns, and none when it fails.
 
-        :param entries: the records of each ledger that changed
-        :param gone: ledgers of which nothing is to be kept
+        States are written while further ones are still being made, about :data:`GROUP` bytes at a time, so that not
+        all of them are in memory at once.
+
+        :param states: the records of each ledger that changed
+        :param contents: what the marker is to say, asked for when the last state was taken
         :raises LedgerError: it could not be written; the last marker counts
         """
-        await self._prepare(contents)
-        dropped = [ledger for ledger in gone if ledger in self.index]
-        whole = self._wants_whole(len(entries) + len(dropped))
-        records = [record for parts in entries.values() for record in parts]
-        *first, last = [*groups(records)] or [[]]
-        numbers: list[int] = []
-        for group in first:
-            numbers += await self._append(group)
+        changes: dict[int, Stored] = {}
+        dropped: list[int] = []
+        waiting: dict[int, Sequence[bytes]] = {}
+        size = 0
+        async with aclosing(states):
+            async for ledger, records in states:
+                if size > GROUP:
+                    changes.update(await self._append_states(waiting))
+                    waiting, size = {}, 0
+                if records:
+                    waiting[ledger] = records
+                    size += size_of(records)
+                elif ledger in self.index:
+                    dropped.append(ledger)
+        final = contents()  # nothing else has run since the last state was taken
+        whole = self._wants_whole(len(changes) + len(waiting) + len(dropped))
+        if size > 2 * APPEND:
+            changes.update(await self._append_states(waiting))
+            waiting = {}
+        last = [record for parts in waiting.values() for record in parts]
         predicted = range(self._log.length, self._log.length + len(last))
-        changes = allot(entries, [*numbers, *predicted])
-        marker = self._marker(changes, dropped, contents, is_whole=whole)
-        if size_of(last) + size_of(marker) > 2 * APPEND:
-            await self._append(last)
-            last = []
+        changes.update(allot(waiting, predicted))
+        marker = self._marker(changes, dropped, final, is_whole=whole)
         numbers = await self._append([*last, *marker])
-        self._check_numbers(numbers[: len(last)], predicted if last else ())
+        self._check_numbers(numbers[: len(last)], predicted)
         self._link(numbers[-1], size_of(marker), is_whole=whole)
         self._update(changes, dropped)
-        await self._note_commit(contents, is_single=False)
+        await self._note_commit(final, is_single=False)
+
+    async def _append_states(self, states: Mapping[int, Sequence[bytes]]) -> dict[int, Stored]:
+        """Append ledgers' records without a marker; return where they lie."""
+        numbers: list[int] = []
+        for group in groups(record for parts in states.values() for record in parts):
+            numbers += await self._append(group)
+        return allot(states, numbers)
 
     async def commit_single(self, record: bytes, contents: Contents) -> None:
         """Write the whole state in the old form: one record, which counts when this returns.
 
         :raises LedgerError: it could not be written; what was there counts
         """
-        await self._prepare(contents)
         await self._append([record])
         self._chain = None
         self._update({}, list(self.index))
@@ -184,16 +225,6 @@ class CursorLog:
         await self._log.aclose()
 
     # --- writing -----------------------------------------------------------------------------------------------------
-
-    async def _prepare(self, contents: Contents) -> None:
-        """Do what has to be done before a marker is written: go on in a new log, or say that the position goes back."""
-        if self._must_roll:
-            await self._roll_over()
-        elif self._is_due():
-            await self._try_to_roll_over()
-        last = self._committed
-        if last is not None and contents.mark_delete < last.mark_delete:
-            await self._snapshots.write(self.next_head(contents))
 
     async def _append(self, records: Sequence[bytes]) -> list[int]:
         """Append records, about as many bytes at a time as one append takes; return their numbers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 from functools import partial
 from typing import Final
 
@@ -14,7 +14,7 @@ from ._acks import AckState
 from ._chain import Contents
 from ._codec import encode_ledger
 from ._ledger_acks import LedgerAcks
-from ._log import CursorLog
+from ._log import CursorLog, LedgerRecords
 from ._properties import Properties
 from ._single import MOST_BATCHES, Single, Written, encode_single
 
@@ -63,18 +63,27 @@ class Writing:
 
         :raises LedgerError: it could not be written; it is dirty again
         """
+        if not self.is_dirty:
+            return
+        self._encoded.clear()
+        try:
+            await self._log.prepare(self._contents(self._properties.with_changes(())))
+            await self._write_dirty()
+        finally:
+            self._encoded.set()
+
+    async def _write_dirty(self) -> None:
         state, properties = self._state, self._properties
         taken, mark_delete = state.take_dirty()
         changes = properties.take()
-        if not (taken or mark_delete or changes):
-            return
         self.in_flight = taken
         try:
             after = properties.with_changes(changes)
             if self._config.enable_lru_cache_max_unacked_ranges:
-                await self._write_ledgers(taken, after)
+                await self._log.commit(self._encode(sorted(taken)), partial(self._contents, after))
             else:
-                await self._write_old(after)
+                self._encoded.set()  # copies are made before anything else runs
+                await self._write_old(self._contents(after))
         except BaseException as error:
             state.put_back_dirty(
                 taken, mark_delete=mark_delete or bool(changes)
@@ -85,38 +94,29 @@ class Writing:
             self.in_flight = ()
         properties.commit(changes)
 
-    async def _write_ledgers(self, taken: Iterable[int], properties: dict[str, str]) -> None:
-        self._encoded.clear()
-        try:
-            entries, gone = await self._encode(sorted(taken))
-            contents = Contents(self._state.mark_delete_position, self.long_properties, properties)
-        finally:
-            self._encoded.set()
-        await self._log.commit(entries, gone, contents)
+    def _contents(self, properties: dict[str, str]) -> Contents:
+        return Contents(self._state.mark_delete_position, self.long_properties, properties)
 
-    async def _encode(self, ledgers: Iterable[int]) -> tuple[dict[int, list[bytes]], list[int]]:
-        """Encode ledgers, and let others run in between; return also those of which nothing is left."""
+    async def _encode(self, ledgers: Iterable[int]) -> AsyncGenerator[LedgerRecords]:
+        """Encode ledgers, and let others run in between, who may add to what is not encoded yet, and to what is."""
         states = self._state.ledger_states
         encode = partial(encode_ledger, limit=self._config.max_entry_bytes)
-        entries: dict[int, list[bytes]] = {}
-        gone: list[int] = []
         paused_at = time.monotonic()
         for ledger in ledgers:
             acks = states.get(ledger)
             if acks is None:
-                gone.append(ledger)
+                yield LedgerRecords(ledger, ())
             elif _is_large(acks):
                 loop = asyncio.get_running_loop()
-                entries[ledger] = await loop.run_in_executor(None, encode, ledger, acks.copy())
+                yield LedgerRecords(ledger, await loop.run_in_executor(None, encode, ledger, acks.copy()))
             else:
-                entries[ledger] = encode(ledger, acks)
+                yield LedgerRecords(ledger, encode(ledger, acks))
             if time.monotonic() - paused_at > _SLICE_S:
                 await asyncio.sleep(0)
                 paused_at = time.monotonic()
-        return entries, gone
+        self._encoded.set()
 
-    async def _write_old(self, properties: dict[str, str]) -> None:
-        contents = Contents(self._state.mark_delete_position, self.long_properties, properties)
+    async def _write_old(self, contents: Contents) -> None:
         written = await self._encode_old(contents)
         await self._log.commit_single(written.record, contents)
         self.dropped_ranges, self.dropped_batches = written.dropped_ranges, written.dropped_batches

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from pulsar_nack.cursor import _writing
+from pulsar_nack.cursor import _log, _writing
 from pulsar_nack.ledger import _local_store, _object_store
 from pulsar_nack.testing import SimulatedCrash
 from tests.delayed.bucket.crash_homes import CrashHome, Inline, LocalCrashHome, ObjectCrashHome
@@ -124,9 +124,11 @@ def test_crash_after_failures(kind: str) -> None:
     assert sum(fail_everywhere(kind, seed, 16) for seed in (1, 2, 3)) >= 10
 
 
-def test_crash_while_ledgers_are_written_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("group", [0, _log.GROUP], ids=["an append for each", "one append"])
+def test_crash_while_ledgers_are_written_by_turns(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """K24, K31: others run after each ledger that is encoded: what is found was acknowledged, and no reset undone."""
     monkeypatch.setattr(_writing, "_SLICE_S", -1)
+    monkeypatch.setattr(_log, "GROUP", group)
     points = 0
     for seed in (1, 2, 3, 4, 7):
         for at in changes_of("local", seed, 40):

@@ -31,7 +31,7 @@ from pulsar_nack import (
     WouldBlockError,
 )
 from pulsar_nack.config import CursorConfig
-from pulsar_nack.cursor import BatchSet, Cursor, _cursor, _opening
+from pulsar_nack.cursor import BatchSet, Cursor, _opening
 from pulsar_nack.cursor._ledger_acks import LedgerAcks
 from pulsar_nack.cursor._records import RECORD_OVERHEAD
 from pulsar_nack.ledger._shell import LogShell
@@ -549,9 +549,8 @@ async def acknowledge_one_by_one(cursor: Cursor, several: Sequence[Position]) ->
         await cursor.acknowledge([position])
 
 
-async def test_acks_wait_when_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acks_wait_when_memory_is_full() -> None:
     """Memory stays within bounds while a write is slow: acks wait for it; where it fails, they say so."""
-    monkeypatch.setattr(_cursor, "_SLACK", 0)
     home, files = faulty_home()
     ledgers = dict.fromkeys(range(1, 2_001), 1_000)
     settings = config_of(max_individual_ack_cache_bytes_per_cursor=50_000)
