@@ -54,6 +54,16 @@ def refuse_existing(spark: SparkSession, out: str | None, *, overwrite: bool) ->
         raise InvalidArgumentError("out", out, "a folder that does not exist yet (or --overwrite)")
 
 
+def read(spark: SparkSession, paths: list[str]) -> DataFrame:
+    """Read traces; what was refused is counted on stderr, with the reason."""
+    from ..pipeline import read_traces
+
+    found = read_traces(spark, paths)
+    for reason, count in found.refused().items():
+        typer.echo(f"left out {count} lines: {reason}", err=True)
+    return found.traces
+
+
 def deliver(tables: Mapping[str, DataFrame], *, out: str | None, as_json: bool) -> None:
     """Write tables as Parquet, or print them, as JSON ({table: [rows]}) or for people."""
     if out is not None:

@@ -12,35 +12,45 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from ._accuracy import Accuracy, accuracy
     from ._build_commit import BuiltIndex
     from ._build_index import build_index
     from ._checks import require_columns
     from ._plan import PLAN, plan
     from ._read import Read, check_traces, read_traces
+    from ._retries import Retries, retries
     from ._session import local_session
 
 __all__ = [
     "PLAN",
+    "Accuracy",
     "BuiltIndex",
     "Read",
+    "Retries",
+    "accuracy",
     "build_index",
     "check_traces",
     "local_session",
     "plan",
     "read_traces",
     "require_columns",
+    "retries",
 ]
 
 _HOMES: Final = {
-    "PLAN": "_plan",
+    "Accuracy": "_accuracy",
     "BuiltIndex": "_build_commit",
+    "PLAN": "_plan",
     "Read": "_read",
+    "Retries": "_retries",
+    "accuracy": "_accuracy",
     "build_index": "_build_index",
     "check_traces": "_read",
     "local_session": "_session",
     "plan": "_plan",
     "read_traces": "_read",
     "require_columns": "_checks",
+    "retries": "_retries",
 }
 """The module of each public name."""
 _PACKAGES: Final = {"google", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}

@@ -1,0 +1,134 @@
+"""Accuracy: how early and how late messages came back, and when nothing came although something was due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from ..errors import InvalidArgumentError
+from ._arguments import milliseconds
+from ._checks import require_columns
+from ._messages import lateness, with_nacks
+from ._starvation import starvation_windows
+from .schemas import IDENTITY, TRACE
+
+DELAY_CLASSES: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0)
+PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
+UNKNOWN: Final = "unknown"
+_GROUP: Final = ("topic", "subscription", "delay_class", "attempt")
+_NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "reason"}]
+
+
+class Accuracy(NamedTuple):
+    """What :func:`accuracy` finds: three DataFrames. Nothing is computed before one of them is used.
+
+    ``lateness``, a row for each topic, subscription, class of delays and attempt (1: the first redelivery):
+
+    - ``arrivals``; ``invalid`` of them have a time that is missing, negative or beyond the year 9999
+    - ``early`` and ``late``: beyond the bounds
+    - ``min_ms``, ``mean_ms``, ``max_ms`` and the percentiles ``p50_ms``, ``p99_9_ms``...: exact, negative is early
+
+    ``starvation``, a row for each span in which something was due and nothing was redelivered: ``topic``,
+    ``subscription``, ``from_ms``, ``to_ms``, ``length_ms``, ``due`` (nacks that were due at its end) and ``is_over``
+    (False: it lasts to the end of the trace). Accurate to an eighth of the shortest span that is reported.
+
+    ``beyond``, a row for each arrival beyond the bounds: its identity, consumer, attempt, ``deadline_ms``,
+    ``actual_ms``, ``lateness_ms``.
+    """
+
+    lateness: DataFrame
+    starvation: DataFrame
+    beyond: DataFrame
+
+
+def accuracy(
+    df: DataFrame,
+    *,
+    early: float = 1.0,
+    late: float = 1.0,
+    starvation: float = 1.0,
+    delay_classes: Sequence[float] = DELAY_CLASSES,
+    percentiles: Sequence[float] = PERCENTILES,
+    event: str = "arrive",
+) -> Accuracy:
+    """Return how accurately nacked messages came back.
+
+    :param df: events with the schema ``TRACE``, as :func:`read_traces` gives them
+    :param early: seconds before the deadline beyond which an arrival counts as early
+    :param late: seconds after it beyond which one counts as late
+    :param starvation: the shortest span without a redelivery that is reported, in seconds
+    :param delay_classes: bounds of the classes of asked delays, in seconds, in order; a bound belongs to the class
+        below. Arrivals whose nack is not in the trace are of the class ``unknown``
+    :param event: ``arrive``, or ``redeliver`` for when redelivery was asked for, in traces that know no arrivals
+    :raises InvalidArgumentError: a column is missing, or an argument is out of range
+    """
+    require_columns(df, TRACE, _NEEDED)
+    if event not in {"arrive", "redeliver"}:
+        raise InvalidArgumentError("event", event, "'arrive' or 'redeliver'")
+    early_ms, late_ms = milliseconds("early", early), milliseconds("late", late)
+    starved_ms = milliseconds("starvation", starvation, least=1)
+    classes = _delay_class(delay_classes)
+    _check_percentiles(percentiles)
+    nacks = with_nacks(df, event)
+    return Accuracy(
+        _lateness(nacks.where("is_answer"), classes, percentiles, early_ms, late_ms),
+        starvation_windows(nacks, starved_ms),
+        _beyond(df.where(sf.col("event") == event), early_ms, late_ms),
+    )
+
+
+def _lateness(
+    arrivals: DataFrame, classes: Column, percentiles: Sequence[float], early_ms: int, late_ms: int
+) -> DataFrame:
+    """Return the statistics, from a histogram: few values are left of millions of rows, and percentiles stay exact."""
+    told = arrivals.select("topic", "subscription", classes.alias("delay_class"), "attempt", lateness().alias("ms"))
+    histogram = told.groupBy(*_GROUP, "ms").agg(sf.count("*").alias("n"))
+    ms, n = sf.col("ms"), sf.col("n")
+    none = sf.lit(0).cast("long")
+    at = sf.percentile(ms, [float(each) for each in percentiles], n)
+    found = histogram.groupBy(*_GROUP).agg(
+        sf.sum(n).alias("arrivals"),
+        sf.sum(sf.when(ms.isNull(), n).otherwise(none)).alias("invalid"),
+        sf.sum(sf.when(ms < -early_ms, n).otherwise(none)).alias("early"),
+        sf.sum(sf.when(ms > late_ms, n).otherwise(none)).alias("late"),
+        sf.min(ms).alias("min_ms"),
+        (sf.sum(ms.cast("double") * n) / sf.sum(sf.when(ms.isNotNull(), n))).alias("mean_ms"),
+        at.alias("at"),
+        sf.max(ms).alias("max_ms"),
+    )
+    names = [sf.col("at")[place].alias(_percentile_name(each)) for place, each in enumerate(percentiles)]
+    return found.select(*_GROUP, "arrivals", "invalid", "early", "late", "min_ms", "mean_ms", *names, "max_ms")
+
+
+def _beyond(arrivals: DataFrame, early_ms: int, late_ms: int) -> DataFrame:
+    ms = lateness().alias("lateness_ms")
+    found = arrivals.select(*IDENTITY, "consumer", "attempt", "deadline_ms", "actual_ms", ms)
+    is_beyond = (sf.col("lateness_ms") < -early_ms) | (sf.col("lateness_ms") > late_ms)
+    return found.where(is_beyond)
+
+
+def _percentile_name(share: float) -> str:
+    return f"p{share * 100:.10g}_ms".replace(".", "_")
+
+
+def _check_percentiles(shares: Sequence[float]) -> None:
+    if not shares or not all(0 <= share <= 1 for share in shares) or len({*shares}) < len(shares):
+        raise InvalidArgumentError("percentiles", shares, "different shares from 0 to 1")
+
+
+def _delay_class(bounds: Sequence[float]) -> Column:
+    """Return the class of an asked delay: ``0-1 s``, ``1-10 s``, ``over 10 s``, ``unknown``."""
+    limits = [milliseconds("delay_classes", bound) for bound in bounds]
+    if not limits or any(low >= high for low, high in pairwise(limits)):
+        raise InvalidArgumentError("delay_classes", bounds, "bounds in ascending order")
+    asked = sf.col("asked_ms")
+    found = sf.when(asked.isNull(), sf.lit(UNKNOWN))
+    low = "0"
+    for bound, limit in zip(bounds, limits, strict=True):
+        found = found.when(asked <= limit, sf.lit(f"{low}-{bound:g} s"))
+        low = f"{bound:g}"
+    return found.otherwise(sf.lit(f"over {low} s"))

@@ -1,0 +1,168 @@
+"""Retries: the chain of each message, what came of it, and what it cost."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.window import Window
+
+from ._arguments import at_least, milliseconds
+from ._checks import require_columns
+from ._messages import MESSAGE, by_message, message_hash
+from .schemas import IDENTITY, TRACE
+
+_GROUP: Final = ("topic", "subscription")
+_NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "consumer", "deadline_ms", "actual_ms"}]
+_OUTCOMES: Final = {"dead-letter": "dead letter", "retry-topic": "retry topic"}
+ACKED: Final = "acked"
+OPEN: Final = "open"
+
+
+class Retries(NamedTuple):
+    """What :func:`retries` finds: six DataFrames. Nothing is computed before one of them is used.
+
+    ``chains``, a row for each message that was nacked: its identity, ``outcome`` (``acked``, ``dead letter``,
+    ``retry topic``, or ``open`` where the trace ends before), ``nacks``, ``arrivals``, ``held`` (arrivals that were not
+    shown), ``after_ack`` (those after its acknowledgement), ``asked_ms`` (the delays asked for, together), ``first_ms``
+    and ``last_ms`` of its events.
+
+    ``attempts``: for each topic, subscription, outcome and number of ``nacks`` the ``messages`` and the mean
+    ``span_ms``. With the outcome ``acked``, one more than ``nacks`` is the number of attempts until success.
+
+    ``poison``: the chains that were nacked often and not acked.
+
+    ``storms``: spans of windows with far more nacks than before: topic, subscription, ``from_ms``, ``to_ms``,
+    ``nacks``, ``peak`` (the most in a window) and ``baseline`` (the mean number in the windows before the first).
+
+    ``dead_letters``: for each topic, subscription and ``reason`` of the last nack the ``messages``.
+
+    ``waste``: for each topic and subscription ``arrivals``, ``acked``, ``nacked``, ``held``, ``after_ack`` and
+    ``wasted``, the share of arrivals that did not end in an acknowledgement.
+    """
+
+    chains: DataFrame
+    attempts: DataFrame
+    poison: DataFrame
+    storms: DataFrame
+    dead_letters: DataFrame
+    waste: DataFrame
+
+
+def retries(
+    df: DataFrame,
+    *,
+    poison_at: int = 5,
+    window: float = 10.0,
+    baseline: int = 30,
+    factor: float = 5.0,
+    least: int = 100,
+) -> Retries:
+    """Return how messages were tried again, and what came of it.
+
+    :param df: events with the schema ``TRACE``, as :func:`read_traces` gives them
+    :param poison_at: the number of nacks from which a message that was not acknowledged is poison
+    :param window: seconds over which nacks are counted, to find storms
+    :param baseline: how many windows before it one is compared with, those without nacks counted in; windows with less
+        than this before them in the trace are compared with what there is, the first with nothing
+    :param factor: how many times the baseline make a storm
+    :param least: the number of nacks in a window below which there is no storm
+    :raises InvalidArgumentError: a column is missing, or an argument is out of range
+    """
+    require_columns(df, TRACE, _NEEDED)
+    for name, value in (("poison_at", poison_at), ("baseline", baseline), ("factor", factor), ("least", least)):
+        at_least(name, value, 1)
+    window_ms = milliseconds("window", window, least=1)
+    messages = _messages(df)
+    chains = messages.where(sf.col("nacks") > 0)
+    return Retries(
+        chains.drop("acked"),
+        _attempts(chains),
+        chains.where((sf.col("nacks") >= poison_at) & (sf.col("outcome") != ACKED)).drop("acked"),
+        _storms(df, window_ms, baseline, factor, least),
+        _dead_letters(df),
+        _waste(messages),
+    )
+
+
+def _messages(traces: DataFrame) -> DataFrame:
+    """Return a row for each message."""
+    event = sf.col("event")
+    is_ack = event == "ack"
+    events = traces.where(event.isin("nack", "arrive", "ack", "hold")).withColumn(MESSAGE, message_hash())
+    before = by_message().rowsBetween(Window.unboundedPreceding, -1)
+    known = events.withColumn("was_acked", sf.coalesce(sf.max(is_ack).over(before), sf.lit(col=False)))
+    outcome = sf.lit(OPEN)
+    for reason, name in _OUTCOMES.items():
+        outcome = sf.when(_any(is_ack & (sf.col("reason") == reason)), sf.lit(name)).otherwise(outcome)
+    plain = is_ack & (sf.col("reason").isNull() | ~sf.col("reason").isin(*_OUTCOMES))
+    arrive = event == "arrive"
+    found = known.groupBy(MESSAGE, *IDENTITY).agg(
+        sf.when(_any(plain), sf.lit(ACKED)).otherwise(outcome).alias("outcome"),
+        sf.count_if(event == "nack").alias("nacks"),
+        sf.count_if(arrive).alias("arrivals"),
+        sf.count_if(event == "hold").alias("held"),
+        sf.count_if(arrive & sf.col("was_acked")).alias("after_ack"),
+        sf.coalesce(sf.sum(sf.when(event == "nack", sf.col("delay_ms"))), sf.lit(0)).alias("asked_ms"),
+        sf.min("time_ms").alias("first_ms"),
+        sf.max("time_ms").alias("last_ms"),
+        _any(plain).alias("acked"),
+    )
+    return found.drop(MESSAGE)
+
+
+def _any(condition: Column) -> Column:
+    return sf.coalesce(sf.max(condition), sf.lit(col=False))
+
+
+def _attempts(chains: DataFrame) -> DataFrame:
+    return chains.groupBy(*_GROUP, "outcome", "nacks").agg(
+        sf.count("*").alias("messages"), sf.avg(sf.col("last_ms") - sf.col("first_ms")).alias("span_ms")
+    )
+
+
+def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, least: int) -> DataFrame:
+    """Return storms: windows are few, whatever the number of nacks, so each subscription fits into one task."""
+    number = sf.floor(sf.col("time_ms") / window_ms).alias("number")
+    counted = traces.where(sf.col("event") == "nack").groupBy(*_GROUP, number).agg(sf.count("*").alias("n"))
+    order = Window.partitionBy(*_GROUP).orderBy("number")
+    first = sf.min("number").over(Window.partitionBy(*_GROUP))
+    seen = sf.least(sf.col("number") - first, sf.lit(baseline))
+    compared = counted.withColumn(
+        "baseline",
+        sf.when(seen > 0, sf.coalesce(sf.sum("n").over(order.rangeBetween(-baseline, -1)), sf.lit(0)) / seen),
+    )
+    high = compared.where((sf.col("n") >= least) & (sf.col("n") >= factor * sf.col("baseline")))
+    starts = sf.coalesce(sf.col("number") - sf.lag("number").over(order) > 1, sf.lit(col=True)).cast("long")
+    storms = high.withColumn("starts", starts).withColumn("storm", sf.sum("starts").over(order))
+    return storms.groupBy(*_GROUP, "storm").agg(
+        (sf.min("number") * window_ms).alias("from_ms"),
+        ((sf.max("number") + 1) * window_ms).alias("to_ms"),
+        sf.sum("n").alias("nacks"),
+        sf.max("n").alias("peak"),
+        sf.min_by("baseline", "number").alias("baseline"),
+    ).drop("storm")  # fmt: skip
+
+
+def _dead_letters(traces: DataFrame) -> DataFrame:
+    """Count dead letters by why they were nacked last; null where no nack of theirs has a reason or is in the trace."""
+    event = sf.col("event")
+    dead = traces.where((event == "ack") & (sf.col("reason") == "dead-letter")).select(*IDENTITY).distinct()
+    nacks = traces.where(event == "nack").select(*IDENTITY, "time_ms", "mono_ns", "reason")
+    last = dead.join(nacks, list(IDENTITY), "left").groupBy(*IDENTITY).agg(
+        sf.max_by("reason", sf.struct("time_ms", "mono_ns")).alias("reason")
+    )  # fmt: skip
+    return last.groupBy(*_GROUP, "reason").agg(sf.count("*").alias("messages"))
+
+
+def _waste(messages: DataFrame) -> DataFrame:
+    useful = sf.least(sf.count_if("acked"), sf.sum("arrivals"))
+    return messages.groupBy(*_GROUP).agg(
+        sf.sum("arrivals").alias("arrivals"),
+        sf.count_if("acked").alias("acked"),
+        sf.sum("nacks").alias("nacked"),
+        sf.sum("held").alias("held"),
+        sf.sum("after_ack").alias("after_ack"),
+        sf.when(sf.sum("arrivals") > 0, 1 - useful / sf.sum("arrivals")).alias("wasted"),
+    )

@@ -1,0 +1,98 @@
+"""Retries: rows in, rows out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from pulsar_nack.errors import InvalidArgumentError
+from pulsar_nack.pipeline import retries
+
+from .rows import events
+
+
+def tried(entry: int, nacks: int, end: str | None, *, reason: str | None = None) -> list[dict[str, Any]]:
+    """Return a message that arrives, is nacked so many times a second apart, and then ends."""
+    rows: list[dict[str, Any]] = []
+    for attempt in range(nacks + 1):
+        at = 1_000 * attempt
+        rows.append({"event": "arrive", "time_ms": at, "entry": entry, "attempt": attempt})
+        if attempt < nacks:
+            rows.append({"event": "nack", "time_ms": at + 10, "entry": entry, "delay_ms": 990, "reason": reason})
+    if end is not None:
+        rows.append({"event": "ack", "time_ms": 1_000 * nacks + 10, "entry": entry, "reason": end})
+    return rows
+
+
+def test_chains_and_what_came_of_them(spark: SparkSession) -> None:
+    """Each nacked message has a chain with its outcome; attempts are counted by it, and wasted deliveries told."""
+    df = events(
+        spark,
+        *tried(1, 0, "ack"),
+        *tried(2, 2, "ack"),
+        *tried(3, 2, "ack"),
+        *tried(4, 3, "dead-letter", reason="ValueError"),
+        *tried(5, 1, "retry-topic"),
+        *tried(6, 6, None),
+        {"event": "arrive", "time_ms": 9_000, "entry": 2},
+        {"event": "hold", "time_ms": 9_001, "entry": 2, "reason": "acked"},
+    )
+    found = retries(df)
+    chains = found.chains.select("entry", "outcome", "nacks", "arrivals", "held", "after_ack", "asked_ms", "last_ms")
+    expected = [
+        (2, "acked", 2, 4, 1, 1, 1_980, 9_001),
+        (3, "acked", 2, 3, 0, 0, 1_980, 2_010),
+        (4, "dead letter", 3, 4, 0, 0, 2_970, 3_010),
+        (5, "retry topic", 1, 2, 0, 0, 990, 1_010),
+        (6, "open", 6, 7, 0, 0, 5_940, 6_000),
+    ]
+    assertDataFrameEqual(chains, spark.createDataFrame(expected, chains.schema))
+    attempts = [
+        ("t", "s", "acked", 2, 2, 5_505.5),
+        ("t", "s", "dead letter", 3, 1, 3_010.0),
+        ("t", "s", "retry topic", 1, 1, 1_010.0),
+        ("t", "s", "open", 6, 1, 6_000.0),
+    ]
+    assertDataFrameEqual(found.attempts, spark.createDataFrame(attempts, found.attempts.schema))
+    assert [(row.entry, row.nacks) for row in found.poison.collect()] == [(6, 6)]
+    waste = [("t", "s", 21, 3, 14, 1, 1, 1 - 3 / 21)]
+    assertDataFrameEqual(found.waste, spark.createDataFrame(waste, found.waste.schema))
+
+
+def test_dead_letters_by_reason(spark: SparkSession) -> None:
+    """Dead letters are counted by the reason of their last nack, and by none where it has none."""
+    df = events(
+        spark,
+        {"event": "nack", "time_ms": 0, "entry": 1, "reason": "Timeout"},
+        {"event": "nack", "time_ms": 1, "entry": 1, "reason": "ValueError"},
+        {"event": "ack", "time_ms": 2, "entry": 1, "reason": "dead-letter"},
+        {"event": "nack", "time_ms": 1, "entry": 2, "reason": "ValueError"},
+        {"event": "ack", "time_ms": 2, "entry": 2, "reason": "dead-letter"},
+        {"event": "ack", "time_ms": 2, "entry": 3, "reason": "dead-letter"},
+        {"event": "nack", "time_ms": 1, "entry": 4, "reason": "not dead"},
+    )
+    found = retries(df).dead_letters
+    assertDataFrameEqual(found, spark.createDataFrame([("t", "s", "ValueError", 2), ("t", "s", None, 1)], found.schema))
+
+
+def test_storms_against_a_moving_baseline(spark: SparkSession) -> None:
+    """Windows far above the mean of those before are joined to a storm; the same rate is none where it is usual."""
+    counts = {0: 4, 1: 4, 2: 4, 3: 40, 4: 90, 6: 4, 20: 30}
+    usual = [{"time_ms": 1_000 * k + each, "entry": each, "topic": "u"} for k in range(5) for each in range(40)]
+    storm = [{"time_ms": 1_000 * k + each, "entry": each} for k, n in counts.items() for each in range(n)]
+    found = retries(events(spark, *usual, *storm), window=1, baseline=4, factor=5, least=20).storms
+    expected = [("t", "s", 3_000, 5_000, 130, 90, 4.0), ("t", "s", 20_000, 21_000, 30, 30, 0.0)]
+    assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"poison_at": 0}, {"window": 0}, {"baseline": 0}, {"factor": float("nan")}, {"least": -1}]
+)
+def test_wrong_arguments_are_named(spark: SparkSession, wrong: dict[str, Any]) -> None:
+    """An argument out of range is refused by its name, before any work."""
+    (name,) = wrong
+    with pytest.raises(InvalidArgumentError, match=f"^{name}: "):
+        retries(events(spark), **wrong)
