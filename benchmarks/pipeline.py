@@ -123,8 +123,8 @@ class Run:
         data.trace(self.spark, self.sizes.events).write.parquet(large)
         data.trace(self.spark, self.sizes.fewer).write.parquet(small)
         data.trace(self.spark, self.sizes.lines).write.option("ignoreNullFields", "false").json(lines)
-        for path in Path(lines).glob("part-*.json"):
-            path.rename(path.with_suffix(".jsonl"))
+        for part in Path(lines).glob("part-*.json"):
+            part.rename(part.with_suffix(".jsonl"))
         alone: dict[str, Callable[[Iterator[str]], None]] = {
             "accuracy": peers.accuracy,
             "retries": peers.retries,

@@ -15,9 +15,10 @@ next one for the same folder, and an old folder that had been moved away is put 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,7 @@ from typing import Final
 from ..errors import InvalidArgumentError, LogLockedError
 from ..ledger._files import OsFiles
 from ..ledger._home import storage_errors
-from ..ledger._names import LOCK, LOG
+from ..ledger._names import GONE, LOCK, LOG, NEW, log_of
 from ..ledger._writer import write_all
 from ._build_log import SEGMENT_FILE
 
@@ -35,6 +36,8 @@ MANIFEST: Final = "manifest.json"
 _OWNER: Final = "owner"
 _OLD: Final = "old"
 _BUILDING: Final = ".building"
+_INDEX_LOG: Final = re.compile(r"cursor-\d+|snapshot-[0-9a-f]{32}-\d+")
+_SUFFIXES: Final = (LOG, LOCK, LOG + NEW, LOG + GONE)
 _files: Final = OsFiles()
 
 
@@ -50,11 +53,18 @@ def check_target(target: Path, *, overwrite: bool) -> None:
         raise InvalidArgumentError("path", str(target), "a folder that does not exist, or overwrite=True")
     with storage_errors(str(target), "list it"):
         names = _files.names(target) if target.is_dir() and not target.is_symlink() else None
-    if names is None or not all(name == MANIFEST or name.endswith((LOG, LOCK)) for name in names):
+    if names is None or not _is_index(names):
         raise InvalidArgumentError("path", str(target), "the folder of an index; this holds something else")
     for name in names:
         if name.startswith("cursor-") and name.endswith(LOCK):
             _must_be_free(target / name)
+
+
+def _is_index(names: Sequence[str]) -> bool:
+    """Return whether a folder holds an index, or nothing."""
+    if not all(name == MANIFEST or _INDEX_LOG.fullmatch(log_of(name, *_SUFFIXES) or "") for name in names):
+        return False
+    return not names or any(name == MANIFEST or name.startswith("snapshot-") for name in names)
 
 
 def _must_be_free(lock: Path) -> None:

@@ -150,6 +150,21 @@ def test_folder_that_exists_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
 
 
+@pytest.mark.parametrize("names", [["cursor-1.log"], ["nacks-1.log", "snapshot-1.log"], ["a.txt", "manifest.json"]])
+def test_folder_of_something_else_is_not_replaced(tmp_path: Path, names: list[str]) -> None:
+    """Another store of logs is no index, and not replaced by one; an empty folder is."""
+    index = tmp_path / "index"
+    index.mkdir()
+    for name in names:
+        (index / name).touch()
+    with pytest.raises(InvalidArgumentError, match="something else"):
+        build([(1, 1, 1)], index, overwrite=True)
+    assert sorted(path.name for path in index.iterdir()) == names
+    for name in names:
+        (index / name).unlink()
+    build([(1, 1, 1)], index, overwrite=True)
+
+
 async def test_open_index_is_not_replaced(tmp_path: Path) -> None:
     """An index that a tracker has open is not taken away from it."""
     build([(1, 1, 1)], tmp_path / "index")

@@ -1,0 +1,59 @@
+"""The commands that build an index and plan, run in this process on the session of the tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pulsar_nack.cli import main
+from pulsar_nack.pipeline.schemas import METADATA
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def metadata(spark: SparkSession, tmp_path: Path) -> str:
+    """Return a folder with the metadata of 100 delayed messages, and of one that is not delayed."""
+    rows = [("t", 0, 3, entry, -1, 1_000 + entry, 61_000 + entry, 0) for entry in range(100)]
+    rows.append(("t", 0, 3, 100, -1, 1_100, -1, 0))
+    path = str(tmp_path / "metadata")
+    spark.createDataFrame(rows, METADATA).write.parquet(path)
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
+    """Run a command; return its exit code and what it printed."""
+    with pytest.raises(SystemExit) as done:
+        main(["pipeline", *arguments])
+    out, err = capsys.readouterr()
+    return done.value.code, out, err
+
+
+def test_build_index(metadata: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command makes the folder and tells what is in it; a folder that exists and bad rows are refused."""
+    out = str(tmp_path / "index")
+    code, _, told = run(capsys, "build-index", metadata, "--out", out)
+    assert code == 2
+    assert "ledger_id 3, entry_id 100, got -1" in told
+    assert not Path(out).exists()
+    code, said, _ = run(capsys, "build-index", metadata, "--out", out, "--delayed-only", "--least", "30", "--json")
+    assert code == 0
+    built = json.loads(said)
+    assert (built["path"], built["rows"], built["buckets"]) == (out, 100, 2)
+    code, _, told = run(capsys, "build-index", metadata, "--out", out, "--delayed-only")
+    assert code == 2
+    assert "overwrite" in told
+    code, said, _ = run(capsys, "build-index", metadata, "--out", out, "--delayed-only", "--overwrite")
+    assert (code, said.partition(" in ")[0]) == (0, "100 messages")
+
+
+def test_plan(metadata: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command tells what each width takes, and which one is best."""
+    code, said, _ = run(capsys, "plan", metadata, "--delayed", "--max-bits", "6", "--json")
+    assert code == 0
+    found = json.loads(said)
+    assert [(row["bits"], row["pending"]) for row in found["plan"]] == [(bits, 100) for bits in range(7)]
+    assert [row["topic"] for row in found["best"]] == ["t"]
