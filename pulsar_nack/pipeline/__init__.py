@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ._read import Read, check_traces, read_traces
     from ._retries import Retries, retries
     from ._session import local_session
+    from ._source import register_source, split_source
 
 __all__ = [
     "PLAN",
@@ -33,8 +34,10 @@ __all__ = [
     "local_session",
     "plan",
     "read_traces",
+    "register_source",
     "require_columns",
     "retries",
+    "split_source",
 ]
 
 _HOMES: Final = {
@@ -49,8 +52,10 @@ _HOMES: Final = {
     "local_session": "_session",
     "plan": "_plan",
     "read_traces": "_read",
+    "register_source": "_source",
     "require_columns": "_checks",
     "retries": "_retries",
+    "split_source": "_source",
 }
 """The module of each public name."""
 _PACKAGES: Final = {"google", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}

@@ -9,6 +9,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from ._source import register_source
+
 _QUIET: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -42,4 +44,6 @@ def local_session(
         builder = builder.master(master)
     for key, value in (settings | dict(config or {})).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    register_source(session)
+    return session
