@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from ._build_commit import BuiltIndex
     from ._build_index import build_index
     from ._checks import require_columns
+    from ._holes import holes
     from ._plan import PLAN, plan
     from ._read import Read, check_traces, read_traces
+    from ._read_holes import ReadHoles, read_cursors, read_internal_stats
     from ._retries import Retries, retries
     from ._session import local_session
     from ._source import register_source, split_source
@@ -27,12 +29,16 @@ __all__ = [
     "Accuracy",
     "BuiltIndex",
     "Read",
+    "ReadHoles",
     "Retries",
     "accuracy",
     "build_index",
     "check_traces",
+    "holes",
     "local_session",
     "plan",
+    "read_cursors",
+    "read_internal_stats",
     "read_traces",
     "register_source",
     "require_columns",
@@ -45,12 +51,16 @@ _HOMES: Final = {
     "BuiltIndex": "_build_commit",
     "PLAN": "_plan",
     "Read": "_read",
+    "ReadHoles": "_read_holes",
     "Retries": "_retries",
     "accuracy": "_accuracy",
     "build_index": "_build_index",
     "check_traces": "_read",
+    "holes": "_holes",
     "local_session": "_session",
     "plan": "_plan",
+    "read_cursors": "_read_holes",
+    "read_internal_stats": "_read_holes",
     "read_traces": "_read",
     "register_source": "_source",
     "require_columns": "_checks",

@@ -3,8 +3,8 @@
 :data:`TRACE` is a line of the trace writer, version :data:`TRACE_VERSION`: JSON lines or Parquet, one event each. A
 message is known by the columns :data:`IDENTITY`. Times that end in ``_ms`` are epoch milliseconds.
 
-:data:`METADATA` is what a topic's messages tell without their payload, and :data:`HOLES` one acknowledged range of
-entries of a ledger, first and last included.
+:data:`METADATA` is what a topic's messages tell without their payload, and :data:`HOLES` what cursors tell: ranges of
+acknowledged entries, first and last included, and what is needed beside them.
 """
 
 from __future__ import annotations
@@ -70,13 +70,26 @@ METADATA: Final = _struct(
 )
 
 HOLES: Final = _struct(
-    ("topic", _STRING, False),
-    ("subscription", _STRING, False),
-    ("ledger", _LONG, False),
-    ("first", _LONG, False),
-    ("last", _LONG, False),
-    ("kind", _STRING, False),
+    ("topic", _STRING, True),
+    ("subscription", _STRING, True),
+    ("at_ms", _LONG, True),
+    ("kind", _STRING, True),
+    ("ledger", _LONG, True),
+    ("first", _LONG, True),
+    ("last", _LONG, True),
+    ("bytes", _LONG, True),
 )
+"""Acknowledgement state of subscriptions, as it was at some time. What a row says, by its ``kind``:
+
+- ``acked``: entries ``first`` to ``last`` of the ledger are acknowledged, beyond the mark-delete position
+- ``batch``: of entry ``first`` (and ``last``) some messages are acknowledged
+- ``cursor``: the mark-delete position is entry ``last`` of the ledger; ``bytes``: what its marker takes on storage
+- ``state``: the acknowledgement state of the ledger takes ``bytes`` on storage
+- ``ledger``: the ledger has entries ``first`` (0) to ``last`` (-1: none), ``bytes`` in size
+
+``at_ms`` is when that was so, epoch ms; rows of one subscription and time belong together. ``bytes`` is null where
+nobody told it.
+"""
 
 QUARANTINE: Final = _struct(("file", _STRING, True), ("line", _STRING, True), ("reason", _STRING, False))
 """What could not be read: where it is, what it says, and why it was refused."""

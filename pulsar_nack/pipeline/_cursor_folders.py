@@ -1,0 +1,78 @@
+"""Cursor folders and local topics as rows of holes; read as ``inspect`` reads them, on the executors.
+
+The topic is the name of the folder, the subscription that of a local topic or else the cursor's own name. The time is
+when the cursor's log was written last; so copies that keep the times of files can be compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from ..errors import PulsarNackError
+from ..inspection._cursors import FoundCursor, find_cursors
+from ..inspection._folder import look_at
+from ..inspection._nacks import inspect_nacks
+from ..inspection._store import Store
+from ..inspection._topics import inspect_topic
+from ..ledger._names import LOG
+from ._hole_schemas import ACKED, BATCH, CURSOR, LEDGER, STATE, HoleRow, RefusedRow
+
+_SUBSCRIPTION: Final = re.compile(r"subscription\.(.+)")
+
+
+def read_store(path: str) -> list[HoleRow | RefusedRow]:
+    """Return what the cursors of a folder say, and what of it is damaged. Blocking; changes and locks nothing."""
+    try:
+        return look_at(Path(path), _rows)
+    except OSError as error:
+        return [RefusedRow(path, f"it cannot be read: {error.strerror or error}")]
+    except PulsarNackError as error:
+        return [RefusedRow(path, str(error))]
+
+
+def _rows(store: Store) -> list[HoleRow | RefusedRow]:
+    inspect_nacks(store)
+    cursors = list(find_cursors(store))
+    topic = inspect_topic(store, [each.report for each in cursors])
+    lengths = {} if topic is None else {each.ledger: (each.entries, each.bytes) for each in topic.ledgers}
+    rows: list[HoleRow | RefusedRow] = []
+    for cursor in cursors:
+        rows += _of_cursor(store, cursor, lengths)
+    for each in store.damage:
+        if each.kind != "torn":
+            where = "" if each.offset is None else f" at byte {each.offset}"
+            file = "/".join(filter(None, (f"{each.log}{LOG}", each.file)))
+            rows.append(RefusedRow(f"{store.folder}/{file}", f"{each.kind}{where}: {each.reason}"))
+    rows += [RefusedRow(str(store.folder), note) for note in store.notes]
+    return rows
+
+
+def _of_cursor(store: Store, cursor: FoundCursor, lengths: dict[int, tuple[int, int]]) -> Iterator[HoleRow]:
+    report = cursor.report
+    named = _SUBSCRIPTION.fullmatch(report.name)
+    subscription = unquote(named[1].replace("#", "%")) if named else report.name
+    topic, at_ms = store.folder.name, _written_ms(store.folder / (report.log + LOG))
+    at = cursor.mark_delete
+    marker = report.size_bytes - sum(each.bytes for each in report.ledgers)
+    yield HoleRow(topic, subscription, at_ms, CURSOR, at.ledger, at.entry, at.entry, marker)
+    for each in report.ledgers:
+        yield HoleRow(topic, subscription, at_ms, STATE, each.ledger, None, None, each.bytes)
+        acks = cursor.states[each.ledger]
+        for first, last in acks.ranges.ranges():
+            yield HoleRow(topic, subscription, at_ms, ACKED, each.ledger, first, last)
+        for entry in sorted(acks.batches):
+            yield HoleRow(topic, subscription, at_ms, BATCH, each.ledger, entry, entry)
+    for ledger, (entries, size) in lengths.items():
+        yield HoleRow(topic, subscription, at_ms, LEDGER, ledger, 0, entries - 1, size)
+
+
+def _written_ms(log: Path) -> int | None:
+    """Return when a log was written last, None where it is gone."""
+    try:
+        return max((each.stat().st_mtime_ns for each in log.iterdir()), default=0) // 1_000_000
+    except OSError:
+        return None

@@ -1,0 +1,91 @@
+"""Acknowledgement holes: what they take on storage, how that grows, and which subscriptions come near to the gate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from ..cursor._gate import DEFAULT_LIMIT, checked_limit
+from ._checks import require_columns
+from ._hole_figures import figures_of
+from ._hole_schemas import SUBSCRIPTIONS
+from .schemas import HOLES
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_KEY: Final = ("topic", "subscription")
+_FACT: Final = ("kind", "ledger", "first", "last", "bytes")
+_RESUME: Final = 0.75
+_PAUSE: Final = 7 / 8
+
+
+def holes(df: DataFrame, *, limit: int = DEFAULT_LIMIT) -> DataFrame:
+    """Return one row for each subscription and time: its holes, what they take on storage, and how near the gate is.
+
+    All rows of one subscription and time go through one task: some hundred bytes a range there.
+
+    :param df: rows of :data:`~pulsar_nack.pipeline.schemas.HOLES`, from any number of times
+    :param limit: ``maxPerCursorMetadataSizeInBytes``; below 1: none, and nothing is at risk
+    :raises InvalidArgumentError: a column is missing or of another type, or the limit is from 1 to 1 023
+    """
+    limit = checked_limit(limit)
+    require_columns(df, HOLES)
+    figures = df.select(*HOLES.fieldNames()).groupBy(*_KEY, "at_ms").applyInArrow(_figures, SUBSCRIPTIONS)
+    return _with_gate(_with_time(figures), limit)
+
+
+def _figures(table: pyarrow.Table) -> pyarrow.Table:
+    """Turn the rows of one snapshot into its figures."""
+    import pyarrow
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    key = [table.column(name)[0].as_py() for name in (*_KEY, "at_ms")]
+    columns = (table.column(name).to_pylist() for name in _FACT)
+    row = [*key, *figures_of(zip(*columns, strict=True))]
+    schema = to_arrow_schema(SUBSCRIPTIONS)
+    arrays = [pyarrow.array([value], kind) for value, kind in zip(row, schema.types, strict=True)]
+    return pyarrow.Table.from_arrays(arrays, schema=schema)
+
+
+def _with_time(figures: DataFrame) -> DataFrame:
+    """Add what the snapshots of a subscription say one after the other."""
+    in_time = Window.partitionBy(*_KEY).orderBy("at_ms")
+    so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    oldest = F.struct("oldest_ledger", "oldest_entry")
+    seconds = (F.col("at_ms") - F.lag("at_ms").over(in_time)) / 1_000
+    is_other = F.coalesce(~oldest.eqNullSafe(F.lag(oldest).over(in_time)), F.expr("true"))
+    found = (
+        figures.withColumn("bytes_per_s", (F.col("bytes") - F.lag("bytes").over(in_time)) / seconds)
+        .withColumn("ranges_per_s", (F.col("ranges") - F.lag("ranges").over(in_time)) / seconds)
+        .withColumn("is_latest", F.lead(F.lit(1)).over(in_time).isNull())
+        .withColumn("since", F.when(is_other, F.col("at_ms")))
+    )
+    since = F.last("since", ignorenulls=True).over(so_far)
+    has_oldest = F.col("oldest_ledger").isNotNull()
+    return found.withColumn("oldest_since_ms", F.when(has_oldest, since)).drop("since")
+
+
+def _with_gate(figures: DataFrame, limit: int) -> DataFrame:
+    """Add how near the gate is: it goes by the bytes that persisting takes."""
+    if not limit:
+        nothing = F.lit(None).cast
+        return (
+            figures.withColumn("limit_share", nothing("double"))
+            .withColumn("risk", F.lit("none"))
+            .withColumn("limit_at_ms", nothing("long"))
+        )
+    share = F.col("bytes") / F.lit(limit)
+    left_ms = (F.lit(limit) - F.col("bytes")) / F.nullif("bytes_per_s", F.lit(0.0)) * 1_000
+    grows = (F.col("bytes_per_s") > 0) & (F.col("bytes") < limit)
+    return (
+        figures.withColumn("limit_share", share)
+        .withColumn("risk", _risk(share))
+        .withColumn("limit_at_ms", F.when(grows, F.col("at_ms") + F.ceil(left_ms)).cast("long"))
+    )
+
+
+def _risk(share: Column) -> Column:
+    return F.when(share >= 1, "over").when(share >= _PAUSE, "paused").when(share >= _RESUME, "near").otherwise("none")
