@@ -56,8 +56,8 @@ LAYERS = {
     "inspection": 6,
     "observe": 6,
     "testing": 6,
-    "pipeline": 6,
-    "cli": 7,
+    "pipeline": 7,
+    "cli": 8,
 }
 """From below to above; the foundation is every module of the top package, ``names`` its ``__init__``."""
 ANYWHERE = ("",)
