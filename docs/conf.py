@@ -15,6 +15,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 
+autodoc_mock_imports = ["numpy", "pandas", "pyarrow", "pyspark"]  # the pipeline is documented without them
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -18,7 +18,9 @@ import importlib
 import importlib.util
 import inspect
 import io
+import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import zip_longest
@@ -47,7 +49,11 @@ from pulsar_nack.cursor._gate import DEFAULT_LIMIT
 from pulsar_nack.testing import EmbeddedBroker
 
 ROOT: Final = Path(__file__).parent.parent
-PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES: Final = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "pipeline").glob("*.md")),
+]
 BLOCK: Final = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*?) -->\n\n?)?^```(?P<language>[\w{}-]*)[^\n]*\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -111,7 +117,12 @@ def run_snippets(page: Path, mark: str) -> None:
 
 def pages_with(mark: str) -> list[Any]:
     """Return the pages that have a snippet marked so, as parameters."""
-    return [pytest.param(page, id=page.name) for page in PAGES if snippets_of(page, mark)]
+    slow = pytest.mark.timeout(180)  # Spark has to start, unless other tests did so
+    return [
+        pytest.param(page, id=page.name, marks=[slow] if page.name == "pipeline.md" else [])
+        for page in PAGES
+        if snippets_of(page, mark)
+    ]
 
 
 def undefined(text: str) -> set[str]:
@@ -147,6 +158,8 @@ def first_names(page: str, heading: str) -> list[str]:
 @pytest.mark.parametrize("page", pages_with("runs"))
 def test_snippets_run(page: Path) -> None:
     """Snippets that need no broker run, in turn, and print what the page says."""
+    if page.name == "pipeline.md" and not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+        pytest.skip("Spark needs Java 17 or later, and there is none here")
     if "structlog" in page.read_text(encoding="utf-8"):
         structlog = pytest.importorskip("structlog")
         try:
@@ -210,11 +223,11 @@ async def test_worker_example_works(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_are_marked(page: Path) -> None:
-    """Every Python block of the documentation is one that runs, and no mark is misspelt or out of place."""
+    """Every Python block of the documentation, but for those of Spark's jobs, is one that runs, and no mark is misspelt or out of place."""
     blocks = list(blocks_of(page))
     for previous, block in zip([None, *blocks], blocks, strict=False):
         assert block.mark is None or block.mark in MARKS, f"{page.name}, line {block.line}: {block.mark}"
-        if block.language == "python":
+        if block.language == "python" and (page.parent.name != "pipeline" or block.mark):
             compiled(page, block)
             assert page.name == "README.md" or (block.mark or "").startswith("runs"), f"{page.name}, line {block.line}"
         if block.mark == "prints":
@@ -325,7 +338,14 @@ def test_bucket_widths_are_right(row: int, settings: NackConfig) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["pulsar_nack", "pulsar_nack.testing", "pulsar_nack.observe", "pulsar_nack.ledger", "pulsar_nack.inspection"],
+    [
+        "pulsar_nack",
+        "pulsar_nack.testing",
+        "pulsar_nack.observe",
+        "pulsar_nack.ledger",
+        "pulsar_nack.inspection",
+        "pulsar_nack.pipeline",
+    ],
 )
 def test_reference_is_complete(module: str) -> None:
     """The reference has an entry for every public name of a module, and of no other."""

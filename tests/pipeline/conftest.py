@@ -11,6 +11,13 @@ from pathlib import Path
 import pytest
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests here more time than others have: Spark's start counts for the first."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(180))
+
+
 def _reason() -> str | None:
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") or (home and (Path(home) / "bin" / "java").exists()):
