@@ -223,7 +223,7 @@ async def test_worker_example_works(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_are_marked(page: Path) -> None:
-    """Every Python block of the documentation, but for those of Spark's jobs, is one that runs, and no mark is misspelt or out of place."""
+    """Every Python block of the documentation, but for Spark's jobs, is one that runs, and no mark is wrong."""
     blocks = list(blocks_of(page))
     for previous, block in zip([None, *blocks], blocks, strict=False):
         assert block.mark is None or block.mark in MARKS, f"{page.name}, line {block.line}: {block.mark}"

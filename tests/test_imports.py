@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 OPTIONAL = (
-    "_pulsar", "google", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar", "pulsar_lite", "pyarrow", "pyspark",
-    "rich", "structlog", "typer", "uvloop",
+    "_pulsar", "google", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar", "pulsar_lite", "pyarrow",
+    "pyspark", "rich", "structlog", "typer", "uvloop",
 )  # fmt: skip
 NEEDED = {
     "annotated_types", "anyio", "cython_runtime", "exceptiongroup", "idna", "pulsar_nack", "pydantic", "pydantic_core",

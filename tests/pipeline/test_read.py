@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,31 +39,30 @@ def test_sound_lines_come_out(spark: SparkSession, tmp_path: Path) -> None:
     assert read.refused() == {}
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("{", "not a JSON object of this schema"),
-        ("", "not a JSON object of this schema"),
-        ("[1, 2]", "not a JSON object of this schema"),
-        (NACK | {"ledger": "three"}, "not a JSON object of this schema"),
-        (NACK | {"time_ms": 2**63}, "not a JSON object of this schema"),
-        (NACK | {"v": 2, "event": "new"}, "unknown version 2"),
-        (NACK | {"v": None}, "v is missing"),
-        ({key: value for key, value in NACK.items() if key != "topic"}, "topic is missing"),
-        (NACK | {"event": "naq"}, "unknown event naq"),
-        (NACK | {"time_ms": -1}, "time_ms is negative or beyond the year 9999"),
-        (NACK | {"deadline_ms": 253_402_300_800_000}, "deadline_ms is negative or beyond the year 9999"),
-        (NACK | {"delay_ms": -1}, "delay_ms is negative"),
-    ],
-)
-def test_others_go_to_quarantine(spark: SparkSession, tmp_path: Path, line: dict[str, Any] | str, reason: str) -> None:
+REFUSED: list[tuple[dict[str, Any] | str, str]] = [
+    ("{", "not a JSON object of this schema"),
+    ("", "not a JSON object of this schema"),
+    ("[1, 2]", "not a JSON object of this schema"),
+    (NACK | {"ledger": "three"}, "not a JSON object of this schema"),
+    (NACK | {"time_ms": 2**63}, "not a JSON object of this schema"),
+    (NACK | {"v": 2, "event": "new"}, "unknown version 2"),
+    (NACK | {"v": None}, "v is missing"),
+    ({key: value for key, value in NACK.items() if key != "topic"}, "topic is missing"),
+    (NACK | {"event": "naq"}, "unknown event naq"),
+    (NACK | {"time_ms": -1}, "time_ms is negative or beyond the year 9999"),
+    (NACK | {"deadline_ms": 253_402_300_800_000}, "deadline_ms is negative or beyond the year 9999"),
+    (NACK | {"delay_ms": -1}, "delay_ms is negative"),
+]
+
+
+def test_others_go_to_quarantine(spark: SparkSession, tmp_path: Path) -> None:
     """What is broken or of another version is kept as it is, with its file and the reason, and counted."""
-    path = write(tmp_path / "trace-1-aa-0.jsonl", NACK, line)
+    path = write(tmp_path / "trace-1-aa-0.jsonl", NACK, *(line for line, _ in REFUSED))
     read = read_traces(spark, path)
-    text = line if isinstance(line, str) else json.dumps(line)
-    assertDataFrameEqual(read.quarantine, spark.createDataFrame([(f"file:{path}", text, reason)], QUARANTINE))
+    rows = [(f"file:{path}", line if isinstance(line, str) else json.dumps(line), why) for line, why in REFUSED]
+    assertDataFrameEqual(read.quarantine, spark.createDataFrame(rows, QUARANTINE))
     assert read.traces.count() == 1
-    assert read.refused() == {reason: 1}
+    assert read.refused() == Counter(reason for _, reason in REFUSED)
 
 
 def test_open_files_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
