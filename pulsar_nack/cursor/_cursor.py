@@ -71,7 +71,7 @@ class Cursor(CursorFigures):
         self._countdown = _LOOK_EVERY
         self._used: int | None = None
         limit = self._cache.limit
-        self._crowd = math.inf if limit is None else limit // 4
+        self._crowd = math.inf if limit is None else limit // 16
         self._is_crowded = False
         self._is_closed = False
         self._apply = self._state.acknowledge

@@ -52,7 +52,7 @@ from ._rollover import copy_states
 from ._snapshot import MOST, Snapshots
 
 EPOCH: Final = 32
-GROUP: Final = 1 << 19
+GROUP: Final = 1 << 18
 """Bytes of states that are appended at a time."""
 _GROWTH: Final = 4
 _MOST_DELTAS: Final = 64

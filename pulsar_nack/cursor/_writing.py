@@ -20,6 +20,8 @@ from ._single import MOST_BATCHES, Single, Written, encode_single
 
 _SLICE_S: Final = 0.004
 _MANY_RANGES: Final = 10_000
+"""So many ranges take some ms to encode, ten times as many where they lie close together."""
+_DENSE: Final = 8
 _FEW: Final = 500
 _log = logging.getLogger("pulsar_nack.cursor")
 
@@ -157,4 +159,9 @@ class Writing:
 
 
 def _is_large(acks: LedgerAcks) -> bool:
-    return acks.ranges.range_count + len(acks.batches) > _MANY_RANGES
+    """Return whether it takes longer than others should wait; a thread has memory of its own, that it keeps."""
+    ranges, count = acks.ranges, acks.ranges.range_count
+    first, last = ranges.first, ranges.last
+    if first is not None and last is not None and last - first < _DENSE * count:
+        count //= 10
+    return count + len(acks.batches) > _MANY_RANGES
