@@ -3,7 +3,7 @@
 from ._version import __version__
 from .backoff import Backoff, Exponential, Fixed, Multiplier, Steps
 from .clock import AlarmClock, Clock, LoopClock, MonotonicClock, WallClock
-from .config import BucketConfig, CursorConfig, DelayedDeliveryConfig, NackConfig, TopicConfig
+from .config import BucketConfig, CursorConfig, DelayedDeliveryConfig, NackConfig, TopicConfig, TraceConfig
 from .consumer import (
     Consumer,
     ConsumerPort,
@@ -156,6 +156,7 @@ __all__ = [
     "SupportsSnapshotListing",
     "TopicConfig",
     "TopicFormatError",
+    "TraceConfig",
     "TrackerFallback",
     "VirtualDeadlockError",
     "WallClock",

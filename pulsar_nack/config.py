@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -10,7 +11,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
-__all__ = ["MAX_PRECISION_BITS", "BucketConfig", "CursorConfig", "DelayedDeliveryConfig", "NackConfig", "TopicConfig"]
+__all__ = [
+    "MAX_PRECISION_BITS",
+    "BucketConfig",
+    "CursorConfig",
+    "DelayedDeliveryConfig",
+    "NackConfig",
+    "TopicConfig",
+    "TraceConfig",
+]
 
 MAX_PRECISION_BITS: Final = 62
 _DAY_S: Final = 86_400
@@ -295,6 +304,31 @@ class TopicConfig(_Settings):
     """While the gate holds new messages, whether delayed ones that come due wait too, also those that fill holes."""
     cursor: CursorConfig = Field(default_factory=CursorConfig)
     """How acknowledgements are kept, and how much of them."""
+
+    if TYPE_CHECKING:  # as above
+
+        def __init__(self, **settings: Any) -> None: ...
+
+
+def _as_folder(value: Any, info: ValidationInfo) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise InvalidArgumentError(info.field_name or "folder", value, "a path")
+    return Path(value)
+
+
+class TraceConfig(_Settings):
+    """Where a trace is written, and how much of it is in one file and in memory."""
+
+    folder: Annotated[Path, BeforeValidator(_as_folder)]
+    """Made when the first event is written; other files in it are not touched."""
+    max_file_bytes: int = Field(default=64 << 20, ge=1_024)
+    """A file is closed before it is larger, in bytes; up to 500 lines are written at once."""
+    max_file_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    """A file is closed when it was opened so many seconds ago."""
+    max_buffered_events: int = Field(default=100_000, ge=1)
+    """Most events in memory, some 300 bytes each; what comes when it is full is dropped and counted."""
+    flush_seconds: float = Field(default=0.5, gt=0, le=3_600, allow_inf_nan=False)
+    """How long an event is in memory only."""
 
     if TYPE_CHECKING:  # as above
 

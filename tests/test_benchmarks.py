@@ -52,6 +52,13 @@ def test_nack() -> None:
     assert said.count("## ") == 4
 
 
+def test_trace() -> None:
+    """Both tables of the benchmark of traces come out, and nothing was dropped."""
+    said = run("trace", "--quick")
+    assert said.count("## ") == 2
+    assert "| while the thread writes" in said
+
+
 def test_ledger() -> None:
     """Every table of the benchmark of logs comes out."""
     said = run("ledger", "--quick")

@@ -12,12 +12,14 @@ from ._port import (
 )
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
+from ._tracing import ConsumerTrace, TraceNote
 from ._ways import Redelivery
 
 __all__ = [
     "Consumer",
     "ConsumerPort",
     "ConsumerStatistics",
+    "ConsumerTrace",
     "Delivery",
     "Message",
     "PortTraits",
@@ -26,6 +28,7 @@ __all__ = [
     "SupportsConnectionState",
     "SupportsCumulativeAck",
     "SupportsSeek",
+    "TraceNote",
     "subscribe",
     "wrap",
 ]

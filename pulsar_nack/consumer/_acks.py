@@ -25,7 +25,7 @@ class Acks:
     """Carries acknowledgements out.
 
     :param on_settled: called with the record of what was acknowledged
-    :param on_failed: called with the record of what could not be, and whether its time came meanwhile
+    :param on_failed: called with the record of what could not be, whether its time came meanwhile, and the error
     :param durable: where acknowledgements are noted once the port has taken them, and before they are reported
     """
 
@@ -72,10 +72,10 @@ class Acks:
             if self._durable is not None:
                 await self._durable.settled(record.id)  # failed: it is counted, and the broker knows
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
-            self._failed(record)
+            self._failed(record, error)
             return error
-        except asyncio.CancelledError:
-            self._failed(record)
+        except asyncio.CancelledError as error:
+            self._failed(record, error)
             return ClosedError("the consumer")
         else:
             self.acked += 1
@@ -85,8 +85,8 @@ class Acks:
         finally:
             self._in_flight.pop(record.id, None)
 
-    def _failed(self, record: Record) -> None:
-        self._on_failed(record, was_due=self._states.ack_failed(record))
+    def _failed(self, record: Record, error: BaseException) -> None:
+        self._on_failed(record, was_due=self._states.ack_failed(record), error=error)
 
     async def finish(self, timeout: float) -> None:
         """Wait for those under way, then give the rest up: whoever waits gets :class:`~pulsar_nack.ClosedError`."""

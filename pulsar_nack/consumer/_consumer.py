@@ -36,6 +36,7 @@ from ._redelivery import Holds
 from ._room import Room
 from ._states import Record, State, States, Verdict
 from ._statistics import ConsumerStatistics
+from ._tracing import ConsumerTrace, names_of
 from ._ways import Redelivery
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Consumer:
     :param durable_ttl: how long a message that does not come is remembered there, after its deadline
     :param max_ack_state_bytes: most that the durable acknowledgements may take on storage: :meth:`receive` holds new
         messages back before; below 1: no bound
+    :param trace: where each event of each message is noted, a :class:`~pulsar_nack.observe.TraceWriter`; off by default
     :param wall_clock: tells the epoch time that deadlines have there; the machine's own by default
     :raises InvalidArgumentError: names the setting
 
@@ -106,8 +108,10 @@ class Consumer:
         durable_ttl: Delay = DEFAULT_DURABLE_TTL,
         max_ack_state_bytes: int = DEFAULT_MAX_ACK_STATE_BYTES,
         wall_clock: Clock | None = None,
+        trace: ConsumerTrace | None = None,
     ) -> None:
         self._port = port
+        self._note = None if trace is None else trace.source(*names_of(port))
         self._config = config or NackConfig()
         self._backoff = None if backoff is None else as_backoff(backoff)
         self._clock = clock or LoopClock()
@@ -129,8 +133,9 @@ class Consumer:
             self._config,
             clock=self._clock,
             hooks=hooks,
-            show=self._show,
+            show=self._show_again,
             freed=self._room.changed,
+            note=self._note,
         )
         self._durable_home = durable
         self._durable_ttl_ms = delay_ms(durable_ttl, "durable_ttl")
@@ -220,6 +225,7 @@ class Consumer:
                     opened.set_result(None)
                     await self._stopping.wait()
                     await self._acks.finish(self._config.close_timeout.total_seconds())
+                    self._note_cancelled("close")
                     if durable is not None:
                         await durable.finish()
                     for task in background:
@@ -284,6 +290,8 @@ class Consumer:
             message = await self._inbox.get()
             if self._gated is None or self._gated.admits(message):
                 return message
+            if self._note is not None:
+                self._note("hold", message.id, message.redelivery_count, reason="paused")
 
     def __aiter__(self) -> Self:
         return self
@@ -347,8 +355,11 @@ class Consumer:
                 self._acknowledging.again(delivery.id)
                 return
             if self._durable.holds_back(delivery, self._clock.now_ms()):
+                if self._note is not None:
+                    self._note("hold", delivery.id, delivery.redelivery_count, reason="not due")
                 self._room.note()
                 return
+        due_at_ms = None if self._note is None else self._due_at_ms(delivery.id)
         verdict = self._states.deliver(delivery.id, delivery.redelivery_count, self._clock.now_ms())
         if verdict is Verdict.COPY:
             self._copies += 1
@@ -359,9 +370,20 @@ class Consumer:
             self._store.pop(delivery.id)
             record = self._states.get(delivery.id)
             if record is not None:
-                self._show(delivery, record)
+                self._show(delivery, record, due_at_ms)
 
-    def _show(self, delivery: Delivery, record: Record) -> None:
+    def _due_at_ms(self, message_id: MessageId) -> int | None:
+        """Return the deadline of a message that was asked for, None for others."""
+        record = self._states.get(message_id)
+        return record.due_at_ms if record is not None and record.state is State.REQUESTED else None
+
+    def _show_again(self, delivery: Delivery, record: Record) -> None:
+        self._show(delivery, record, record.due_at_ms)
+
+    def _show(self, delivery: Delivery, record: Record, due_at_ms: int | None) -> None:
+        if self._note is not None:
+            due_in_ms = None if due_at_ms is None else due_at_ms - self._clock.now_ms()
+            self._note("arrive", record.id, record.redelivery_count, due_in_ms=due_in_ms)
         if self._holds.ways.may_keep:
             self._recent.add(delivery)
         self._inbox.put(Message(self, delivery, record.redelivery_count))
@@ -422,6 +444,10 @@ class Consumer:
         message_id = self._known(message.id if isinstance(message, Message) else _checked(message))
         await self._port.acknowledge_cumulative(message_id)
         for settled in self._states.settle_through(message_id, self._clock.now_ms()):
+            if self._note is not None:
+                if settled in self._holds.tracker:
+                    self._note("cancel", settled, reason="ack")
+                self._note("ack", settled, reason="ack")
             self._holds.drop(settled)
             self._recent.pop(settled)
         self._room.changed()
@@ -443,6 +469,7 @@ class Consumer:
             raise NotDurableError(
                 "the subscription was not moved, for that could not be made durable", error
             ) from error
+        self._note_cancelled("seek")
         self._inbox.clear()
         if self._gated is not None:
             self._gated.clear()
@@ -467,10 +494,16 @@ class Consumer:
         self._check_unsettled(message_id, message)
         record = self._states.get(message_id)
         if record is None or record.state is State.IN_WORK:
+            if self._note is not None and not self._has_room(message_id, milliseconds, payload):
+                count = 0 if record is None else record.redelivery_count
+                self._note("hold", message_id, count, reason="no room")
             await self._room.wait_for(lambda: self._has_room(message_id, milliseconds, payload))
             self._check_unsettled(message_id, message)
         record = self._states.hold(message_id)
         self._holds.hold(record, milliseconds, payload)
+        if self._note is not None:
+            due_in_ms = record.due_at_ms - self._clock.now_ms() if record.is_held else None
+            self._note("nack", record.id, record.redelivery_count, delay_ms=milliseconds, due_in_ms=due_in_ms)
         self._nacked += 1
         self._recent.pop(message_id)
         self._room.note()
@@ -510,13 +543,24 @@ class Consumer:
             delay = self._backoff(0 if record is None else record.redelivery_count)
         return self._config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
 
+    def _note_cancelled(self, reason: str) -> None:
+        if self._note is not None:
+            for record in self._states.held_records():
+                self._note("cancel", record.id, record.redelivery_count, reason=reason)
+
     def _on_settled(self, record: Record) -> None:
+        if self._note is not None:
+            if record.before_ack is State.HELD:
+                self._note("cancel", record.id, record.redelivery_count, reason="ack")
+            self._note("ack", record.id, record.redelivery_count, reason="ack")
         if record.before_ack is not State.IN_WORK:
             self._holds.drop(record.id)
         self._recent.pop(record.id)
         self._room.changed()
 
-    def _on_ack_failed(self, record: Record, *, was_due: bool) -> None:
+    def _on_ack_failed(self, record: Record, *, was_due: bool, error: BaseException) -> None:
+        if self._note is not None:
+            self._note("error", record.id, record.redelivery_count, reason=f"ack: {error!r}")
         if was_due:
             self._holds.hold_again(record)
 

@@ -104,6 +104,11 @@ class LocalPort:
         self._finalizer.atexit = False
 
     @property
+    def names(self) -> tuple[str, str, str]:
+        """Return topic, subscription and consumer name."""
+        return self._topic, self._subscription.name, self.name
+
+    @property
     def traits(self) -> PortTraits:
         """Return what this port promises."""
         return self._traits

@@ -82,6 +82,12 @@ class OfficialPort:
         self._closing: asyncio.Future[None] | None = None
 
     @property
+    def names(self) -> tuple[str, str, str]:
+        """Return topic, subscription and consumer name, as the client tells them."""
+        consumer = self._consumer
+        return consumer.topic(), consumer.subscription_name(), consumer.consumer_name()
+
+    @property
     def traits(self) -> PortTraits:
         """Return what this port promises."""
         return self._traits

@@ -17,6 +17,7 @@ from ._batches import EntryKey, entry_key, is_member
 from ._local_store import LocalStore
 from ._port import ConsumerPort, Delivery
 from ._states import Record, State, States
+from ._tracing import TraceNote
 from ._ways import Redelivery, Ways
 
 
@@ -39,6 +40,7 @@ class Holds:
         hooks: Sequence[HookLike],
         show: Callable[[Delivery, Record], None],
         freed: Callable[[], None],
+        note: TraceNote | None = None,
     ) -> None:
         self.ways = Ways(redelivery, port.traits)
         self.redelivered_local = 0
@@ -51,6 +53,7 @@ class Holds:
         self._clock = clock
         self._show = show
         self._freed = freed
+        self._note = note
         self._watched_until_ms: int | None = None
         self._is_earlier = asyncio.Event()
         most = self._most_at_once = min(config.max_batch, port.traits.max_ids_per_request)
@@ -127,6 +130,8 @@ class Holds:
         batches, due = self._states.batches, due_members[entry_key(record.id)]
         if not record.is_local and not batches.has_busy_mates(record.id, due):
             return False
+        if self._note is not None and not record.is_local:
+            self._note("hold", record.id, record.redelivery_count, reason="busy batch mates")
         early_ms = record.due_at_ms - self._clock.now_ms() if record.is_ahead else 0
         record.is_local, record.is_ahead = True, False
         if early_ms > 0:
@@ -140,6 +145,7 @@ class Holds:
         if delivery is None:
             return
         self.redelivered_local += 1
+        self._tell_redelivered(record)
         self._states.show(record)
         self._show(delivery, record)
         self._freed()
@@ -149,6 +155,8 @@ class Holds:
         requests = [self._states.request(record, now_ms) for record in records]
         self._watch_from(self._states.next_request_at())
         ids = [record.id for record in records]
+        for record in records:
+            self._tell_redelivered(record)
         try:
             await self._send(ids)
         except BaseException as error:
@@ -157,6 +165,7 @@ class Holds:
                 for record, request in zip(records, requests, strict=True)
                 if self._states.request_failed(record, request)
             ]
+            self._tell_failed(failed, error)
             if isinstance(error, Exception):
                 raise RedeliveryError(str(error), failed=failed) from error
             raise
@@ -165,6 +174,18 @@ class Holds:
             if record.state is State.REQUESTED:
                 self._store.pop(record.id)
         self._freed()
+
+    def _tell_redelivered(self, record: Record) -> None:
+        if self._note is not None:
+            due_in_ms = record.due_at_ms - self._clock.now_ms()
+            self._note("redeliver", record.id, record.redelivery_count, due_in_ms=due_in_ms)
+
+    def _tell_failed(self, ids: Sequence[MessageId], error: BaseException) -> None:
+        if self._note is not None:
+            for each in ids:
+                record = self._states.get(each)
+                count = None if record is None else record.redelivery_count
+                self._note("error", each, count, reason=f"redeliver: {error!r}")
 
     # --- what was asked for in vain ----------------------------------------------------------------------------------
 

@@ -116,6 +116,10 @@ class States:
         """Return what is known of an unacknowledged message."""
         return self._records.get(message_id)
 
+    def held_records(self) -> list[Record]:
+        """Return what is held. O(known messages)."""
+        return [record for record in self._records.values() if record.state is State.HELD]
+
     def state(self, message_id: MessageId) -> State | None:
         """Return the state of an unacknowledged message, None of any other."""
         record = self._records.get(message_id)

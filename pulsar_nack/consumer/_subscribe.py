@@ -20,6 +20,7 @@ from ._consumer import (
     Consumer,
 )
 from ._official import NATIVE_DELAY_S, OfficialPort, import_pulsar_asyncio
+from ._tracing import ConsumerTrace
 from ._ways import Redelivery
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def subscribe(
     durable_ttl: Delay = DEFAULT_DURABLE_TTL,
     max_ack_state_bytes: int = DEFAULT_MAX_ACK_STATE_BYTES,
     wall_clock: Clock | None = None,
+    trace: ConsumerTrace | None = None,
     **options: Any,
 ) -> Subscribing:
     """Subscribe with the official client, on a Shared subscription unless told otherwise.
@@ -118,6 +120,7 @@ def subscribe(
                 durable_ttl=durable_ttl,
                 max_ack_state_bytes=max_ack_state_bytes,
                 wall_clock=wall_clock,
+                trace=trace,
             )
         except BaseException:
             await port.close()

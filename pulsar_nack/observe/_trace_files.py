@@ -1,0 +1,94 @@
+"""The files of a trace: one is open, the others are closed and never change. For one thread only.
+
+A file is `NAME.jsonl.open` while it is written; it is closed by a sync and a rename to `NAME.jsonl`. Names carry a
+random number of their writer, and are made anew, never opened again: nobody's files are touched. A write that
+fails is cut off again, so that the next one begins a line; where even that fails the file is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from pathlib import Path
+
+from ..config import TraceConfig
+
+
+class TraceFiles:
+    """Appends lines; goes on in a new file by size and by time."""
+
+    def __init__(self, config: TraceConfig) -> None:
+        self.closed = 0
+        self._config = config
+        self._folder = Path(config.folder)
+        self._writer = secrets.token_hex(4)
+        self._number = 0
+        self._descriptor: int | None = None
+        self._path = self._folder
+        self._size = 0
+        self._opened_at = 0.0
+
+    def append(self, data: bytes) -> None:
+        """Write whole lines.
+
+        :raises OSError: nothing of them counts
+        """
+        if self._descriptor is not None and self._size and self._size + len(data) > self._config.max_file_bytes:
+            self.close()
+        descriptor = self._open() if self._descriptor is None else self._descriptor
+        try:
+            _write_all(descriptor, data)
+        except OSError:
+            self._cut(descriptor)
+            raise
+        self._size += len(data)
+
+    def close_if_old(self) -> None:
+        """Close the file when its time is over."""
+        if self._descriptor is not None and time.monotonic() - self._opened_at >= self._config.max_file_seconds:
+            self.close()
+
+    def close(self) -> None:
+        """Sync and rename the file that is open; where that fails it keeps its name, and another one comes next."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._path.rename(self._path.with_suffix(""))
+        _sync_folder(self._folder)
+        self.closed += 1
+
+    def _open(self) -> int:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._number += 1
+        self._path = self._folder / f"trace-{time.time_ns() // 1_000_000}-{self._writer}-{self._number}.jsonl.open"
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._size, self._opened_at = 0, time.monotonic()
+        return self._descriptor
+
+    def _cut(self, descriptor: int) -> None:
+        try:
+            os.ftruncate(descriptor, self._size)
+        except OSError:
+            self._descriptor = None
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
