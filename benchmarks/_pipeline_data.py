@@ -72,6 +72,7 @@ def holes(spark: SparkSession, rows: int) -> DataFrame:
         "ledger": f.floor(number / in_ledger),
         "first": 4 * (number % in_ledger),
         "last": 4 * (number % in_ledger) + number % 2,
+        "at_ms": f.lit(START_MS),
         "kind": f.lit("acked"),
     }
     made = spark.range(0, rows, 1, PARTS)
