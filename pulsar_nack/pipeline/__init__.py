@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ._plan import PLAN, plan
     from ._read import Read, check_traces, read_traces
     from ._read_holes import ReadHoles, read_cursors, read_internal_stats
+    from ._report import report, write_report
     from ._retries import Retries, retries
     from ._session import local_session
     from ._source import register_source, split_source
@@ -41,9 +42,11 @@ __all__ = [
     "read_internal_stats",
     "read_traces",
     "register_source",
+    "report",
     "require_columns",
     "retries",
     "split_source",
+    "write_report",
 ]
 
 _HOMES: Final = {
@@ -63,9 +66,11 @@ _HOMES: Final = {
     "read_internal_stats": "_read_holes",
     "read_traces": "_read",
     "register_source": "_source",
+    "report": "_report",
     "require_columns": "_checks",
     "retries": "_retries",
     "split_source": "_source",
+    "write_report": "_report",
 }
 """The module of each public name."""
 _PACKAGES: Final = {"google", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}

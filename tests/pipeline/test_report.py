@@ -1,0 +1,154 @@
+"""The report as a file and in a real browser without a network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
+
+from pulsar_nack.errors import InvalidArgumentError
+from pulsar_nack.pipeline import holes, report, write_report
+from pulsar_nack.pipeline._plots import bars, lines, number, size, span, ticks
+from pulsar_nack.pipeline.schemas import HOLES, TRACE
+
+from .rows import PLAIN
+from .test_cli import run
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: the page is not looked at in a browser")
+EVIL = '<script>document.title = "bad"</script>'
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return a minute of nacks, each of which comes back 20 ms late, but for some."""
+    found = []
+    for entry in range(120):
+        known = PLAIN | {"entry": entry, "topic": f"orders {EVIL}" if entry % 5 == 0 else "orders"}
+        at = 1_763_990_000_000 + 500 * entry
+        late = 20 if entry % 10 else 2_500
+        found += [
+            known | {"event": "nack", "time_ms": at, "delay_ms": 1_000, "deadline_ms": at + 1_000, "reason": EVIL},
+            known
+            | {"event": "arrive", "time_ms": at + 1_000 + late, "deadline_ms": at + 1_000, "attempt": 1}
+            | {"actual_ms": at + 1_000 + late},
+            known
+            | {"event": "ack", "time_ms": at + 5_000, "attempt": 1, "reason": "ack" if entry % 9 else "dead-letter"},
+        ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(spark: SparkSession) -> str:
+    """Return the report of those rows, and of two subscriptions."""
+    traces = spark.createDataFrame([tuple(row.values()) for row in rows()], TRACE)
+    grown = [("a", 1_763_990_000_000, 2_000_000), ("a", 1_763_990_060_000, 5_000_000), ("b", 1_763_990_060_000, 90)]
+    state = [("t", name, at, "cursor", 1, 1, 1, octets) for name, at, octets in grown]
+    return report(traces, holes=holes(spark.createDataFrame(state, HOLES)), title=f"Report {EVIL}")
+
+
+class Tags(HTMLParser):
+    """Gathers the tags and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep one."""
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.mark.timeout(400)
+def test_page_stands_alone(page: str) -> None:
+    """The page has all sections, and no script, image, link or address that leads out of it; names are text."""
+    tags = Tags(page).found
+    assert {tag for tag, _ in tags}.isdisjoint({"script", "img", "link", "iframe", "object", "image", "use"})
+    assert [each["href"] for tag, each in tags if tag == "a"] == ["#overview", "#accuracy", "#retries", "#holes"]
+    assert not re.search(r"https?://|url\(|@import", page)
+    assert "&lt;script&gt;" in page
+    assert sum(tag == "svg" for tag, _ in tags) == 7
+
+
+@needs_chromium
+@pytest.mark.timeout(400)
+def test_page_in_a_browser(page: str, tmp_path: Path) -> None:
+    """A real browser shows the page: its title is ours, every section has height, and the picture is not empty."""
+    file, shot = tmp_path / "report.html", tmp_path / "report.png"
+    write_report(page, file)
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [str(CHROMIUM), *options, "--proxy-server=127.0.0.1:9", "--window-size=1000,3600"]
+    done = subprocess.run(
+        [*command, f"--screenshot={shot}", file.as_uri()], timeout=90, capture_output=True, check=True
+    )
+    assert done.returncode == 0
+    assert shot.read_bytes().startswith(b"\x89PNG")
+    assert shot.stat().st_size > 50_000
+    dumped = subprocess.run([*command, "--dump-dom", file.as_uri()], timeout=90, capture_output=True, check=True)
+    tags = Tags(dumped.stdout.decode()).found
+    assert [each["id"] for tag, each in tags if tag == "section"] == ["overview", "accuracy", "retries", "holes"]
+    assert "<title>Report &lt;script&gt;" in dumped.stdout.decode()
+
+
+@pytest.mark.timeout(400)
+def test_no_events(spark: SparkSession) -> None:
+    """A report on nothing says so."""
+    text = report(spark.createDataFrame([], TRACE))
+    assert "No events." in text
+    assert "nothing to show" in text
+
+
+def test_file_that_exists(tmp_path: Path) -> None:
+    """A file that exists is kept, unless told; one that cannot be written is named."""
+    file = tmp_path / "a.html"
+    write_report("1", file)
+    with pytest.raises(InvalidArgumentError, match="out: expected a file that does not exist yet"):
+        write_report("2", file)
+    assert file.read_text() == "1"
+    write_report("3", file, overwrite=True)
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["3"]
+    with pytest.raises(InvalidArgumentError, match="out: expected a file that can be written"):
+        write_report("2", tmp_path / "none" / "a.html")
+
+
+@pytest.mark.timeout(400)
+def test_command(spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The command writes the file, and refuses one that exists."""
+    frame = spark.createDataFrame([tuple(row.values()) for row in rows()[:30]], TRACE)
+    frame.write.parquet(str(tmp_path / "traces.parquet"))
+    arguments = ("report", str(tmp_path / "traces.parquet"), "--out", str(tmp_path / "r.html"))
+    assert run(capsys, *arguments)[:2] == (0, f"written: {tmp_path / 'r.html'}\n")
+    assert "<h2>Accuracy</h2>" in (tmp_path / "r.html").read_text()
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert "--overwrite" in err
+
+
+def test_numbers() -> None:
+    """Numbers are written for people, and ticks are round."""
+    assert [number(each) for each in (0, 3, 1_234_567, 0.12345, 1_234.5)] == ["0", "3", "1,234,567", "0.123", "1,234"]
+    assert [span(each) for each in (-20, 999, 1_500, 90_000, 180_000, 8e6, 2e8)] == [
+        "-20 ms", "999 ms", "1.5 s", "90 s", "3 min", "2.22 h", "2.31 d",
+    ]  # fmt: skip
+    assert [size(each) for each in (0, 1_023, 1_024, 5_242_880)] == ["0 bytes", "1,023 bytes", "1 KiB", "5 MiB"]
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(-3, 0.5) == [-3, -2, -1, 0]
+    assert ticks(5, 5) == [5]
+
+
+def test_plots_of_little() -> None:
+    """A plot of nothing says so, and one of a single point, or of equal ones, is drawn."""
+    assert "nothing to show" in bars("x", [])
+    assert "nothing to show" in lines("x", {"a": []})
+    for points in ([(1_000.0, 0.0)], [(1_000.0, 5.0), (1_000.0, 5.0)], [(0.0, -3.0), (1.0, -3.0)]):
+        assert "nan" not in lines("x", {"a": points}, mark=3)
+    assert 'width="1"' in bars("x", [("a", -5)])
