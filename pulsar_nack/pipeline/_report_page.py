@@ -37,7 +37,8 @@ svg .line { fill: none !important; stroke-width: 2; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; margin: 6px 0 18px; }
 caption { text-align: left; font-weight: 600; padding-bottom: 4px; }
 th, td { padding: 4px 10px; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
-th { color: var(--quiet); font-weight: 600; white-space: nowrap; } td { overflow-wrap: break-word; min-width: 56px; max-width: 320px; }
+th { color: var(--quiet); font-weight: 600; white-space: nowrap; }
+td { overflow-wrap: break-word; min-width: 56px; max-width: 320px; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 @media print { body { max-width: none; } h2 { break-after: avoid; } figure { break-inside: avoid; } }
 """
