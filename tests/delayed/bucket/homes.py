@@ -145,7 +145,7 @@ class Lying(MutableMapping[int, tuple[bytes, ...]]):
             for segment, end in zip(
                 opened.segments, [*(each.first for each in opened.segments[1:]), opened.tail.length], strict=True
             )
-            for record in segment.read(segment.first, end - 1, 1 << 40)
+            for record in segment.read(segment.first, end - 1, 1 << 40, end)
         ]
         return records[:-1], decode_footer(records[-1], name)
 
