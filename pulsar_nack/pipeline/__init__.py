@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from ._retries import Retries, retries
     from ._session import local_session
     from ._source import register_source, split_source
+    from ._watch import ALERTS, start_watch, watch, watch_rates
 
 __all__ = [
+    "ALERTS",
     "PLAN",
     "Accuracy",
     "BuiltIndex",
@@ -46,10 +48,14 @@ __all__ = [
     "require_columns",
     "retries",
     "split_source",
+    "start_watch",
+    "watch",
+    "watch_rates",
     "write_report",
 ]
 
 _HOMES: Final = {
+    "ALERTS": "_watch",
     "Accuracy": "_accuracy",
     "BuiltIndex": "_build_commit",
     "PLAN": "_plan",
@@ -70,6 +76,9 @@ _HOMES: Final = {
     "require_columns": "_checks",
     "retries": "_retries",
     "split_source": "_source",
+    "start_watch": "_watch",
+    "watch": "_watch",
+    "watch_rates": "_watch",
     "write_report": "_report",
 }
 """The module of each public name."""

@@ -1,0 +1,213 @@
+"""``watch`` as a streaming query: alerts once each, over batches and restarts; rates; sinks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from pulsar_nack.errors import InvalidArgumentError
+from pulsar_nack.pipeline._watch import ALERTS, ROCKS_DB, STATE_STORE, start_watch, watch, watch_rates
+from pulsar_nack.pipeline.schemas import TRACE
+
+pytestmark = pytest.mark.timeout(180)
+
+NAMES = TRACE.fieldNames()
+
+
+def line(event: str, time_ms: int, entry: int, **values: Any) -> str:
+    """Return a line of a trace."""
+    known = {
+        **dict.fromkeys(NAMES), "v": 1, "event": event, "time_ms": time_ms, "mono_ns": time_ms * 1_000_000,
+        "topic": "orders", "partition": -1, "subscription": "work", "consumer": "c", "ledger": 3, "entry": entry,
+        "batch_index": -1, "attempt": 0,
+    }  # fmt: skip
+    return json.dumps({**known, **values})
+
+
+def nack(time_ms: int, entry: int, deadline_ms: int) -> str:
+    """Return the line of a nack."""
+    return line("nack", time_ms, entry, delay_ms=deadline_ms - time_ms, deadline_ms=deadline_ms)
+
+
+def back(time_ms: int, entry: int) -> str:
+    """Return the line of a message that came back."""
+    return line("arrive", time_ms, entry, actual_ms=time_ms)
+
+
+class Folder:
+    """A folder of traces that grows, and a stream of it."""
+
+    def __init__(self, spark: SparkSession, root: Path) -> None:
+        self.spark = spark
+        self.root = root
+        self.count = 0
+        (root / "traces").mkdir()
+
+    def add(self, *lines: str) -> None:
+        """Add a file, as a trace writer closes it."""
+        self.count += 1
+        path = self.root / "traces" / f"trace-{self.count:013}-ab-{self.count}.jsonl"
+        path.write_text("".join(f"{each}\n" for each in lines))
+
+    def stream(self) -> DataFrame:
+        """Return the stream, one file in each batch."""
+        reader = self.spark.readStream.schema(TRACE).option("maxFilesPerTrigger", 1)
+        return reader.json(str(self.root / "traces"))
+
+    def run(self, name: str = "alerts", **options: Any) -> None:
+        """Go on from the checkpoint until everything that is there was read."""
+        query = start_watch(
+            watch(self.stream(), **{"bound_ms": 100, "lateness_ms": 1_000, **options}),
+            self.root / name, self.root / f"{name}.checkpoint", once=True,
+        )  # fmt: skip
+        assert query.awaitTermination(120)
+
+    def alerts(self, name: str = "alerts") -> DataFrame:
+        """Return what was written."""
+        return self.spark.read.schema(ALERTS).parquet(str(self.root / name))
+
+
+@pytest.fixture
+def folder(spark: SparkSession, tmp_path: Path) -> Iterator[Folder]:
+    """Return a folder of traces; the session's state store is that of watch."""
+    before = spark.conf.get(STATE_STORE, None)
+    spark.conf.set(STATE_STORE, ROCKS_DB)
+    yield Folder(spark, tmp_path)
+    if before is None:
+        spark.conf.unset(STATE_STORE)
+    else:
+        spark.conf.set(STATE_STORE, before)
+
+
+def test_alerts_over_restarts(folder: Folder) -> None:
+    """What does not come back in time raises one alert each, wherever the query was stopped and started again."""
+    folder.add(nack(1_000, 1, 2_000), nack(1_000, 2, 2_000), nack(1_000, 3, 2_000), nack(1_500, 4, 60_000))
+    folder.run()
+    assert folder.alerts().count() == 0
+    folder.add(back(2_050, 1), back(2_300, 2))
+    folder.run()
+    folder.add(nack(9_000, 5, 9_500), line("hold", 9_500, 5, reason="paused"))
+    folder.run()
+    folder.run()
+    folder.add(nack(20_000, 6, 90_000))
+    folder.run()
+    folder.add(back(20_500, 3))
+    folder.run()
+    names = ["kind", "entry", "nacked_ms", "delay_ms", "deadline_ms", "due_ms", "actual_ms", "reason"]
+    assertDataFrameEqual(
+        folder.alerts().select("topic", "subscription", *names),
+        folder.spark.createDataFrame(
+            [
+                ("orders", "work", "late", 2, 1_000, 1_000, 2_000, 2_100, 2_300, None),
+                ("orders", "work", "missing", 3, 1_000, 1_000, 2_000, 2_100, None, None),
+                ("orders", "work", "missing", 5, 9_000, 500, 9_500, 9_600, None, "paused"),
+            ],
+            "topic string, subscription string, kind string, entry long, nacked_ms long, delay_ms long,"
+            "deadline_ms long, due_ms long, actual_ms long, reason string",
+        ),
+    )
+
+
+def test_a_function_that_fails(folder: Folder) -> None:
+    """A function that fails gets the same alerts again, under the same number, when the query is started again."""
+    folder.add(nack(1_000, 1, 2_000), nack(1_000, 2, 2_000))
+    folder.add(nack(50_000, 3, 99_000))
+    seen: list[tuple[int, list[int]]] = []
+
+    def take(batch: DataFrame, number: int) -> None:
+        entries = sorted(row.entry for row in batch.collect())
+        if entries:
+            seen.append((number, entries))
+            if len(seen) == 1:
+                raise RuntimeError("it fails once")
+
+    def start() -> Any:
+        return start_watch(watch(folder.stream(), bound_ms=100), take, folder.root / "checkpoint", once=True)
+
+    query = start()
+    with pytest.raises(Exception, match="it fails once"):
+        query.awaitTermination(120)
+    assert start().awaitTermination(120)
+    assert start().awaitTermination(120)
+    assert seen == [(seen[0][0], [1, 2])] * 2
+
+
+def test_wall_clock(folder: Folder) -> None:
+    """By the wall clock an alert is raised although nothing more comes at all."""
+    folder.add(nack(1_000, 1, 2_000), back(1_900, 1), nack(1_950, 2, 2_000), nack(1_950, 3, 4_000_000_000_000))
+    stream = watch(folder.stream(), bound_ms=0, lateness_ms=0, clock="wall")
+    query = start_watch(stream, folder.root / "wall", folder.root / "checkpoint", every_ms=100)
+    try:
+        for _ in range(60):
+            if list((folder.root / "wall").glob("*.parquet")) and folder.alerts("wall").count():
+                break
+            assert not query.awaitTermination(1)
+    finally:
+        query.stop()
+    assert [(row.entry, row.kind) for row in folder.alerts("wall").collect()] == [(2, "missing")]
+
+
+def test_rates(folder: Folder) -> None:
+    """Events are counted in windows of time, each window told once it is over."""
+    folder.add(nack(1_000, 1, 2_000), nack(2_000, 2, 3_000), line("redeliver", 9_999, 1, actual_ms=9_999))
+    folder.add(line("arrive", 10_000, 1, deadline_ms=2_000, actual_ms=10_000), line("ack", 10_001, 1, reason="ack"))
+    folder.add(nack(90_000, 3, 99_000))
+    rates = watch_rates(folder.stream(), window_ms=10_000, lateness_ms=1_000)
+    query = start_watch(rates, folder.root / "rates", folder.root / "rates.checkpoint", once=True)
+    assert query.awaitTermination(120)
+    names = "start_ms end_ms nacks redeliveries arrivals acks holds nacks_per_s worst_late_ms"
+    assertDataFrameEqual(
+        folder.spark.read.parquet(str(folder.root / "rates")).select(*names.split()),
+        folder.spark.createDataFrame(
+            [(0, 10_000, 2, 1, 0, 0, 0, 0.2, None), (10_000, 20_000, 0, 0, 1, 1, 0, 0.0, 8_000)],
+            "start_ms long, end_ms long, nacks long, redeliveries long, arrivals long, acks long, holds long,"
+            "nacks_per_s double, worst_late_ms long",
+        ),
+    )
+
+
+def test_console(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
+    """Alerts can be printed."""
+    folder.add(nack(1_000, 1, 2_000))
+    folder.add(nack(90_000, 2, 99_000))
+    query = start_watch(watch(folder.stream()), "console", folder.root / "checkpoint", once=True)
+    assert query.awaitTermination(120)
+    assert "|missing|" in capfd.readouterr().out
+
+
+def test_times_that_cannot_be(folder: Folder) -> None:
+    """One event of an impossible time does not make all others too late."""
+    folder.add(nack(2**62, 1, 2**62), nack(-5, 2, 0), nack(1_000, 3, 2_000))
+    folder.add(nack(90_000, 4, 99_000))
+    folder.run()
+    assert [row.entry for row in folder.alerts().collect()] == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("bound_ms", -1), ("lateness_ms", 1.5), ("until", "ack"), ("clock", "sun"), ("bound_ms", True)],
+)
+def test_bad_settings(folder: Folder, name: str, value: Any) -> None:
+    """A setting that cannot be is named."""
+    with pytest.raises(InvalidArgumentError, match=name):
+        watch(folder.stream(), **{name: value})
+
+
+def test_another_state_store(folder: Folder) -> None:
+    """Without the state store that timers need, the setting and its value are named."""
+    folder.spark.conf.set(STATE_STORE, "something.Else")
+    with pytest.raises(
+        InvalidArgumentError, match=r"providerClass: expected .*RocksDBStateStoreProvider, got 'something"
+    ):
+        watch(folder.stream())
+    with pytest.raises(InvalidArgumentError, match="deadline_ms"):
+        watch(folder.stream().drop("deadline_ms"))
