@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import InvalidArgumentError
 from ._pipeline_shared import Master, session
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _SINKS = ("console", "parquet")
 
@@ -36,7 +40,8 @@ def watch(
 ) -> None:
     """Raise an alert for each nacked message that is not back by its deadline and a bound more.
 
-    Started again with the same checkpoint it goes on where it was, and raises no alert twice.
+    Started again with the same checkpoint it goes on where it was, and raises no alert twice. Lines that are no events
+    are told too, with the reason: on the console, or in a folder beside that of --out, OUT-refused.
     """
     if sink not in _SINKS or (sink == "parquet") != (out is not None):
         raise InvalidArgumentError("sink", sink, "console, or parquet with --out")
@@ -47,14 +52,32 @@ def watch(
         from ..pipeline import watch as find
 
         register_source(spark)
-        traces = split_source(spark.readStream.format("pulsar_nack_trace").load(str(folder))).traces
+        read = split_source(spark.readStream.format("pulsar_nack_trace").load(str(folder)))
+        traces, every_ms = read.traces, round(every * 1_000)
         late_ms = round(lateness * 1_000)
         if rates:
             found = watch_rates(traces, window_ms=round(window * 1_000), lateness_ms=late_ms)
         else:
             found = find(traces, bound_ms=round(bound * 1_000), lateness_ms=late_ms, until=until, clock=clock)
-        query = start_watch(found, out or "console", checkpoint, once=once, every_ms=round(every * 1_000))
+        refused_to = "console" if out is None else out.with_name(f"{out.name}-refused")
+        queries = [
+            start_watch(found, out or "console", checkpoint / "found", once=once, every_ms=every_ms),
+            start_watch(read.quarantine, refused_to, checkpoint / "refused", once=once, every_ms=every_ms),
+        ]
         try:
-            query.awaitTermination()
+            while any(query.isActive for query in queries):
+                spark.streams.awaitAnyTermination()
+                spark.streams.resetTerminated()
+                _raise_failures(queries)
+            _raise_failures(queries)
         finally:
-            query.stop()
+            for query in queries:
+                query.stop()
+
+
+def _raise_failures(queries: Sequence[StreamingQuery]) -> None:
+    """Raise what ended one of them, if it did not end by itself."""
+    for query in queries:
+        failure = query.exception()
+        if failure is not None:
+            raise failure

@@ -131,7 +131,9 @@ def test_a_function_that_fails(folder: Folder) -> None:
                 raise RuntimeError("it fails once")
 
     def start() -> Any:
-        return start_watch(watch(folder.stream(), bound_ms=100), take, folder.root / "checkpoint", once=True)
+        return start_watch(
+            watch(folder.stream(), bound_ms=100, lateness_ms=1_000), take, folder.root / "checkpoint", once=True
+        )
 
     query = start()
     with pytest.raises(Exception, match="it fails once"):
@@ -175,13 +177,13 @@ def test_rates(folder: Folder) -> None:
     )
 
 
-def test_console(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
-    """Alerts can be printed."""
+def test_console(folder: Folder) -> None:
+    """Alerts can be printed: Spark's own process does that."""
     folder.add(nack(1_000, 1, 2_000))
     folder.add(nack(90_000, 2, 99_000))
     query = start_watch(watch(folder.stream()), "console", folder.root / "checkpoint", once=True)
     assert query.awaitTermination(120)
-    assert "|missing|" in capfd.readouterr().out
+    assert sum(max(each["sink"]["numOutputRows"], 0) for each in query.recentProgress) == 1
 
 
 def test_times_that_cannot_be(folder: Folder) -> None:
