@@ -18,7 +18,7 @@ from pulsar_nack.errors import InvalidArgumentError
 from pulsar_nack.pipeline._watch import ALERTS, ROCKS_DB, STATE_STORE, start_watch, watch, watch_rates
 from pulsar_nack.pipeline.schemas import TRACE
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 NAMES = TRACE.fieldNames()
 
