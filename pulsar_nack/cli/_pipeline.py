@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 from typing import Final
 
 import typer
@@ -17,9 +16,7 @@ def make() -> typer.Typer:
     jobs = typer.Typer(no_args_is_help=True, help="Jobs over traces, metadata and cursors, run with PySpark.")
     jobs.callback()(_group)
     for job in _JOBS:
-        name = f"{__package__}._pipeline_{job}"
-        if find_spec(name) is not None:
-            importlib.import_module(name).register(jobs)
+        importlib.import_module(f"{__package__}._pipeline_{job}").register(jobs)
     return jobs
 
 

@@ -12,14 +12,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from .schemas import EVENTS, MAX_TIME_MS, TRACE, TRACE_VERSION
+from .schemas import BROKEN, EVENTS, MAX_TIME_MS, REQUIRED, TIMES, TRACE, TRACE_VERSION
 
 BATCH: Final = 8_192
 """Rows of a batch."""
 
-_BROKEN: Final = "not a JSON object of this schema"
-_TIMES: Final = ("time_ms", "deadline_ms", "actual_ms")
-_NEEDED: Final = [field.name for field in TRACE.fields if not field.nullable]
 _NAMES: Final = TRACE.fieldNames()
 _TYPES: Final = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string()}
 _LIMITS: Final = {"int": 2**31, "bigint": 2**63}
@@ -63,9 +60,9 @@ def parse(line: str) -> dict[str, Any] | str:
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
-        return _BROKEN
+        return BROKEN
     if not isinstance(event, dict) or not all(_fits(event.get(name), limit) for name, limit in _KINDS):
-        return _BROKEN
+        return BROKEN
     return _fault(event) or {name: event.get(name) for name in _NAMES}
 
 
@@ -81,12 +78,12 @@ def _fault(event: dict[str, Any]) -> str | None:
     """Return why an event with fields of the right types is refused."""
     if event.get("v") not in {None, TRACE_VERSION}:
         return f"unknown version {event['v']}"
-    for name in _NEEDED:
+    for name in REQUIRED:
         if event.get(name) is None:
             return f"{name} is missing"
     if event["event"] not in EVENTS:
         return f"unknown event {event['event']}"
-    for name in _TIMES:
+    for name in TIMES:
         if event.get(name) is not None and not 0 <= event[name] <= MAX_TIME_MS:
             return f"{name} is negative or beyond the year 9999"
     if (event.get("delay_ms") or 0) < 0:

@@ -17,12 +17,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from ..errors import InvalidArgumentError
 from ._checks import require_columns
-from .schemas import EVENTS, MAX_TIME_MS, QUARANTINE, TRACE, TRACE_VERSION
+from .schemas import BROKEN, EVENTS, MAX_TIME_MS, QUARANTINE, REQUIRED, TIMES, TRACE, TRACE_VERSION
 
 _CORRUPT: Final = "_corrupt"
 _PARSED: Final = StructType([*TRACE.fields, StructField(_CORRUPT, StringType())])
-_TIMES: Final = ("time_ms", "deadline_ms", "actual_ms")
-_NEEDED: Final = [field.name for field in TRACE.fields if not field.nullable]
 _COLUMNS: Final = TRACE.fieldNames()
 
 
@@ -60,15 +58,15 @@ def read_traces(
     except AnalysisException as error:
         raise InvalidArgumentError("paths", where, "files or folders that exist") from error
     parquet = _parquet(spark, where)
-    if parquet is None:
-        if not lines.inputFiles():
-            raise InvalidArgumentError("paths", where, "trace files (.jsonl, closed, or .parquet) in them")
-        return parse_lines(lines.select(sf.col("_metadata.file_path").alias("file"), sf.col("value").alias("line")))
-    read = check_traces(parquet)
     if not lines.inputFiles():
+        if parquet is None:
+            raise InvalidArgumentError("paths", where, "trace files (.jsonl, closed, or .parquet) in them")
+        return check_traces(parquet)
+    read = parse_lines(lines.select(sf.col("_metadata.file_path").alias("file"), sf.col("value").alias("line")))
+    if parquet is None:
         return read
-    more = parse_lines(lines.select(sf.col("_metadata.file_path").alias("file"), sf.col("value").alias("line")))
-    return Read(more.traces.unionByName(read.traces), more.quarantine.unionByName(read.quarantine))
+    more = check_traces(parquet)
+    return Read(read.traces.unionByName(more.traces), read.quarantine.unionByName(more.quarantine))
 
 
 def parse_lines(lines: DataFrame) -> Read:
@@ -78,7 +76,7 @@ def parse_lines(lines: DataFrame) -> Read:
     parsed = lines.select("file", "line", event.alias("event"))
     value = sf.col("event")
     is_broken = value.isNull() | value[_CORRUPT].isNotNull()
-    reason = sf.when(is_broken, sf.lit("not a JSON object of this schema")).otherwise(_fault(value))
+    reason = sf.when(is_broken, sf.lit(BROKEN)).otherwise(_fault(value))
     judged = parsed.withColumn("fault", reason)
     is_sound = sf.col("fault").isNull()
     return Read(
@@ -119,13 +117,13 @@ def _fault(event: Column) -> Column:
     v, kind = event["v"], event["event"]
     faults = [
         sf.when(v != TRACE_VERSION, sf.concat(sf.lit("unknown version "), v.cast("string"))),
-        *(sf.when(event[name].isNull(), sf.lit(f"{name} is missing")) for name in _NEEDED),
+        *(sf.when(event[name].isNull(), sf.lit(f"{name} is missing")) for name in REQUIRED),
         sf.when(~kind.isin(*EVENTS), sf.concat(sf.lit("unknown event "), kind)),
         *(
             sf.when(
                 (event[name] < 0) | (event[name] > MAX_TIME_MS), sf.lit(f"{name} is negative or beyond the year 9999")
             )
-            for name in _TIMES
+            for name in TIMES
         ),
         sf.when(event["delay_ms"] < 0, sf.lit("delay_ms is negative")),
     ]

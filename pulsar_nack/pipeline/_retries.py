@@ -77,9 +77,9 @@ def retries(
     messages = _messages(df)
     chains = messages.where(sf.col("nacks") > 0)
     return Retries(
-        chains.drop("acked"),
+        chains,
         _attempts(chains),
-        chains.where((sf.col("nacks") >= poison_at) & (sf.col("outcome") != ACKED)).drop("acked"),
+        chains.where((sf.col("nacks") >= poison_at) & (sf.col("outcome") != ACKED)),
         _storms(df, window_ms, baseline, factor, least),
         _dead_letters(df),
         _waste(messages),
@@ -107,7 +107,6 @@ def _messages(traces: DataFrame) -> DataFrame:
         sf.coalesce(sf.sum(sf.when(event == "nack", sf.col("delay_ms"))), sf.lit(0)).alias("asked_ms"),
         sf.min("time_ms").alias("first_ms"),
         sf.max("time_ms").alias("last_ms"),
-        _any(plain).alias("acked"),
     )
     return found.drop(MESSAGE)
 
@@ -157,10 +156,11 @@ def _dead_letters(traces: DataFrame) -> DataFrame:
 
 
 def _waste(messages: DataFrame) -> DataFrame:
-    useful = sf.least(sf.count_if("acked"), sf.sum("arrivals"))
+    acked = sf.count_if(sf.col("outcome") == ACKED)
+    useful = sf.least(acked, sf.sum("arrivals"))
     return messages.groupBy(*_GROUP).agg(
         sf.sum("arrivals").alias("arrivals"),
-        sf.count_if("acked").alias("acked"),
+        acked.alias("acked"),
         sf.sum("nacks").alias("nacked"),
         sf.sum("held").alias("held"),
         sf.sum("after_ack").alias("after_ack"),

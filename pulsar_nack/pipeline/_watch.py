@@ -25,7 +25,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from ..errors import InvalidArgumentError
 from ._checks import require_columns
 from ._watch_rules import Alert, Event, Pending, Rules
-from .schemas import TRACE
+from .schemas import IDENTITY, MAX_TIME_MS, TRACE
 
 STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
 ROCKS_DB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -53,13 +53,9 @@ ALERTS: Final = StructType(
 ``kind``: ``late``, it came back at ``actual_ms``; ``missing``, it was not seen to come back. ``reason`` is what the
 last hold or error said, else that of the nack. A message and its ``nacked_ms`` are in one alert at most.
 """
-_IDENTITY: Final = ("topic", "partition", "subscription", "ledger", "entry", "batch_index")
 _EVENT: Final = Event._fields
 _PENDING: Final = StructType([ALERTS[name] for name in Pending._fields])
 _AT: Final = "at"
-_FIRST_MS: Final = 0
-_LAST_MS: Final = 253_402_300_799_999
-"""Beyond the year 9999 there is no timestamp; a single such event would make all that come after it too late."""
 
 Sink = Literal["console"] | str | PathLike[str] | Callable[[DataFrame, int], None]
 
@@ -88,7 +84,7 @@ def watch(
     require_columns(df, TRACE)
     _check_spark(df)
     is_event = clock == "event"
-    keyed = _timed(df, lateness_ms if is_event else None).groupBy(*_IDENTITY)
+    keyed = _timed(df, lateness_ms if is_event else None).groupBy(*IDENTITY)
     return keyed.transformWithState(
         statefulProcessor=_Watcher(Rules(bound_ms, until), 0 if is_event else lateness_ms),
         outputStructType=ALERTS,
@@ -213,13 +209,13 @@ class _Watcher(StatefulProcessor):
     def _row(self, key: Any, alert: Alert) -> Row:
         kind, pending, actual_ms = alert
         values = {**pending._asdict(), "kind": kind, "actual_ms": actual_ms, "due_ms": self._rules.due_ms(pending)}
-        values.update(zip(_IDENTITY, key, strict=True))
+        values.update(zip(IDENTITY, key, strict=True))
         return Row(**{name: values[name] for name in ALERTS.fieldNames()})
 
 
 def _timed(df: DataFrame, lateness_ms: int | None) -> DataFrame:
-    """Add the time of the events; leave out those whose time cannot be."""
-    timed = df.where(F.col("time_ms").between(_FIRST_MS, _LAST_MS)).withColumn(_AT, F.timestamp_millis("time_ms"))
+    """Add the time of the events; leave out those whose time cannot be: one would make all after it too late."""
+    timed = df.where(F.col("time_ms").between(0, MAX_TIME_MS)).withColumn(_AT, F.timestamp_millis("time_ms"))
     return timed if lateness_ms is None else timed.withWatermark(_AT, f"{lateness_ms} milliseconds")
 
 

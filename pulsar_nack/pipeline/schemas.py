@@ -58,6 +58,15 @@ TRACE: Final = _struct(
     ("reason", _STRING, True),
 )
 
+TIMES: Final = ("time_ms", "deadline_ms", "actual_ms")
+"""The columns of :data:`TRACE` that are epoch times."""
+
+REQUIRED: Final = tuple(field.name for field in TRACE.fields if not field.nullable)
+"""The columns of :data:`TRACE` that every line has."""
+
+BROKEN: Final = "not a JSON object of this schema"
+"""Why a line is refused that is no event at all."""
+
 METADATA: Final = _struct(
     ("topic", _STRING, True),
     ("partition", _INT, True),
