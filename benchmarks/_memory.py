@@ -141,9 +141,10 @@ def _plain_child(pipe: Any, function: Callable[..., Any], args: tuple[object, ..
 def _resident_child(pipe: Any, build: Build, args: tuple[object, ...]) -> None:
     _warm_up(build, args)
     fillers = _fill_holes()
+    return_free_memory()
     before = resident()
     structure, figures = build(*args)
-    gc.collect()
+    return_free_memory()
     pipe.send(json.dumps([resident() - before, figures]))
     del structure, fillers
 
