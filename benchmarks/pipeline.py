@@ -20,11 +20,16 @@ import _pipeline_data as data
 import _pipeline_peers as peers
 from _pipeline_memory import DRIVER, JVM, WORKERS, PeakMemory
 from _report import Report
+from _targets import Targets
 from pyspark.sql import DataFrame, SparkSession
 
 from pulsar_nack import pipeline
 
 CORES = 2
+INDEX_NS = 2_000.0
+"""To reach: 500 000 rows a second into an index."""
+ACCURACY_S = 60.0
+"""To reach: accuracy over 20 M events from Parquet."""
 MAX_BITS = 12
 COLUMNS = ["job", "rows", "s", "rows/s", "JVM MiB", "workers MiB", "driver MiB"]
 
@@ -56,9 +61,11 @@ class Measured(NamedTuple):
 
 
 def measure(work: Callable[[], object]) -> Measured:
-    """Run a job to its end."""
+    """Run a job to its end, and drop what the session keeps for its tables."""
     with PeakMemory() as memory:
         spent = peers.seconds(lambda: exhaust(work()))
+    if (session := SparkSession.getActiveSession()) is not None:
+        session.catalog.clearCache()
     return Measured(spent, dict(memory.mib))
 
 
@@ -87,6 +94,7 @@ class Run:
     def __init__(self, spark: SparkSession, report: Report, sizes: Sizes, folder: Path) -> None:
         self.spark = spark
         self.report = report
+        self.targets = Targets()
         self.sizes = sizes
         self.folder = folder
 
@@ -104,12 +112,16 @@ class Run:
         build = self.job("build_index")
         if build is None:
             return
-        rows = []
+        rows, times = [], []
         for size in (self.sizes.smaller, self.sizes.metadata):
             path = self.folder / "index"
             measured = measure(lambda: build(self.spark, data.metadata(self.spark, size), path))  # noqa: B023
             rows.append(measured.row("build_index", size))
+            times.append(measured.seconds)
             shutil.rmtree(path)
+        self.check("build_index", times, self.sizes.smaller, self.sizes.metadata)
+        if self.sizes == FULL:
+            self.targets.check("build_index, ns a row", 1e9 * times[-1] / self.sizes.metadata, INDEX_NS)
         for name, work in (("one process, numpy", peers.with_numpy), ("one process, add_message", peers.by_hand)):
             size = self.sizes.smaller if work is peers.with_numpy else self.sizes.alone
             spent = work(self.folder / "alone", size)
@@ -135,16 +147,25 @@ class Run:
             if job is None:
                 continue
             options = {"max_bits": MAX_BITS} if name == "plan" else {}
-            rows = []
+            rows, times = [], []
             for path, size in ((small, self.sizes.fewer), (large, self.sizes.events)):
                 measured = measure(lambda: job(self.spark.read.parquet(path), **options))  # noqa: B023
                 rows.append(measured.row(f"{name}, Parquet", size))
+                times.append(measured.seconds)
+            self.check(name, times, self.sizes.fewer, self.sizes.events)
+            if name == "accuracy" and self.sizes == FULL:
+                self.targets.check("accuracy over 20 M events, s", times[-1], ACCURACY_S)
             if (read := self.job("read_traces")) is not None:
                 measured = measure(lambda: job(read(self.spark, [lines]).traces, **options))  # noqa: B023
                 rows.append(measured.row(f"{name}, JSON lines", self.sizes.lines))
             spent = peers.seconds(lambda: peer(self._lines(Path(lines))))  # noqa: B023
             rows.append(Measured(spent, {}).row("one process, JSON lines", self.sizes.alone))
             self.report.table(f"Traces: {name}", COLUMNS, rows)
+
+    def check(self, name: str, times: list[float], fewer: int, more: int) -> None:
+        """Note how the time of a job grows with its rows: linear or better."""
+        if self.sizes == FULL:
+            self.targets.check(f"{name}, growth of time by growth of rows", times[1] / times[0] * fewer / more, 1.0)
 
     def _lines(self, folder: Path) -> Iterator[str]:
         def read() -> Iterator[str]:
@@ -159,10 +180,12 @@ class Run:
         job = self.job("holes")
         if job is None:
             return
-        rows = []
+        rows, times = [], []
         for size in (self.sizes.fewer, self.sizes.events):
             measured = measure(lambda: job(data.holes(self.spark, size)))  # noqa: B023
             rows.append(measured.row("holes", size))
+            times.append(measured.seconds)
+        self.check("holes", times, self.sizes.fewer, self.sizes.events)
         columns = ["topic", "subscription", "ledger", "first", "last"]
         listed = [tuple(row) for row in data.holes(self.spark, self.sizes.alone).select(*columns).collect()]
         spent = peers.seconds(lambda: peers.holes(listed))
@@ -193,6 +216,7 @@ def main() -> None:
             for part in (run.build_index, run.traces, run.holes):
                 if options.only in (None, part.__name__):
                     part()
+            report.note(run.targets.summary())
         finally:
             spark.stop()
     if options.save:

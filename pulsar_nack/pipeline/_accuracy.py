@@ -10,10 +10,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from ..errors import InvalidArgumentError
+from ._accuracy_counts import counts, histogram, slices
 from ._arguments import milliseconds
 from ._checks import require_columns
 from ._messages import lateness, with_nacks
-from ._starvation import starvation_windows
+from ._starvation import slice_ms, starvation_windows
 from .schemas import IDENTITY, TRACE
 
 DELAY_CLASSES: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0)
@@ -25,6 +26,9 @@ _NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "reas
 
 class Accuracy(NamedTuple):
     """What :func:`accuracy` finds: three DataFrames. Nothing is computed before one of them is used.
+
+    The first two share what is counted of the events, which the session keeps (``persist``) from the first use of one
+    of them on; it is small. ``spark.catalog.clearCache()`` drops it.
 
     ``lateness``, a row for each topic, subscription, class of delays and attempt (1: the first redelivery):
 
@@ -73,20 +77,16 @@ def accuracy(
     starved_ms = milliseconds("starvation", starvation, least=1)
     classes = _delay_class(delay_classes)
     _check_percentiles(percentiles)
-    nacks = with_nacks(df, event)
+    counted = counts(with_nacks(df, event), classes, slice_ms(starved_ms)).persist()
     return Accuracy(
-        _lateness(nacks.where("is_answer"), classes, percentiles, early_ms, late_ms),
-        starvation_windows(nacks, starved_ms),
+        _lateness(histogram(counted), percentiles, early_ms, late_ms),
+        starvation_windows(slices(counted), starved_ms),
         _beyond(df.where(sf.col("event") == event), early_ms, late_ms),
     )
 
 
-def _lateness(
-    arrivals: DataFrame, classes: Column, percentiles: Sequence[float], early_ms: int, late_ms: int
-) -> DataFrame:
+def _lateness(histogram: DataFrame, percentiles: Sequence[float], early_ms: int, late_ms: int) -> DataFrame:
     """Return the statistics, from a histogram: few values are left of millions of rows, and percentiles stay exact."""
-    told = arrivals.select("topic", "subscription", classes.alias("delay_class"), "attempt", lateness().alias("ms"))
-    histogram = told.groupBy(*_GROUP, "ms").agg(sf.count("*").alias("n"))
     ms, n = sf.col("ms"), sf.col("n")
     none = sf.lit(0).cast("long")
     at = sf.percentile(ms, [float(each) for each in percentiles], n)

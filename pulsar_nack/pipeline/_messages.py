@@ -32,7 +32,8 @@ def with_nacks(traces: DataFrame, answer: str) -> DataFrame:
     """Return nacks, what answers them and cancellations, each with its neighbours.
 
     The columns are topic, subscription, ``is_nack``, ``is_answer``, time, attempt, deadline, actual time, ``asked_ms``,
-    the delay of the nack before, and ``ended_ms``, when the message's next event was, null where there is none.
+    the delay of the nack before, ``was_due``, whether that nack was due by now, and ``ended_ms``, when the message's
+    next event was, null where there is none.
 
     :param answer: the event that answers a nack; those of it without a deadline are first deliveries, and left out
     """
@@ -48,10 +49,13 @@ def with_nacks(traces: DataFrame, answer: str) -> DataFrame:
         message_hash().alias(MESSAGE),
     )
     order = by_message()
-    asked = sf.when(sf.lag("is_nack").over(order), sf.lag("delay_ms").over(order))
+    was_nack = sf.lag("is_nack").over(order)
+    asked = sf.when(was_nack, sf.lag("delay_ms").over(order))
+    was_due = was_nack & (sf.lag("deadline_ms").over(order) <= sf.col("time_ms"))
     return events.select(
         *("topic", "subscription", "is_nack", "is_answer", "time_ms", "attempt", "deadline_ms", "actual_ms"),
         sf.coalesce("delay_ms", asked).alias("asked_ms"),
+        sf.coalesce(was_due, sf.lit(col=False)).alias("was_due"),
         sf.lead("time_ms").over(order).alias("ended_ms"),
     )
 

@@ -23,6 +23,9 @@ OPEN: Final = "open"
 class Retries(NamedTuple):
     """What :func:`retries` finds: six DataFrames. Nothing is computed before one of them is used.
 
+    Most are made of the same rows, one for each message, which the session keeps (``persist``, in memory and on disk)
+    from the first use of one of them on. ``spark.catalog.clearCache()`` drops them.
+
     ``chains``, a row for each message that was nacked: its identity, ``outcome`` (``acked``, ``dead letter``,
     ``retry topic``, or ``open`` where the trace ends before), ``nacks``, ``arrivals``, ``held`` (arrivals that were not
     shown), ``after_ack`` (those after its acknowledgement), ``asked_ms`` (the delays asked for, together), ``first_ms``
@@ -74,7 +77,7 @@ def retries(
     for name, value in (("poison_at", poison_at), ("baseline", baseline), ("factor", factor), ("least", least)):
         at_least(name, value, 1)
     window_ms = milliseconds("window", window, least=1)
-    messages = _messages(df)
+    messages = _messages(df).persist()
     chains = messages.where(sf.col("nacks") > 0)
     return Retries(
         chains,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
@@ -18,39 +18,16 @@ _SLICES: Final = 8
 _GROUP: Final = ("topic", "subscription")
 
 
-def starvation_windows(nacks: DataFrame, shortest_ms: int) -> DataFrame:
-    """Return topic, subscription, from_ms, to_ms, length_ms, due, is_over; ``nacks`` as ``with_nacks`` gives them."""
-    slices = _slices(nacks, max(1, shortest_ms // _SLICES))
+def slice_ms(shortest_ms: int) -> int:
+    """Return how long a slice is."""
+    return max(1, shortest_ms // _SLICES)
+
+
+def starvation_windows(slices: DataFrame, shortest_ms: int) -> DataFrame:
+    """Return topic, subscription, from_ms, to_ms, length_ms, due, is_over; slices are of :func:`slice_ms`."""
     spans = _spans(slices).where(sf.col("to_ms") - sf.col("from_ms") >= shortest_ms)
     length = (sf.col("to_ms") - sf.col("from_ms")).alias("length_ms")
     return spans.select(*_GROUP, "from_ms", "to_ms", length, "due", "is_over")
-
-
-def _slices(nacks: DataFrame, slice_ms: int) -> DataFrame:
-    """Return for each subscription and slice of time: how many became due and ended, and when the first and last."""
-    time, deadline, ended = map(sf.col, ("time_ms", "deadline_ms", "ended_ms"))
-    is_due = sf.col("is_nack") & deadline.isNotNull() & (ended.isNull() | (ended >= deadline))
-    null = sf.lit(None).cast("long")
-
-    def mark(at: Column, *, due: int = 0, done: int = 0, active: Column = null, seen: Column = null) -> Column:
-        fields = [at.alias("at"), sf.lit(due).alias("due"), sf.lit(done).alias("done")]
-        return sf.struct(*fields, active.alias("active"), seen.alias("seen"))
-
-    here = mark(time, active=sf.when(sf.col("is_answer"), time), seen=time)
-    marks = (
-        sf.when(is_due & ended.isNotNull(), sf.array(here, mark(deadline, due=1), mark(ended, done=1)))
-        .when(is_due, sf.array(here, mark(deadline, due=1)))
-        .otherwise(sf.array(here))
-    )
-    found = nacks.select(*_GROUP, sf.inline(marks))
-    return found.groupBy(*_GROUP, sf.floor(sf.col("at") / slice_ms).alias("slice")).agg(
-        sf.sum("due").alias("became_due"),
-        sf.sum("done").alias("done"),
-        sf.min(sf.when(sf.col("due") == 1, sf.col("at"))).alias("first_due"),
-        sf.min("active").alias("first_active"),
-        sf.max("active").alias("last_active"),
-        sf.max("seen").alias("last_seen"),
-    )
 
 
 def _spans(slices: DataFrame) -> DataFrame:
