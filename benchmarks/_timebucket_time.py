@@ -110,7 +110,7 @@ def add_entries(nacks: Nacks, make: Callable[[list[int]], Any], each: int = 500)
             add(ledger, entries, now_ms, delay_ms)
         return (thread_ns() - began) / len(nacks.ids)
 
-    return best(measure)
+    return best(measure, _java.rounds(len(nacks.ids)))
 
 
 def as_range(entries: list[int]) -> range:
