@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ..clock import Clock
 from ..errors import ClosedError
 from ..ids import MessageId
-from ._port import ConsumerPort
+from ._port import ConsumerPort, SupportsNowait
 from ._states import Record, States
 
 if TYPE_CHECKING:
     from ._durable import DurableNacks
+
+AckSoon = Callable[[MessageId, Callable[[Exception | None], None]], None]
 
 _BATCH: Final = 1_000
 _FIRST_PAUSE_S: Final = 0.1
@@ -49,15 +52,73 @@ class Acks:
         self._on_settled = on_settled
         self._on_failed = on_failed
         self._durable = durable
+        self._loop = asyncio.get_running_loop()
         self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
+        self._soon: AckSoon | None = (
+            port.acknowledge_soon if durable is None and isinstance(port, SupportsNowait) else None
+        )
+        self._calls: dict[MessageId, _Call] = {}
+        self._all_answered: asyncio.Future[None] | None = None
+        self._is_over = False
         self._copies: deque[MessageId] = deque()
         self._has_copies = asyncio.Event()
 
     async def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge one; nothing happens when it is done already. A cancelled call does not stop it."""
+        if self._soon is None:
+            await self._with_task(message_id)
+            return
+        call = self._calls.get(message_id)
+        if call is None:
+            if self._is_done(message_id):
+                return
+            call = self._begin(message_id, self._soon)
+        waiter: asyncio.Future[Exception | None] = self._loop.create_future()
+        call.waiters.append(waiter)
+        error = await waiter
+        if error is not None:
+            raise error
+
+    def _is_done(self, message_id: MessageId) -> bool:
+        return self._states.get(message_id) is None and self._states.is_settled(message_id)
+
+    # --- on ports that need no task ----------------------------------------------------------------------------------
+
+    def _begin(self, message_id: MessageId, soon: AckSoon) -> _Call:
+        if self._is_over:
+            raise ClosedError("the consumer")
+        record = self._states.begin_ack(message_id)
+        call = self._calls[message_id] = _Call(record)
+        try:
+            soon(record.id, partial(self._answered, call))
+        except Exception as error:
+            self._answered(call, error)
+            raise
+        return call
+
+    def _answered(self, call: _Call, error: Exception | None) -> None:
+        record = call.record
+        if self._calls.get(record.id) is not call:  # given up meanwhile
+            return
+        del self._calls[record.id]
+        if error is None:
+            self.acked += 1
+            self._states.settle(record.id, self._clock.now_ms())
+            self._on_settled(record)
+        else:
+            self._failed(record, error)
+        for waiter in call.waiters:
+            if not waiter.done():
+                waiter.set_result(error)
+        if self._all_answered is not None and not self._calls and not self._all_answered.done():
+            self._all_answered.set_result(None)
+
+    # --- with a task for each ----------------------------------------------------------------------------------------
+
+    async def _with_task(self, message_id: MessageId) -> None:
         task = self._in_flight.get(message_id)
         if task is None:
-            if self._states.get(message_id) is None and self._states.is_settled(message_id):
+            if self._is_done(message_id):
                 return
             record = self._states.begin_ack(message_id)
             task = self._tasks.create_task(self._carry_out(record))
@@ -94,6 +155,16 @@ class Acks:
             await asyncio.wait(list(self._in_flight.values()), timeout=timeout)
         for task in self._in_flight.values():
             task.cancel()
+        if self._calls:
+            self._all_answered = self._loop.create_future()
+            await asyncio.wait([self._all_answered], timeout=timeout)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Raise :class:`~pulsar_nack.ClosedError` where an answer without a task is waited for, now and later."""
+        self._is_over = True
+        for call in list(self._calls.values()):
+            self._answered(call, ClosedError("the consumer"))
 
     # --- copies of what is acknowledged ----------------------------------------------------------------------------
 
@@ -122,3 +193,13 @@ class Acks:
             else:
                 self.acked_again += len(some)
                 pause = _FIRST_PAUSE_S
+
+
+class _Call:
+    """An acknowledgement that has no task, and the calls that wait for it."""
+
+    __slots__ = ("record", "waiters")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.waiters: list[asyncio.Future[Exception | None]] = []

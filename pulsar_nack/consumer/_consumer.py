@@ -7,7 +7,7 @@ waits for one, and the acknowledgements. Opening starts it, closing ends it, fro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from types import TracebackType
@@ -31,7 +31,14 @@ from ._acks import Acks
 from ._inbox import Inbox
 from ._local_store import LocalStore, Recent
 from ._message import Message
-from ._port import ConsumerPort, Delivery, SupportsConnectionState, SupportsCumulativeAck, SupportsSeek
+from ._port import (
+    ConsumerPort,
+    Delivery,
+    SupportsConnectionState,
+    SupportsCumulativeAck,
+    SupportsNowait,
+    SupportsSeek,
+)
 from ._redelivery import Holds
 from ._room import Room
 from ._states import Record, State, States, Verdict
@@ -152,6 +159,8 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._is_closed = False
         self._yielded_at_ms = 0
+        self._receive_nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
+        self._is_pumping = False
         self._received = self._shown = self._copies = self._replayed = self._nacked = 0
 
     # --- opening and closing ---------------------------------------------------------------------------------------
@@ -231,6 +240,8 @@ class Consumer:
                     for task in background:
                         task.cancel()
         finally:
+            if self._acks is not None:
+                self._acks.give_up()
             await self._port.close()
 
     async def _open_durable(self, stack: AsyncExitStack) -> DurableNacks | None:
@@ -276,14 +287,29 @@ class Consumer:
         :raises BrokerError: the transport failed; a later call tries again
         """
         self._ensure_open()
-        seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
-        async with asyncio.timeout(seconds):
-            message = await self._next_message()
-            if self._durable is not None:
-                message = await self._until_noted(message, self._durable)
+        message = None if self._receive_nowait is None else self._message_here(self._receive_nowait)
+        if message is None:
+            seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
+            async with asyncio.timeout(seconds):
+                message = await self._next_message()
+                if self._durable is not None:
+                    message = await self._until_noted(message, self._durable)
         self._shown += 1
-        await self._let_others_run(message)
+        if self._clock.now_ms() - self._yielded_at_ms >= _YIELD_AFTER_MS:
+            await self._let_others_run(message)
         return message
+
+    def _message_here(self, receive_nowait: Callable[[], Delivery | None]) -> Message | None:
+        """Take a message without waiting, if nobody waits and there is one."""
+        inbox = self._inbox
+        while not inbox.is_wanted:
+            message = inbox.get_nowait()
+            if message is not None:
+                return message
+            if self._is_pumping or (delivery := receive_nowait()) is None:
+                return None
+            self._take(delivery)
+        return None
 
     async def _next_message(self) -> Message:
         while True:
@@ -322,10 +348,7 @@ class Consumer:
             message = await self._next_message()
 
     async def _let_others_run(self, message: Message) -> None:
-        now_ms = self._clock.now_ms()
-        if now_ms - self._yielded_at_ms < _YIELD_AFTER_MS:
-            return
-        self._yielded_at_ms = now_ms
+        self._yielded_at_ms = self._clock.now_ms()
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -338,6 +361,7 @@ class Consumer:
             await self._inbox.wanted.wait()
             if self._gated is not None:
                 await self._gated.has_room.wait()
+            self._is_pumping = True
             try:
                 delivery = await self._port.receive()
             except ClosedError as error:
@@ -347,6 +371,8 @@ class Consumer:
                 self._inbox.fail(error)
             else:
                 self._take(delivery)
+            finally:
+                self._is_pumping = False
 
     def _take(self, delivery: Delivery) -> None:
         self._received += 1
@@ -384,7 +410,7 @@ class Consumer:
         if self._note is not None:
             due_in_ms = None if due_at_ms is None else due_at_ms - self._clock.now_ms()
             self._note("arrive", record.id, record.redelivery_count, due_in_ms=due_in_ms)
-        if self._holds.ways.may_keep:
+        if self._holds.ways.may_keep(record.id):
             self._recent.add(delivery)
         self._inbox.put(Message(self, delivery, record.redelivery_count))
         self._room.note()
@@ -480,9 +506,9 @@ class Consumer:
         self._states.clear_settled()
         self._room.changed()
 
-    async def _acknowledge(self, message_id: MessageId) -> None:
+    def _acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         self._ensure_open()
-        await self._acknowledging.acknowledge(message_id)
+        return self._acknowledging.acknowledge(message_id)
 
     async def _negative_acknowledge(
         self, message_id: MessageId, delay: Delay | None, message: Message | None = None

@@ -40,6 +40,19 @@ class Inbox:
         else:
             self._ready.append(message)
 
+    @property
+    def is_wanted(self) -> bool:
+        """Return whether a call may be waiting."""
+        return bool(self._waiters)
+
+    def get_nowait(self) -> Message | None:
+        """Return a message that is ready, None if none is."""
+        while self._ready:
+            message = self._ready.popleft()
+            if self._is_current(message):
+                return message
+        return None
+
     async def get(self) -> Message:
         """Wait for a message."""
         while True:

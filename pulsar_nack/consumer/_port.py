@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -90,6 +90,25 @@ class SupportsCumulativeAck(Protocol):
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to and including ``message_id``, in its partition."""
+        ...
+
+
+@runtime_checkable
+class SupportsNowait(Protocol):
+    """A port whose calls for each message need no task of their own, which saves most of what a message costs."""
+
+    def receive_nowait(self) -> Delivery | None:
+        """Return the next message, None if none is here. Not called while a call of ``receive`` waits.
+
+        :raises ClosedError: after ``close``
+        """
+        ...
+
+    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:
+        """Begin to acknowledge one message; ``done`` gets None, or the error, in a later turn of the loop.
+
+        :raises ClosedError: after ``close``; ``done`` is not called then
+        """
         ...
 
 

@@ -74,6 +74,8 @@ class Room:
 
     def changed(self) -> None:
         """Let all calls that wait look again, in their order; O(waiting)."""
+        if not self._waiters:
+            return
         waiters, self._waiters = self._waiters, deque()
         for waiter in waiters:
             if not waiter.done():
@@ -89,7 +91,7 @@ class Room:
 
     def note(self) -> None:
         """Warn, once, when the count comes near the limit."""
-        if not self._has_warned and self.is_near_limit:
+        if not self._has_warned and self.limit is not None and self._count() >= NEAR * self.limit:
             self._has_warned = True
             _log.warning(
                 "%d messages are unacknowledged, of %s before the broker stops delivering; shorter delays or faster"

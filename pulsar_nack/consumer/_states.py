@@ -133,7 +133,8 @@ class States:
 
     def deliver(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
         """Decide on a delivery and note it; amortized O(1)."""
-        self.expire(now_ms)
+        if self._requests:
+            self.expire(now_ms)
         record = self._records.get(message_id)
         if record is None:
             return self._deliver_unknown(message_id, broker_count, now_ms)
@@ -151,15 +152,19 @@ class States:
 
     def _deliver_unknown(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
         acked_at = self._acked_at(message_id)
-        if self.batches.is_acked(message_id) or (acked_at is not None and now_ms - acked_at < self._ack_memory_ms):
+        if acked_at is not None and now_ms - acked_at < self._ack_memory_ms:
             return Verdict.ACK_AGAIN
-        verdict = Verdict.SHOW if acked_at is None else Verdict.REPLAY
-        if not is_member(message_id):
+        if is_member(message_id):
+            if self.batches.is_acked(message_id):
+                return Verdict.ACK_AGAIN
+            self.batches.seen(message_id)
+        elif acked_at is not None:
             self._settled.pop(entry_key(message_id), None)
-        self.batches.seen(message_id)
-        count = max(broker_count, self._counts.pop(message_id, -1) + 1)
+        count = broker_count
+        if self._counts:
+            count = max(count, self._counts.pop(message_id, -1) + 1)
         self._add(Record(message_id, State.IN_WORK, count))
-        return verdict
+        return Verdict.SHOW if acked_at is None else Verdict.REPLAY
 
     def remember(self, message_id: MessageId, count: int) -> None:
         """Note with which count a message that is not known was shown last."""
@@ -176,6 +181,8 @@ class States:
 
     def _acked_at(self, message_id: MessageId) -> int | None:
         acked_at = self._settled.get(entry_key(message_id))
+        if not self._marks:
+            return acked_at
         mark = self._marks.get((message_id.topic, message_id.partition))
         if mark is not None and is_through(message_id, mark[0]):
             return mark[1] if acked_at is None else max(acked_at, mark[1])
@@ -261,8 +268,9 @@ class States:
         if record is not None:
             self._remove(record)
         if self.batches.acked(message_id):
-            self._settled[entry_key(message_id)] = now_ms
-            self._settled.move_to_end(entry_key(message_id))
+            key = entry_key(message_id)
+            self._settled[key] = now_ms
+            self._settled.move_to_end(key)
             if len(self._settled) > _MOST_SETTLED:
                 self._settled.popitem(last=False)
 
@@ -307,10 +315,11 @@ class States:
             self.batches.requested(record.id, -1)
 
     def _move(self, record: Record, state: State) -> None:
-        self._count(record.state, -1)
-        self._count(state, 1)
-        if (record.state is State.REQUESTED) is not (state is State.REQUESTED):
-            self.batches.requested(record.id, 1 if state is State.REQUESTED else -1)
+        if record.state is not State.IN_WORK or state is not State.ACKING:  # which count as one
+            self._count(record.state, -1)
+            self._count(state, 1)
+            if (record.state is State.REQUESTED) is not (state is State.REQUESTED):
+                self.batches.requested(record.id, 1 if state is State.REQUESTED else -1)
         record.state = state
 
     def _count(self, state: State, change: int) -> None:

@@ -1,0 +1,59 @@
+"""A fake port whose calls for each message need no task of the consumer's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from pulsar_nack import ClosedError, Delivery, MessageId
+from pulsar_nack.testing import FakePort, FakeTopic
+from pulsar_nack.testing._fake_faults import NO_FAULT
+from tests.consumer.durable import ForgetfulPort
+
+
+class NowaitPort(FakePort):
+    """Hands over what is here without waiting, and acknowledges in a task of its own."""
+
+    def __init__(self, topic: FakeTopic | None = None, **options: Any) -> None:
+        super().__init__(topic, **options)
+        self._acknowledging: set[asyncio.Task[None]] = set()
+
+    def receive_nowait(self) -> Delivery | None:
+        """Return what is here; a receive that is to fail, or to be late, has to wait."""
+        self._check_open()
+        if self._faults._waiting["receive"] or not self._inbox._here:
+            return None
+        delivery = self._inbox._here.popleft()
+        self._end("receive", (delivery.id,), NO_FAULT)
+        self._subscription._dispatch()
+        return delivery
+
+    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:
+        """Acknowledge as ``acknowledge`` does."""
+        self._check_open()
+
+        async def acknowledge() -> None:
+            error: Exception | None = ClosedError("the port")
+            try:
+                await self.acknowledge([message_id])
+                error = None
+            except Exception as failure:  # noqa: BLE001 - handed to whoever waits for it
+                error = failure
+            finally:
+                done(error)
+
+        task = asyncio.create_task(acknowledge())
+        self._acknowledging.add(task)
+        task.add_done_callback(self._acknowledging.discard)
+
+    async def close(self) -> None:
+        """Close; acknowledgements under way end with it."""
+        for task in self._acknowledging:
+            task.cancel()
+        await asyncio.gather(*self._acknowledging, return_exceptions=True)
+        await super().close()
+
+
+class ForgetfulNowaitPort(ForgetfulPort, NowaitPort):
+    """The same of a port that forgets."""

@@ -1,0 +1,156 @@
+"""A port that hands over and acknowledges without waiting: what is particular to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pulsar_nack import AlreadySettledError, BrokerError, ClosedError, Consumer, MessageId, NackConfig
+from pulsar_nack.testing import virtual_time
+from tests.consumer.nowait_port import NowaitPort
+
+Done = Callable[[Exception | None], None]
+
+
+class SilentPort(NowaitPort):
+    """Keeps acknowledgements until the test answers them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.asked: list[tuple[MessageId, Done]] = []
+        self.refusal: Exception | None = None
+
+    def acknowledge_soon(self, message_id: MessageId, done: Done) -> None:
+        """Refuse at once, or keep it."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.asked.append((message_id, done))
+
+
+async def turns() -> None:
+    """Let everything run that can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@virtual_time
+async def test_no_task_is_made_for_a_message() -> None:
+    """Receiving what is here and acknowledging it makes no task, and asks the port without waiting."""
+    port = SilentPort()
+    async with Consumer(port) as consumer:
+        for _ in range(3):
+            port.topic.publish(b"x")
+        before = asyncio.all_tasks()
+        messages = [await consumer.receive() for _ in range(3)]
+        assert [message.id.entry for message in messages] == [0, 1, 2]
+        acknowledging = asyncio.create_task(messages[0].ack())
+        await turns()
+        assert asyncio.all_tasks() - before == {acknowledging}
+        ((asked, done),) = port.asked
+        assert asked == messages[0].id
+        done(None)
+        await acknowledging
+        assert consumer.statistics().acked == 1
+
+
+@virtual_time
+async def test_order_is_kept_beside_calls_that_wait() -> None:
+    """Of calls that waited and one that comes later, the first to call gets the first message."""
+    port = NowaitPort()
+    async with Consumer(port) as consumer:
+        waiting = [asyncio.create_task(consumer.receive()) for _ in range(2)]
+        await turns()
+        for number in range(4):
+            port.topic.publish(b"%d" % number)
+        later = asyncio.create_task(consumer.receive())
+        seen = [(await task).data for task in (*waiting, later)]
+        assert seen == [b"0", b"1", b"2"]
+        assert (await consumer.receive()).data == b"3"
+
+
+@virtual_time
+async def test_calls_for_one_message_share_an_acknowledgement() -> None:
+    """Two calls ask the port once; one that is cancelled stops neither the other nor the acknowledgement."""
+    port = SilentPort()
+    async with Consumer(port) as consumer:
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        first, second = (asyncio.create_task(consumer.acknowledge(message.id)) for _ in range(2))
+        await turns()
+        first.cancel()
+        await turns()
+        assert len(port.asked) == 1
+        with pytest.raises(AlreadySettledError):
+            await message.nack()
+        port.asked[0][1](None)
+        await second
+        assert first.cancelled()
+        await message.ack()
+        assert len(port.asked) == 1
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+@virtual_time
+async def test_a_refused_acknowledgement_changes_nothing(is_at_once: bool) -> None:
+    """Whether the port refuses at once or later, the call raises, and the message can be acknowledged again."""
+    port = SilentPort()
+    async with Consumer(port) as consumer:
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        refusal = BrokerError("no")
+        port.refusal = refusal if is_at_once else None
+        acknowledging = asyncio.create_task(message.ack())
+        await turns()
+        for _, done in port.asked:
+            done(refusal)
+        with pytest.raises(BrokerError, match="no"):
+            await acknowledging
+        assert consumer.statistics().in_work == 1
+        port.refusal = None
+        acknowledging = asyncio.create_task(message.ack())
+        await turns()
+        port.asked[-1][1](None)
+        await acknowledging
+        assert consumer.statistics().in_work == 0
+
+
+@virtual_time
+async def test_closing_gives_up_what_is_not_answered() -> None:
+    """Closing waits for answers for ``close_timeout``, then the calls raise; an answer that comes later is nothing."""
+    port = SilentPort()
+    consumer = await Consumer(port, config=NackConfig(close_timeout=2.0)).open()
+    for _ in range(2):
+        port.topic.publish(b"x")
+    messages = [await consumer.receive() for _ in range(2)]
+    acknowledging = [asyncio.create_task(message.ack()) for message in messages]
+    await turns()
+    began = asyncio.get_running_loop().time()
+    closing = asyncio.create_task(consumer.aclose())
+    await asyncio.sleep(1.0)
+    port.asked[0][1](None)
+    await acknowledging[0]
+    await closing
+    assert asyncio.get_running_loop().time() - began == pytest.approx(2.0)
+    with pytest.raises(ClosedError):
+        await acknowledging[1]
+    port.asked[1][1](None)
+    assert consumer.statistics().acked == 1
+
+
+@virtual_time
+async def test_closing_ends_when_all_is_answered() -> None:
+    """Closing goes on as soon as the last answer is there."""
+    port = SilentPort()
+    consumer = await Consumer(port).open()
+    port.topic.publish(b"x")
+    acknowledging = asyncio.create_task((await consumer.receive()).ack())
+    await turns()
+    closing = asyncio.create_task(consumer.aclose())
+    await asyncio.sleep(1.0)
+    assert not closing.done()
+    port.asked[0][1](None)
+    await asyncio.gather(acknowledging, closing)
+    assert asyncio.get_running_loop().time() == pytest.approx(1.0)
