@@ -8,6 +8,7 @@ from ._port import (
     PortTraits,
     SupportsConnectionState,
     SupportsCumulativeAck,
+    SupportsNowait,
     SupportsSeek,
 )
 from ._statistics import ConsumerStatistics
@@ -27,6 +28,7 @@ __all__ = [
     "Subscribing",
     "SupportsConnectionState",
     "SupportsCumulativeAck",
+    "SupportsNowait",
     "SupportsSeek",
     "TraceNote",
     "subscribe",
