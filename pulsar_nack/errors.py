@@ -11,6 +11,11 @@
     ├── MissingExtraError     (ImportError)  an optional dependency is not installed
     ├── RedeliveryError                      a port could not ask for a redelivery; the ids stay pending
     ├── BrokerError                          the broker or its client refused or lost something
+    │   ├── BrokerRefusedError               the broker said no; has its code and its words
+    │   ├── ConnectionLostError              a connection broke, or none could be had
+    │   ├── ProtocolError                    bytes came in that are not the protocol
+    │   ├── RequestTimeoutError (TimeoutError)   no answer in time
+    │   └── UndecodableMessageError          a message that cannot be read: encrypted, damaged, of an unknown kind
     ├── SnapshotError                        a snapshot of a bucket could not be read or written
     │   ├── SnapshotNotFoundError            there is none of this id
     │   └── SnapshotFormatError  (ValueError)   its bytes are corrupt, truncated or something else
@@ -41,7 +46,9 @@ from typing import TYPE_CHECKING, Any, Final
 __all__ = [
     "AlreadySettledError",
     "BrokerError",
+    "BrokerRefusedError",
     "ClosedError",
+    "ConnectionLostError",
     "CursorFormatError",
     "InjectedError",
     "InvalidArgumentError",
@@ -58,12 +65,15 @@ __all__ = [
     "MissingExtraError",
     "NotDurableError",
     "NotOpenError",
+    "ProtocolError",
     "PulsarNackError",
     "RedeliveryError",
+    "RequestTimeoutError",
     "SnapshotError",
     "SnapshotFormatError",
     "SnapshotNotFoundError",
     "TopicFormatError",
+    "UndecodableMessageError",
     "VirtualDeadlockError",
     "WouldBlockError",
     "WrongLoopError",
@@ -151,6 +161,31 @@ class RedeliveryError(PulsarNackError):
 
 class BrokerError(PulsarNackError):
     """The broker, or the client library in front of it, refused or lost an operation."""
+
+
+class BrokerRefusedError(BrokerError):
+    """The broker said no. ``code`` is the protocol's name of the reason, ``text`` what the broker told."""
+
+    def __init__(self, code: str, text: str) -> None:
+        self.code = code
+        self.text = text
+        super().__init__(f"{code}: {text}")
+
+
+class ConnectionLostError(BrokerError):
+    """The connection to a broker broke, or none could be had; what was not confirmed may have happened or not."""
+
+
+class ProtocolError(BrokerError):
+    """Bytes came in that are not Pulsar's protocol."""
+
+
+class RequestTimeoutError(BrokerError, TimeoutError):
+    """The broker did not answer in time; what was asked for may have happened or not."""
+
+
+class UndecodableMessageError(BrokerError):
+    """A message cannot be read: it is encrypted, damaged, too large, or of an unknown kind."""
 
 
 class AlreadySettledError(PulsarNackError):

@@ -40,6 +40,7 @@ PUBLIC = {
     "pulsar_nack.planning",
     "pulsar_nack.testing",
     "pulsar_nack.topic",
+    "pulsar_nack.wire",
 }
 LAYERS = {
     "foundation": 0,
@@ -70,7 +71,9 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
     "_pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
     "pulsar_lite": ("cli/", "testing/_lite"),
-    "google": ("delayed/bucket/", "cursor/", "topic/"),
+    "google": ("delayed/bucket/", "cursor/", "topic/", "wire/"),
+    "google_crc32c": ("wire/",),
+    "cramjam": ("wire/",),
     "numpy": ("pipeline/",),
     "pyspark": ("pipeline/", "cli/_pipeline"),
     "pyarrow": ("pipeline/",),
