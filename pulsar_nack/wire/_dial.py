@@ -1,0 +1,45 @@
+"""How a connection reaches a broker over the network, with TLS or without, and what is told when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from ..errors import BrokerError, ConnectionLostError
+from ._address import Address
+from ._authentication import HasCertificate
+from ._options import ClientOptions
+from ._tls import make_context
+
+
+async def dial_network(protocol: asyncio.Protocol, address: Address, options: ClientOptions) -> None:
+    """Connect ``protocol`` over TCP.
+
+    :raises OSError: not reached, or the certificate is not trusted
+    :raises InvalidArgumentError: a file of the TLS settings cannot be used
+    """
+    context = None
+    if address.is_secure:
+        own = options.authentication
+        context = await make_context(options.tls, own.certificate if isinstance(own, HasCertificate) else None)
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(
+        lambda: protocol,
+        address.host,
+        address.port,
+        ssl=context,
+        server_hostname=address.host if context is not None else None,
+    )
+
+
+def not_reached(address: Address, error: OSError) -> BrokerError:
+    """Return what is told when dialling failed.
+
+    A certificate that is not trusted today is not trusted tomorrow: that is no lost connection, which one would try
+    again.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return BrokerError(f"{address}: the certificate is not trusted: {error.verify_message or error}")
+    if isinstance(error, ssl.SSLError):
+        return ConnectionLostError(f"{address}: no connection over TLS: {error}")
+    return ConnectionLostError(f"{address}: not reached: {error}")

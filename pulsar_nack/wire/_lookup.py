@@ -1,0 +1,108 @@
+"""Questions to the service: which broker has a topic, how many partitions there are, which topics a namespace has."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+from ..errors import BrokerError, ConnectionLostError, InvalidArgumentError
+from . import _pulsar_pb2 as pb
+from ._connection import Connection
+from ._options import ClientOptions
+from ._pool import Pool
+
+TopicsMode = Literal["persistent", "non_persistent", "all"]
+_MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
+    "persistent": pb.CommandGetTopicsOfNamespace.PERSISTENT,
+    "non_persistent": pb.CommandGetTopicsOfNamespace.NON_PERSISTENT,
+    "all": pb.CommandGetTopicsOfNamespace.ALL,
+}
+
+
+class Lookup:
+    """Asks; it keeps nothing. Each question is put once: who asks decides whether to ask again."""
+
+    def __init__(self, pool: Pool, options: ClientOptions | None = None) -> None:
+        self._pool = pool
+        self._options = options or ClientOptions()
+
+    async def broker(self, topic: str) -> Connection:
+        """Return a connection to the broker that has ``topic``, a whole name of a topic or partition.
+
+        :raises BrokerRefusedError: the broker said no
+        :raises BrokerError: a broker could not be reached, or they send us in circles
+        """
+        connection = await self._pool.service()
+        authoritative = False
+        for _ in range(self._options.max_redirects + 1):
+            answer = await self._ask(connection, topic, authoritative=authoritative)
+            url = self._url_in(answer, connection, topic)
+            proxy = None
+            if answer.proxy_through_service_url:
+                proxy = connection.address.url
+            if answer.response == answer.Connect:
+                return await self._pool.get(url, proxy)
+            connection = await self._pool.get(url, proxy)
+            authoritative = answer.authoritative
+        raise BrokerError(
+            f"{topic}: more than {self._options.max_redirects} redirects, the last one to {connection.address}"
+        )
+
+    async def partitions(self, topic: str) -> int:
+        """Return how many partitions ``topic`` has; 0: it is not partitioned, or not there.
+
+        :raises BrokerRefusedError: the broker said no
+        :raises BrokerError: no broker could be reached
+        """
+        connection = await self._pool.service()
+        request_id = connection.request_id()
+        command = pb.BaseCommand(type=pb.BaseCommand.PARTITIONED_METADATA)
+        command.partitionMetadata.topic = topic
+        command.partitionMetadata.request_id = request_id
+        answer = await connection.request(command, request_id)
+        return answer.partitionMetadataResponse.partitions
+
+    async def topics(self, namespace: str, *, pattern: str | None = None, mode: TopicsMode = "persistent") -> list[str]:
+        """Return the whole names of the topics of ``tenant/namespace``, each partition by itself.
+
+        :param pattern: a regular expression that whole names have to match
+        :raises InvalidArgumentError: not a regular expression, or not a mode
+        :raises BrokerRefusedError: the broker said no
+        :raises BrokerError: no broker could be reached
+        """
+        if mode not in _MODES:
+            raise InvalidArgumentError("mode", mode, f"one of {', '.join(_MODES)}")
+        wanted = _compiled(pattern)
+        connection = await self._pool.service()
+        request_id = connection.request_id()
+        command = pb.BaseCommand(type=pb.BaseCommand.GET_TOPICS_OF_NAMESPACE)
+        command.getTopicsOfNamespace.namespace = namespace
+        command.getTopicsOfNamespace.request_id = request_id
+        command.getTopicsOfNamespace.mode = _MODES[mode]
+        answer = await connection.request(command, request_id)
+        found = answer.getTopicsOfNamespaceResponse.topics
+        return [topic for topic in found if wanted is None or wanted.fullmatch(topic)]
+
+    async def _ask(self, connection: Connection, topic: str, *, authoritative: bool) -> pb.CommandLookupTopicResponse:
+        request_id = connection.request_id()
+        command = pb.BaseCommand(type=pb.BaseCommand.LOOKUP)
+        command.lookupTopic.topic = topic
+        command.lookupTopic.request_id = request_id
+        command.lookupTopic.authoritative = authoritative
+        if self._options.listener_name is not None:
+            command.lookupTopic.advertised_listener_name = self._options.listener_name
+        return (await connection.request(command, request_id)).lookupTopicResponse
+
+    def _url_in(self, answer: pb.CommandLookupTopicResponse, connection: Connection, topic: str) -> str:
+        url = answer.brokerServiceUrlTls if self._pool.is_secure else answer.brokerServiceUrl
+        if not url:
+            kind = "with TLS" if self._pool.is_secure else "without TLS"
+            raise ConnectionLostError(f"{connection.address}: the broker of {topic} has no address {kind}")
+        return url
+
+
+def _compiled(pattern: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if pattern is None else re.compile(pattern)
+    except re.error as error:
+        raise InvalidArgumentError("pattern", pattern, f"a regular expression ({error})") from error

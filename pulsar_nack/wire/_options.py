@@ -1,0 +1,84 @@
+"""The settings of a client's connections."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, SkipValidation, ValidationInfo, field_validator
+
+from ..backoff import Exponential
+from ..config import DelayField, _Settings
+from ..errors import InvalidArgumentError
+from ._authentication import Authentication, NoAuthentication
+from ._tls import TlsOptions
+
+
+def _as_authentication(value: Any, info: ValidationInfo) -> Authentication:
+    if value is None:
+        return NoAuthentication()
+    if isinstance(value, type) or not isinstance(value, Authentication):
+        field = info.field_name or "authentication"
+        raise InvalidArgumentError(field, value, "an Authentication, such as TokenAuthentication")
+    return value
+
+
+class ClientOptions(_Settings):
+    """How brokers are reached, and how long is waited for what.
+
+    Times are seconds as a number, or a timedelta.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    authentication: Annotated[SkipValidation[Authentication], BeforeValidator(_as_authentication)] = Field(
+        default_factory=NoAuthentication
+    )
+    """Who we are to the brokers."""
+    tls: TlsOptions = Field(default_factory=TlsOptions)
+    """For addresses that begin with ``pulsar+ssl://``."""
+    connect_timeout: DelayField = timedelta(seconds=10)
+    """From the first byte to a broker until it has let us in."""
+    request_timeout: DelayField = timedelta(seconds=30)
+    """How long the answer to a command may take."""
+    keep_alive: DelayField = timedelta(seconds=30)
+    """How often the broker is asked whether it is there; it counts as gone if it is silent until the next time."""
+    backoff_minimum: DelayField = timedelta(seconds=0.1)
+    """Before the first attempt to connect again, with jitter; it doubles with each."""
+    backoff_maximum: DelayField = timedelta(seconds=30)
+    """Most between two attempts."""
+    max_redirects: int = Field(default=20, ge=0, le=1_000)
+    """How often brokers may send a lookup on to one another."""
+    max_message_bytes: int = Field(default=5 << 20, ge=1 << 10, le=512 << 20)
+    """Largest message, where the broker does not tell a limit of its own."""
+    max_frame_bytes: int = Field(default=128 << 20, ge=1 << 10, le=1 << 30)
+    """Largest message whatever the broker tells; a larger one breaks the connection before memory is taken for it."""
+    write_buffer_bytes: int = Field(default=8 << 20, ge=1 << 10)
+    """Producers wait while so much is on its way to one broker."""
+    max_unsent_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    """A broker that lets more than this pile up counts as gone."""
+    listener_name: str | None = None
+    """The listener of brokers that advertise several."""
+
+    if TYPE_CHECKING:  # times as numbers are good too, which a type checker cannot derive
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    @field_validator("connect_timeout", "request_timeout", "keep_alive", "backoff_minimum", mode="after")
+    @classmethod
+    def _not_zero(cls, value: timedelta, info: ValidationInfo) -> timedelta:
+        if not value:
+            raise InvalidArgumentError(info.field_name or "value", value, "more than 0")
+        return value
+
+    @field_validator("backoff_maximum", mode="after")
+    @classmethod
+    def _not_below_the_minimum(cls, value: timedelta, info: ValidationInfo) -> timedelta:
+        least = info.data.get("backoff_minimum", timedelta())
+        if value < least:
+            raise InvalidArgumentError("backoff_maximum", value, f"at least backoff_minimum ({least})")
+        return value
+
+    def backoff(self) -> Exponential:
+        """Return how long to wait before the n-th attempt to reach a broker, from 0, in seconds."""
+        return Exponential(self.backoff_minimum, self.backoff_maximum)

@@ -1,0 +1,140 @@
+"""The connections of a client: one for each broker, or for each broker behind a proxy, shared by all who want it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..errors import BrokerError, ClosedError
+from ._address import Address, parse_service_url
+from ._connection import Connection, Dial
+from ._options import ClientOptions
+
+
+class _Place(NamedTuple):
+    """Where a connection leads: to a broker, at an address that is its own or a proxy's."""
+
+    logical: Address
+    physical: Address
+
+    @property
+    def proxy_to(self) -> str | None:
+        return None if self.logical == self.physical else self.logical.host_and_port
+
+
+class Pool:
+    """The connections of one client, in one event loop.
+
+    A connection stays until it breaks or the pool is closed. Several who want the same wait for one attempt, which goes
+    on when one of them is cancelled.
+
+    :param url: the service URL; of several addresses one is chosen by chance, and another when it cannot be reached
+    :param dial: opens connections in another way than over the network, for tests
+    :param choose: what is drawn from a number of addresses, from 0
+    """
+
+    def __init__(
+        self,
+        url: str,
+        options: ClientOptions | None = None,
+        *,
+        dial: Dial | None = None,
+        choose: Callable[[int], int] = random.randrange,
+    ) -> None:
+        self._addresses = parse_service_url(url)
+        self._options = options or ClientOptions()
+        self._dial = dial
+        self._turn = choose(len(self._addresses))
+        self._open: dict[_Place, Connection] = {}
+        self._opening: dict[_Place, asyncio.Task[Connection]] = {}
+        self._is_closed = False
+
+    @property
+    def is_secure(self) -> bool:
+        """Return whether the service URL is one for TLS."""
+        return self._addresses[0].is_secure
+
+    def connections(self) -> list[Connection]:
+        """Return those that are open."""
+        return list(self._open.values())
+
+    async def get(self, logical: str, physical: str | None = None) -> Connection:
+        """Return an open connection to the broker at the URL ``logical``, perhaps through a proxy at ``physical``.
+
+        :raises ClosedError: the pool is closed
+        :raises BrokerError: what :meth:`Connection.open` raises
+        """
+        broker = Address.parse(logical)
+        return await self._to(_Place(broker, broker if physical is None else Address.parse(physical)))
+
+    async def service(self) -> Connection:
+        """Return an open connection to one of the service's addresses.
+
+        The same address is used until it cannot be reached, then the next one.
+
+        :raises ClosedError: the pool is closed
+        :raises BrokerError: none could be reached; what the last one said
+        """
+        last: BrokerError | None = None
+        for _ in self._addresses:
+            turn = self._turn
+            address = self._addresses[turn]
+            try:
+                return await self._to(_Place(address, address))
+            except BrokerError as error:
+                last = error
+                if self._turn == turn:  # nobody else has moved on meanwhile
+                    self._turn = (turn + 1) % len(self._addresses)
+        assert last is not None
+        raise last
+
+    async def _to(self, place: _Place) -> Connection:
+        if self._is_closed:
+            raise ClosedError("the client")
+        connection = self._open.get(place)
+        if connection is not None and connection.is_open:
+            return connection
+        task = self._opening.get(place)
+        if task is None:
+            task = asyncio.create_task(self._connect(place), name=f"pulsar_nack.wire connecting to {place.physical}")
+            self._opening[place] = task
+            task.add_done_callback(_look_at)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._is_closed:  # by aclose, not we
+                raise ClosedError("the client") from None
+            raise
+
+    async def _connect(self, place: _Place) -> Connection:
+        def forget(closed: Connection) -> None:
+            if self._open.get(place) is closed:
+                del self._open[place]
+
+        try:
+            connection = await Connection.open(
+                place.physical, self._options, proxy_to=place.proxy_to, dial=self._dial, on_closed=forget
+            )
+            if connection.is_open:
+                self._open[place] = connection
+            return connection
+        finally:
+            del self._opening[place]
+
+    async def aclose(self) -> None:
+        """Close all connections and wait until they are gone. Idempotent."""
+        self._is_closed = True
+        opening = list(self._opening.values())
+        for task in opening:
+            task.cancel()
+        if opening:
+            await asyncio.wait(opening)
+        await asyncio.gather(*(connection.aclose() for connection in self.connections()))
+
+
+def _look_at(task: asyncio.Task[Connection]) -> None:
+    """Keep asyncio from reporting the error of an attempt whose waiters were all cancelled."""
+    if not task.cancelled():
+        task.exception()

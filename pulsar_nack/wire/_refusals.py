@@ -1,0 +1,45 @@
+"""What the broker says no with, and whether asking again later may help."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..errors import BrokerRefusedError, ConnectionLostError, RequestTimeoutError
+from . import _pulsar_pb2 as pb
+
+_TRANSIENT: Final = frozenset(
+    {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
+)
+
+
+def refused(code: int, text: str) -> BrokerRefusedError:
+    """Return the error for a code of the protocol and the broker's own words."""
+    known = pb.ServerError.DESCRIPTOR.values_by_number.get(code)
+    return BrokerRefusedError(f"ServerError {code}" if known is None else known.name, text)
+
+
+def refusal_of(command: pb.BaseCommand) -> BrokerRefusedError | None:
+    """Return the error that an answer is, or None if it says yes."""
+    kind = command.type
+    if kind == pb.BaseCommand.ERROR:
+        return refused(command.error.error, command.error.message)
+    if kind == pb.BaseCommand.LOOKUP_RESPONSE:
+        lookup = command.lookupTopicResponse
+        return refused(lookup.error, lookup.message) if lookup.response == lookup.Failed else None
+    if kind == pb.BaseCommand.PARTITIONED_METADATA_RESPONSE:
+        metadata = command.partitionMetadataResponse
+        return refused(metadata.error, metadata.message) if metadata.response == metadata.Failed else None
+    if kind == pb.BaseCommand.ACK_RESPONSE and command.ackResponse.HasField("error"):
+        return refused(command.ackResponse.error, command.ackResponse.message)
+    return None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same may well succeed later: a lost connection, no answer in time, a broker not ready yet.
+
+    What the broker refuses for another reason, such as missing rights or a subscription that is taken, it will refuse
+    again.
+    """
+    if isinstance(error, BrokerRefusedError):
+        return error.code in _TRANSIENT
+    return isinstance(error, ConnectionLostError | RequestTimeoutError)
