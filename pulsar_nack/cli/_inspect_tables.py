@@ -40,6 +40,9 @@ def _show_store(console: Console, store: StoreReport, *, with_files: bool) -> No
         _show_topic(console, store.topic)
     for delayed in store.delayed:
         _show_delayed(console, delayed)
+    if store.built is not None:
+        counts = f"{_count(store.built.messages, 'message')} in {_count(store.built.buckets, 'bucket')}"
+        console.print(f"Made by build-index, with {counts} (manifest.json)\n")
     if store.nacks is not None:
         _show_nacks(console, store.nacks)
     for cursor in store.cursors:

@@ -5,6 +5,7 @@ from ._folder import inspect_folder
 from ._report import (
     AckedLedger,
     BucketReport,
+    BuiltReport,
     CursorReport,
     DelayedReport,
     FolderReport,
@@ -22,6 +23,7 @@ from ._scan import SegmentReport
 __all__ = [
     "AckedLedger",
     "BucketReport",
+    "BuiltReport",
     "CursorReport",
     "Damage",
     "DelayedReport",

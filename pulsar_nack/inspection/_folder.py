@@ -93,6 +93,7 @@ def _look(store: Store) -> StoreReport:
         nacks=nacks,
         cursors=cursors,
         topic=topic,
+        built=store.built,
         leftovers=tuple(store.leftovers),
         foreign=tuple(store.foreign),
         notes=tuple(store.notes),

@@ -78,6 +78,18 @@ class DelayedReport:
 
 
 @dataclass(frozen=True, slots=True)
+class BuiltReport:
+    """What ``build-index`` says in its manifest that it built here; what is there now may be less, or more."""
+
+    messages: int
+    buckets: int
+    segments: int
+    bytes: int
+    first_at: int | None
+    last_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class WaitingLedger:
     """Unsettled messages of one ledger."""
 
@@ -181,6 +193,7 @@ class StoreReport:
     """A folder of logs.
 
     ``leftovers`` are files of ours that the next opening sweeps away, ``foreign`` those that are somebody else's.
+    ``built`` is there where an index was built at once.
     """
 
     path: str
@@ -189,6 +202,7 @@ class StoreReport:
     nacks: NacksReport | None = None
     cursors: tuple[CursorReport, ...] = ()
     topic: TopicReport | None = None
+    built: BuiltReport | None = None
     leftovers: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

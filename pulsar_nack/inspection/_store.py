@@ -8,8 +8,9 @@ from typing import Final
 
 from ..errors import MissingExtraError
 from ..ledger._names import GONE, LOCK, LOG, NEW, log_of
+from ._built import MANIFEST, read_manifest
 from ._damage import Damage, DamageKind
-from ._report import LogKind, LogReport
+from ._report import BuiltReport, LogKind, LogReport
 from ._scan import LogGoneError, LogScan
 
 _KEPT: Final = 1 << 16
@@ -62,6 +63,7 @@ class Store:
         self.notes: list[str] = []
         self.leftovers: list[str] = []
         self.foreign: list[str] = []
+        self.built: BuiltReport | None = None
         self._has_lost = False
 
     @property
@@ -110,9 +112,13 @@ class Store:
         """Tell what is left over of ours from what is not ours."""
         for name in names:
             log = log_of(name, LOG, LOCK)
-            if log in logs:
+            if log in logs or (name == MANIFEST and self._find_built(name)):
                 continue
             if log_of(name, LOG + NEW, LOG + GONE, LOCK):
                 self.leftovers.append(name)
             elif not (self.folder / name).is_dir():
                 self.foreign.append(name)
+
+    def _find_built(self, name: str) -> bool:
+        self.built = read_manifest(self.folder / name)
+        return self.built is not None

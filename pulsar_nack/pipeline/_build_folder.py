@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import InvalidArgumentError, LogLockedError
+from ..inspection._built import MANIFEST
 from ..ledger._files import OsFiles
 from ..ledger._home import storage_errors
 from ..ledger._names import GONE, LOCK, LOG, NEW, log_of
@@ -32,7 +33,6 @@ from ._build_log import SEGMENT_FILE
 
 INDEX: Final = "index"
 ATTEMPTS: Final = "attempts"
-MANIFEST: Final = "manifest.json"
 _OWNER: Final = "owner"
 _OLD: Final = "old"
 _BUILDING: Final = ".building"

@@ -20,6 +20,8 @@ from pulsar_nack import (
     LogStorageError,
     Position,
 )
+from pulsar_nack.cli import main
+from pulsar_nack.inspection import BuiltReport, inspect_folder
 from pulsar_nack.ledger._files import OsFiles
 from pulsar_nack.pipeline import _build_folder
 from pulsar_nack.pipeline._build_local import build_local
@@ -73,6 +75,25 @@ def test_bytes_do_not_depend_on_the_order_or_the_division_of_rows(rows: list[Row
         build(rows, once)
         build(mixed, again, unit_rows=unit_rows)
         assert contents(once) == contents(again)
+
+
+def test_inspection_tells_what_was_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An inspection knows the manifest for what it is; another file of that name is not ours."""
+    index = tmp_path / "index"
+    made = build([(1, 1, 5), (1, 2, 9), (2, 1, 7)], index)
+    (store,) = inspect_folder(index).stores
+    assert store.built == BuiltReport(3, 1, 1, made.bytes, 5, 9)
+    assert (store.foreign, store.leftovers, store.damage) == ((), (), ())
+    with pytest.raises(SystemExit) as done:
+        main(["inspect", str(index)])
+    out = capsys.readouterr().out
+    assert done.value.code == 0
+    assert "Made by build-index, with 3 messages in 1 bucket (manifest.json)" in out
+    assert "Not ours" not in out
+    for text in ("", "[]", "{", '{"rows": 1}', '{"rows": "3", "buckets": [], "segments": 1, "bytes": 1}'):
+        (index / "manifest.json").write_text(text)
+        (store,) = inspect_folder(index).stores
+        assert (store.built, store.foreign) == (None, ("manifest.json",))
 
 
 async def test_goes_on_as_any_other(tmp_path: Path) -> None:
