@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from os import PathLike, fspath
 
 from ..errors import InvalidArgumentError
+
+Paths = str | PathLike[str] | Iterable[str | PathLike[str]]
+"""One path, or several."""
+
+
+def path_names(paths: Paths) -> list[str]:
+    """Return paths as text; there has to be one."""
+    names = [paths] if isinstance(paths, str | PathLike) else list(paths)
+    if not names:
+        raise InvalidArgumentError("paths", names, "at least one file or folder")
+    return [fspath(name) for name in names]
 
 
 def milliseconds(name: str, value: object, *, least: int = 0) -> int:

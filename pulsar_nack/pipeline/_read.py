@@ -7,7 +7,6 @@ field that every line has is missing; its event is unknown; a time is negative o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike, fspath
 from typing import Final, NamedTuple
 
 from pyspark.errors import AnalysisException
@@ -16,6 +15,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from ..errors import InvalidArgumentError
+from ._arguments import Paths, path_names
 from ._checks import require_columns
 from .schemas import BROKEN, EVENTS, MAX_TIME_MS, QUARANTINE, REQUIRED, TIMES, TRACE, TRACE_VERSION
 
@@ -39,19 +39,14 @@ class Read(NamedTuple):
         return {row["reason"]: row["count"] for row in rows}
 
 
-def read_traces(
-    spark: SparkSession, paths: str | PathLike[str] | Sequence[str | PathLike[str]], *, include_open: bool = False
-) -> Read:
+def read_traces(spark: SparkSession, paths: Paths, *, include_open: bool = False) -> Read:
     """Read trace files, ``.jsonl`` (also ``.jsonl.gz``) and ``.parquet``, from files and from folders at any depth.
 
     :param paths: of anything that Spark can read, together
     :param include_open: read files that are still being written too; a line that is half there goes to quarantine
     :raises InvalidArgumentError: there is no such file, or the columns of Parquet are not those of a trace
     """
-    names = [paths] if isinstance(paths, str | PathLike) else list(paths)
-    if not names:
-        raise InvalidArgumentError("paths", names, "at least one file or folder")
-    where = [fspath(name) for name in names]
+    where = path_names(paths)
     glob = "*.{jsonl,jsonl.gz,jsonl.open}" if include_open else "*.{jsonl,jsonl.gz}"
     try:
         lines = spark.read.text(where, pathGlobFilter=glob, recursiveFileLookup=True)

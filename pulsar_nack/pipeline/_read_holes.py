@@ -5,8 +5,7 @@ The driver only lists what there is; each folder or file is read on an executor,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from os import PathLike
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -15,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from ..errors import InvalidArgumentError
 from ..inspection._folder import stores_in
+from ._arguments import Paths, path_names
 from ._cursor_folders import read_store
 from ._hole_schemas import READ, REFUSED, HoleRow, RefusedRow
 from ._internal_stats import read_stats
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 _MOST_SLICES: Final = 1_000
 _BATCH: Final = 10_000
 _SUFFIXES: Final = {".json", ".jsonl"}
-
-Paths = str | PathLike[str] | Iterable[str | PathLike[str]]
 
 
 class ReadHoles(NamedTuple):
@@ -47,7 +45,7 @@ def read_cursors(spark: SparkSession, paths: Paths) -> ReadHoles:
 
     :raises InvalidArgumentError: there is no such folder, or none with logs in it
     """
-    folders = [store for path in _paths(paths) for store in _stores(path)]
+    folders = [store for path in path_names(paths) for store in _stores(Path(path))]
     return _read(spark, folders, read_store)
 
 
@@ -56,7 +54,7 @@ def read_internal_stats(spark: SparkSession, paths: Paths) -> ReadHoles:
 
     :raises InvalidArgumentError: there is no such file, or no .json or .jsonl in a folder
     """
-    files = [file for path in _paths(paths) for file in _files(path)]
+    files = [file for path in path_names(paths) for file in _files(Path(path))]
     return _read(spark, files, read_stats_file)
 
 
@@ -107,13 +105,6 @@ def _batch(rows: Sequence[HoleRow | RefusedRow]) -> pyarrow.RecordBatch:
 
 
 # --- what is there --------------------------------------------------------------------------------------------------
-
-
-def _paths(paths: Paths) -> list[Path]:
-    several = [paths] if isinstance(paths, str | PathLike) else list(paths)
-    if not several:
-        raise InvalidArgumentError("paths", several, "at least one")
-    return [Path(each) for each in several]
 
 
 def _stores(path: Path) -> list[str]:
