@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._pipeline_shared import AsJson, Master, Out, Overwrite, Paths, deliver, refuse_existing, session
+from ._pipeline_shared import AsJson, Master, Out, Overwrite, Paths, deliver, refuse_existing, session, tell_refused
 
 
 def register(jobs: typer.Typer) -> None:
@@ -34,8 +34,11 @@ def _plan(
         from ..pipeline import plan, read_traces
 
         refuse_existing(spark, out, overwrite=overwrite)
-        df = spark.read.parquet(*paths) if delayed else read_traces(spark, paths).traces
+        read = None if delayed else read_traces(spark, paths)
+        df = spark.read.parquet(*paths) if read is None else read.traces
         planned = plan(df, max_bits=max_bits).cache()
+        if read is not None:
+            tell_refused(read, out)
         best = planned.where("is_recommended").select("topic", "partition", "subscription", "bits", "reason")
         deliver(
             {"plan": planned.orderBy("topic", "partition", "subscription", "bits"), "best": best}, out=out, as_json=json

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._pipeline_shared import AsJson, Master, Out, Overwrite, Paths, deliver, read, refuse_existing, session
+from ._pipeline_shared import AsJson, Master, Out, Overwrite, Paths, deliver, refuse_existing, session, tell_refused
 
 
 def register(app: typer.Typer) -> None:
@@ -32,12 +32,13 @@ def retries(
     The chain of each message is written with --out, and not shown.
     """
     with session(master) as spark:
+        from ..pipeline import read_traces
         from ..pipeline import retries as find
 
         refuse_existing(spark, out, overwrite=overwrite)
-        found = find(
-            read(spark, paths), poison_at=poison_at, window=window, baseline=baseline, factor=factor, least=least
-        )
+        read = read_traces(spark, paths)
+        found = find(read.traces, poison_at=poison_at, window=window, baseline=baseline, factor=factor, least=least)
+        tell_refused(read, out)
         tables = {
             "attempts": found.attempts.orderBy("topic", "subscription", "outcome", "nacks"),
             "poison": found.poison.orderBy("nacks", ascending=False),

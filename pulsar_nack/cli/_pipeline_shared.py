@@ -14,6 +14,8 @@ from ..errors import InvalidArgumentError, MissingExtraError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from ..pipeline import Read
+
 Paths = Annotated[list[str], typer.Argument(help="Files or folders, of anything that Spark reads.", show_default=False)]
 Master = Annotated[
     str | None, typer.Option(help="Where Spark runs: local[2], spark://..., yarn. [default: all cores here]")
@@ -59,9 +61,23 @@ def read(spark: SparkSession, paths: list[str]) -> DataFrame:
     from ..pipeline import read_traces
 
     found = read_traces(spark, paths)
+    tell_refused(found)
+    return found.traces
+
+
+def tell_refused(found: Read, out: str | None = None) -> None:
+    """Count what was refused on stderr, with the reason.
+
+    :param out: where it is written too, as the table ``quarantine``; call this when all arguments were checked
+    """
+    if out is not None:
+        from ..pipeline.schemas import QUARANTINE
+
+        where = f"{out}/quarantine"
+        found.quarantine.write.mode("overwrite").parquet(where)
+        found = found._replace(quarantine=found.quarantine.sparkSession.read.schema(QUARANTINE).parquet(where))
     for reason, count in found.refused().items():
         typer.echo(f"left out {count} lines: {reason}", err=True)
-    return found.traces
 
 
 def deliver(tables: Mapping[str, DataFrame], *, out: str | None, as_json: bool) -> None:

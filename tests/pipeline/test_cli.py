@@ -61,6 +61,33 @@ def test_retries_writes_parquet(
     assert run(capsys, "retries", trace, "--out", str(out), "--overwrite")[0] == 0
 
 
+@pytest.mark.parametrize("job", ["retries", "plan"])
+def test_what_is_refused_is_written_too(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path, job: str
+) -> None:
+    """Refused lines are counted on stderr, and with ``--out`` they are a table; an older one is replaced."""
+    out = tmp_path / "out"
+    options = ("--max-bits", "2") if job == "plan" else ()
+    for _ in range(2):
+        code, _, err = run(capsys, job, trace, *options, "--out", str(out), "--overwrite")
+        assert (code, err) == (0, "left out 1 lines: not a JSON object of this schema\n")
+    (row,) = spark.read.parquet(str(out / "quarantine")).collect()
+    assert (Path(row.file).name, row.line) == ("trace-1000-aa-0.jsonl", '{"v": 1, "ev')
+    code, _, err = run(capsys, job, trace, *options)
+    assert (code, err) == (0, "left out 1 lines: not a JSON object of this schema\n")
+
+
+def test_wrong_argument_leaves_nothing(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path
+) -> None:
+    """An argument out of range is found before anything is written."""
+    for job, option in (("retries", "--poison-at"), ("plan", "--max-bits")):
+        code, _, err = run(capsys, job, trace, "--out", str(tmp_path / "out"), option, "-1")
+        assert code == 2, err
+        assert option.strip("-").replace("-", "_") in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_accuracy_prints_tables(spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str) -> None:
     """Without options there is a table for people."""
     code, out, _ = run(capsys, "accuracy", trace)
