@@ -20,6 +20,9 @@ from ._states import Record, State, States
 from ._tracing import TraceNote
 from ._ways import Redelivery, Ways
 
+ASKED_AGAIN = "asked again"
+"""Why a redelivery is traced that was traced before."""
+
 
 class Holds:
     """The tracker's user and its callback.
@@ -152,11 +155,12 @@ class Holds:
 
     async def _request(self, records: Sequence[Record]) -> None:
         now_ms = self._clock.now_ms()
+        again = {record.id for record in records if not record.is_held}  # a request for this hold has failed
         requests = [self._states.request(record, now_ms) for record in records]
         self._watch_from(self._states.next_request_at())
         ids = [record.id for record in records]
         for record in records:
-            self._tell_redelivered(record)
+            self._tell_redelivered(record, ASKED_AGAIN if record.id in again else None)
         try:
             await self._send(ids)
         except BaseException as error:
@@ -175,17 +179,21 @@ class Holds:
                 self._store.pop(record.id)
         self._freed()
 
-    def _tell_redelivered(self, record: Record) -> None:
+    def _tell_redelivered(self, record: Record, reason: str | None = None) -> None:
         if self._note is not None:
             due_in_ms = record.due_at_ms - self._clock.now_ms()
-            self._note("redeliver", record.id, record.redelivery_count, due_in_ms=due_in_ms)
+            self._note("redeliver", record.id, record.redelivery_count, due_in_ms=due_in_ms, reason=reason)
+
+    def _tell_asked_again(self, ids: Sequence[MessageId]) -> None:
+        """Tell of requests that are made again; without a deadline, for another consumer may have nacked since."""
+        if self._note is not None:
+            for each in ids:
+                self._note("redeliver", each, self._states.last_count(each), reason=ASKED_AGAIN)
 
     def _tell_failed(self, ids: Sequence[MessageId], error: BaseException) -> None:
         if self._note is not None:
             for each in ids:
-                record = self._states.get(each)
-                count = None if record is None else record.redelivery_count
-                self._note("error", each, count, reason=f"redeliver: {error!r}")
+                self._note("error", each, self._states.last_count(each), reason=f"redeliver: {error!r}")
 
     # --- what was asked for in vain ----------------------------------------------------------------------------------
 
@@ -217,12 +225,15 @@ class Holds:
         unanswered, now_ms = self._states.unanswered, self._clock.now_ms()
         self._states.expire(now_ms)
         due = unanswered.pop_due(now_ms, self._most_at_once)
+        ids = [one.id for one in due]
+        self._tell_asked_again(ids)
         try:
             if due:
-                await self._port.redeliver([one.id for one in due])
+                await self._port.redeliver(ids)
         except ClosedError:
             return False
-        except Exception:  # noqa: BLE001 - tried again
+        except Exception as error:  # noqa: BLE001 - tried again
+            self._tell_failed(ids, error)
             unanswered.failed((one for one in due if self._states.is_awaited(one.id)), self._clock.now_ms())
         else:
             self.asked_again += len(due)

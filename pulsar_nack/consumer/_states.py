@@ -125,6 +125,11 @@ class States:
         record = self._records.get(message_id)
         return None if record is None else record.state
 
+    def last_count(self, message_id: MessageId) -> int | None:
+        """Return with which redelivery count an unacknowledged message was shown last, None where that is not known."""
+        record = self._records.get(message_id)
+        return self._counts.get(message_id) if record is None else record.redelivery_count
+
     def is_settled(self, message_id: MessageId) -> bool:
         """Return whether it is known to be acknowledged."""
         return self.batches.is_acked(message_id) or entry_key(message_id) in self._settled

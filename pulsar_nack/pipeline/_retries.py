@@ -16,6 +16,8 @@ from .schemas import IDENTITY, TRACE
 _GROUP: Final = ("topic", "subscription")
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "consumer", "deadline_ms", "actual_ms"}]
 _OUTCOMES: Final = {"dead-letter": "dead letter", "retry-topic": "retry topic"}
+_HELD_NACKS: Final = ("busy batch mates", "no room")
+"""Why a nack was held, or a nacked message; other holds are of what arrived."""
 ACKED: Final = "acked"
 OPEN: Final = "open"
 
@@ -27,7 +29,8 @@ class Retries(NamedTuple):
     from the first use of one of them on. ``spark.catalog.clearCache()`` drops them.
 
     ``chains``, a row for each message that was nacked: its identity, ``outcome`` (``acked``, ``dead letter``,
-    ``retry topic``, or ``open`` where the trace ends before), ``nacks``, ``arrivals``, ``held`` (arrivals that were not
+    ``retry topic``, or ``open`` where the trace ends before), ``nacks``, ``redeliveries``, ``asked_again`` (requests
+    for one of these that were made again: they failed, or brought nothing), ``arrivals``, ``held`` (those that were not
     shown), ``after_ack`` (those after its acknowledgement), ``asked_ms`` (the delays asked for, together), ``first_ms``
     and ``last_ms`` of its events.
 
@@ -92,10 +95,12 @@ def retries(
 def _messages(traces: DataFrame) -> DataFrame:
     """Return a row for each message."""
     event = sf.col("event")
-    is_ack = event == "ack"
-    events = traces.where(event.isin("nack", "arrive", "ack", "hold")).withColumn(MESSAGE, message_hash())
+    is_ack, is_hold, is_redelivery = event == "ack", event == "hold", event == "redeliver"
+    events = traces.where(event.isin("nack", "redeliver", "arrive", "ack", "hold")).withColumn(MESSAGE, message_hash())
     before = by_message().rowsBetween(Window.unboundedPreceding, -1)
+    latest = sf.last(sf.when(~is_hold, event), ignorenulls=True).over(before)
     known = events.withColumn("was_acked", sf.coalesce(sf.max(is_ack).over(before), sf.lit(col=False)))
+    known = known.withColumn("is_again", sf.coalesce(is_redelivery & (latest == "redeliver"), sf.lit(col=False)))
     outcome = sf.lit(OPEN)
     for reason, name in _OUTCOMES.items():
         outcome = sf.when(_any(is_ack & (sf.col("reason") == reason)), sf.lit(name)).otherwise(outcome)
@@ -104,8 +109,10 @@ def _messages(traces: DataFrame) -> DataFrame:
     found = known.groupBy(MESSAGE, *IDENTITY).agg(
         sf.when(_any(plain), sf.lit(ACKED)).otherwise(outcome).alias("outcome"),
         sf.count_if(event == "nack").alias("nacks"),
+        sf.count_if(is_redelivery & ~sf.col("is_again")).alias("redeliveries"),
+        sf.count_if("is_again").alias("asked_again"),
         sf.count_if(arrive).alias("arrivals"),
-        sf.count_if(event == "hold").alias("held"),
+        sf.count_if(is_hold & ~sf.coalesce(sf.col("reason").isin(*_HELD_NACKS), sf.lit(col=False))).alias("held"),
         sf.count_if(arrive & sf.col("was_acked")).alias("after_ack"),
         sf.coalesce(sf.sum(sf.when(event == "nack", sf.col("delay_ms"))), sf.lit(0)).alias("asked_ms"),
         sf.min("time_ms").alias("first_ms"),

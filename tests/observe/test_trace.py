@@ -273,8 +273,39 @@ async def test_redelivery_through_the_broker(tmp_path: Path) -> None:
     found = lines(tmp_path)
     events = ["arrive", "nack", "redeliver", "error", "redeliver", "arrive", "ack"]
     assert [each["event"] for each in found] == events
-    assert found[3]["reason"] == "redeliver: BrokerError('no')"
+    assert [each["reason"] for each in found[2:5]] == [None, "redeliver: BrokerError('no')", "asked again"]
+    assert [each["deadline_ms"] for each in found[2:5]] == [2_000, None, 2_000]
     assert found[5]["deadline_ms"] == 2_000 < found[5]["actual_ms"] == found[5]["time_ms"]
+
+
+@virtual_time
+async def test_asking_again(tmp_path: Path) -> None:
+    """A request that brought nothing is told anew each time that it is made again, also when that fails."""
+    port = FakePort()
+    port.topic.publish(b"one")
+    async with (
+        TraceWriter(tmp_path, wall_clock=LoopClock()) as writer,
+        Consumer(port, config=EXACT, redelivery="broker", trace=writer) as consumer,
+    ):
+        await (await consumer.receive()).nack(delay=1)
+        port.lose_next("redeliver")
+        await asyncio.sleep(20)
+        port.fail_next("redeliver", error=BrokerError("no"))
+        again = await consumer.receive(timeout=100)
+        assert (again.redelivery_count, consumer.statistics().asked_again) == (1, 1)
+        await again.ack()
+    found = [tuple(each[name] for name in ("event", "time_ms", "attempt", "reason")) for each in lines(tmp_path)]
+    assert found == [
+        ("arrive", 0, 0, None),
+        ("nack", 0, 0, None),
+        ("redeliver", 1_000, 0, None),
+        ("redeliver", 31_000, 0, "asked again"),
+        ("error", 31_000, 0, "redeliver: BrokerError('no')"),
+        ("redeliver", 36_000, 0, "asked again"),
+        ("arrive", 36_000, 1, None),
+        ("ack", 36_000, 1, "ack"),
+    ]
+    assert [each["deadline_ms"] for each in lines(tmp_path)] == [None, 1_000, 1_000, None, None, None, None, None]
 
 
 @virtual_time

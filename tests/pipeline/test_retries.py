@@ -62,6 +62,42 @@ def test_chains_and_what_came_of_them(spark: SparkSession) -> None:
     assertDataFrameEqual(found.waste, spark.createDataFrame(waste, found.waste.schema))
 
 
+def test_redeliveries_that_were_asked_for_again(spark: SparkSession) -> None:
+    """A request that failed or brought nothing and is made again is no second redelivery, nor is a nack that waits."""
+    df = events(
+        spark,
+        # the request fails at once and is made again by the tracker
+        {"event": "arrive", "time_ms": 0, "entry": 1},
+        {"event": "nack", "time_ms": 10, "entry": 1, "delay_ms": 990, "deadline_ms": 1_000},
+        {"event": "redeliver", "time_ms": 1_000, "entry": 1, "deadline_ms": 1_000, "actual_ms": 1_000},
+        {"event": "error", "time_ms": 1_000, "mono_ns": 1, "entry": 1, "reason": "redeliver: BrokerError('no')"},
+        {"event": "redeliver", "time_ms": 1_100, "entry": 1, "deadline_ms": 1_000, "reason": "asked again"},
+        {"event": "arrive", "time_ms": 1_101, "entry": 1, "attempt": 1, "deadline_ms": 1_000, "actual_ms": 1_101},
+        {"event": "ack", "time_ms": 1_200, "entry": 1, "attempt": 1, "reason": "ack"},
+        # a request is lost, and made again twice; then another nack
+        {"event": "nack", "time_ms": 10, "entry": 2, "delay_ms": 990, "deadline_ms": 1_000},
+        {"event": "redeliver", "time_ms": 1_000, "entry": 2, "deadline_ms": 1_000, "actual_ms": 1_000},
+        {"event": "redeliver", "time_ms": 31_000, "entry": 2, "actual_ms": 31_000, "reason": "asked again"},
+        {"event": "hold", "time_ms": 32_000, "entry": 2, "reason": "paused"},
+        {"event": "redeliver", "time_ms": 91_000, "entry": 2, "actual_ms": 91_000, "reason": "asked again"},
+        {"event": "arrive", "time_ms": 91_001, "entry": 2, "attempt": 1, "actual_ms": 91_001},
+        {"event": "hold", "time_ms": 91_500, "entry": 2, "attempt": 1, "reason": "no room"},
+        {"event": "nack", "time_ms": 92_000, "entry": 2, "attempt": 1, "delay_ms": 500, "deadline_ms": 92_500},
+        {"event": "hold", "time_ms": 92_500, "entry": 2, "attempt": 1, "reason": "busy batch mates"},
+        {"event": "redeliver", "time_ms": 92_500, "mono_ns": 1, "entry": 2, "attempt": 1, "deadline_ms": 92_500},
+        # a tracker alone: no arrivals
+        {"event": "nack", "time_ms": 1, "entry": 3, "attempt": None, "delay_ms": 1},
+        {"event": "redeliver", "time_ms": 2, "entry": 3, "attempt": None},
+        {"event": "nack", "time_ms": 3, "entry": 3, "attempt": None, "delay_ms": 1},
+        {"event": "redeliver", "time_ms": 4, "entry": 3, "attempt": None},
+    )
+    found = retries(df).chains.select(
+        "entry", "outcome", "nacks", "redeliveries", "asked_again", "arrivals", "held", "last_ms"
+    )
+    expected = [(1, "acked", 1, 1, 1, 2, 0, 1_200), (2, "open", 2, 2, 2, 1, 1, 92_500), (3, "open", 2, 2, 0, 0, 0, 4)]
+    assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema))
+
+
 def test_dead_letters_by_reason(spark: SparkSession) -> None:
     """Dead letters are counted by the reason of their last nack, and by none where it has none."""
     df = events(
