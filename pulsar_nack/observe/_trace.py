@@ -30,7 +30,10 @@ from ._trace_worker import TraceWorker
 
 @dataclass(frozen=True, slots=True)
 class TraceStatistics:
-    """What became of the events, in numbers of them; ``failures`` counts errors of the storage."""
+    """What became of the events, in numbers of them; ``failures`` counts errors of the storage, of which one is told.
+
+    ``dropped`` found the buffer full or the writer not open, ``failed`` could not be written.
+    """
 
     buffered: int
     written: int
@@ -38,6 +41,7 @@ class TraceStatistics:
     failed: int
     failures: int
     files_closed: int
+    last_error: str | None
 
 
 class TraceWriter:
@@ -128,6 +132,7 @@ class TraceWriter:
             failed=worker.failed,
             failures=worker.failures,
             files_closed=worker.files.closed,
+            last_error=worker.last_error,
         )
 
 

@@ -30,13 +30,15 @@ class TraceFiles:
         self._size = 0
         self._opened_at = 0.0
 
+    def has_room(self, length: int) -> bool:
+        """Return whether so many bytes may be added to the file that is open, if one is."""
+        return not self._size or self._size + length <= self._config.max_file_bytes
+
     def append(self, data: bytes) -> None:
-        """Write whole lines.
+        """Write whole lines to the file that is open, or a new one.
 
         :raises OSError: nothing of them counts
         """
-        if self._descriptor is not None and self._size and self._size + len(data) > self._config.max_file_bytes:
-            self.close()
         descriptor = self._open() if self._descriptor is None else self._descriptor
         try:
             _write_all(descriptor, data)
@@ -53,6 +55,7 @@ class TraceFiles:
     def close(self) -> None:
         """Sync and rename the file that is open; where that fails it keeps its name, and another one comes next."""
         descriptor, self._descriptor = self._descriptor, None
+        self._size = 0
         if descriptor is None:
             return
         try:
@@ -60,8 +63,8 @@ class TraceFiles:
         finally:
             os.close(descriptor)
         self._path.rename(self._path.with_suffix(""))
-        _sync_folder(self._folder)
         self.closed += 1
+        _sync_folder(self._folder)
 
     def _open(self) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +78,7 @@ class TraceFiles:
         try:
             os.ftruncate(descriptor, self._size)
         except OSError:
-            self._descriptor = None
+            self._descriptor, self._size = None, 0
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 

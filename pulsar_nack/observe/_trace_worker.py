@@ -25,6 +25,7 @@ class TraceWorker:
     def __init__(self, config: TraceConfig) -> None:
         self.queue: deque[Row] = deque()
         self.dropped = self.written = self.failed = self.failures = 0
+        self.last_error: str | None = None
         self.is_open = False
         self.most = config.max_buffered_events
         self.wake_at = max(1, self.most // 2)
@@ -59,7 +60,10 @@ class TraceWorker:
         while self.queue:
             rows = [self.queue.popleft() for _ in range(min(len(self.queue), _LINES_AT_ONCE))]
             try:
-                self.files.append("".join(map(line_of, rows)).encode(errors="replace"))
+                data = "".join(map(line_of, rows)).encode(errors="replace")
+                if not self.files.has_room(len(data)):
+                    self._guard(self.files.close)
+                self.files.append(data)
             except Exception as error:  # noqa: BLE001 - a trace never ends what it looks at
                 self.failed += len(rows)
                 self._tell(error)
@@ -74,6 +78,7 @@ class TraceWorker:
 
     def _tell(self, error: Exception) -> None:
         self.failures += 1
+        self.last_error = repr(error)
         if not self._was_told:
             self._was_told = True
             _log.error("the trace cannot be written, events are lost (told once): %r", error)

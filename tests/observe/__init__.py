@@ -1,0 +1,1 @@
+"""Tests of what observes: metrics, logs, traces."""

@@ -1,0 +1,196 @@
+"""Storage under a trace that is full, hangs, or fails at a sync or rename: nothing waits, what is lost is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_nack import MessageId, TraceConfig
+from pulsar_nack.observe import TraceStatistics, TraceWriter
+from tests.small_disk import small_disk
+
+from .test_trace import lines
+
+FILES = "pulsar_nack.observe._trace_files"
+LIMITED = """
+import asyncio, resource, sys
+from pulsar_nack import MessageId, TraceConfig
+from pulsar_nack.observe import TraceWriter
+
+async def main():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    async with TraceWriter(TraceConfig(folder=sys.argv[1], flush_seconds=0.01)) as writer:
+        note = writer.source("t", "s", "c")
+        entry = 0
+        while writer.statistics().failures < 3:
+            note("ack", MessageId(1, entry), 0, reason="ack")
+            entry += 1
+            if entry % 20 == 0:
+                await asyncio.sleep(0.001)
+        while writer.statistics().buffered:
+            await asyncio.sleep(0.001)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        for entry in range(entry, entry + 100):
+            note("ack", MessageId(1, entry), 0, reason="ack")
+    told = writer.statistics()
+    print(entry + 1, told.written, told.failed, told.dropped, told.last_error, sep="|")
+
+asyncio.run(main())
+"""
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so, with the loop running."""
+    async with asyncio.timeout(30):
+        while not is_so():
+            await asyncio.sleep(0.002)
+
+
+def is_counted(told: TraceStatistics, events: int) -> bool:
+    """Return whether every event is written, lost for a full buffer, or lost for the storage."""
+    return told.written + told.failed + told.dropped + told.buffered == events
+
+
+async def test_full_disk(tmp_path: Path) -> None:
+    """On a full disk the trace loses events and counts them, leaves whole lines, and goes on when there is room."""
+    with small_disk(tmp_path / "disk", 64) as disk:
+        (disk.folder / "other").write_bytes(bytes(40_000))
+        async with TraceWriter(TraceConfig(folder=disk.folder, flush_seconds=0.005)) as writer:
+            note = writer.source("t", "s", "c")
+            count = 0
+            async with asyncio.timeout(30):
+                while not writer.statistics().failures:
+                    for _ in range(20):
+                        note("ack", MessageId(1, count), 0)
+                        count += 1
+                    await asyncio.sleep(0.01)
+            told = writer.statistics()
+            assert told.last_error is not None
+            assert "No space left on device" in told.last_error
+            assert 0 < told.written < 300
+            (disk.folder / "other").unlink()
+            await until(lambda: not writer.statistics().buffered)
+            first = count
+            for _ in range(50):
+                note("ack", MessageId(1, count), 0)
+                count += 1
+        told = writer.statistics()
+        assert is_counted(told, count)
+        assert told.dropped == 0
+        found = [each["entry"] for each in lines(disk.folder)]
+        assert len(found) == told.written
+        assert found == sorted(found)
+        assert found[-50:] == list(range(first, count))
+
+
+def test_file_that_may_not_grow(tmp_path: Path) -> None:
+    """Where a file may not grow any more it ends with a whole line, and grows again once it may."""
+    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    events, written, failed, dropped, error = done.stdout.strip().split("|")
+    assert int(written) + int(failed) + int(dropped) == int(events)
+    assert int(failed) > 0
+    assert "File too large" in error
+    found = [each["entry"] for each in lines(tmp_path)]
+    assert len(found) == int(written)
+    assert found[-100:] == list(range(int(events) - 100, int(events)))
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+async def test_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """While the storage does not answer the loop goes on: the buffer fills, the rest is dropped; then it is written."""
+    real, may_go, hangs = getattr(os, call), threading.Event(), threading.Event()
+
+    def wait(*arguments: Any) -> Any:
+        hangs.set()
+        assert may_go.wait(30)
+        return real(*arguments)
+
+    config = TraceConfig(folder=tmp_path, max_buffered_events=100, flush_seconds=0.001, max_file_bytes=1_024)
+    async with TraceWriter(config) as writer:
+        monkeypatch.setattr(f"{FILES}.os.{call}", wait)
+        note = writer.source("t", "s", "c")
+        count = 0
+        while not hangs.is_set():
+            note("ack", MessageId(1, count))
+            count += 1
+            await asyncio.sleep(0.001)
+        for entry in range(count, count + 500):
+            note("ack", MessageId(1, entry))  # would not end if it waited
+        told = writer.statistics()
+        assert (told.buffered, told.failures) == (100, 0)
+        assert told.dropped >= 400
+        may_go.set()
+        await until(lambda: not writer.statistics().buffered)
+        note("ack", MessageId(2, 0))
+    monkeypatch.undo()
+    told = writer.statistics()
+    assert is_counted(told, count + 501)
+    assert len(lines(tmp_path)) == told.written
+    assert lines(tmp_path)[-1]["ledger"] == 2
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Let the first sync of a file, its rename, or the first sync of the folder fail."""
+    owner, name, turn = {
+        "sync": (os, "fsync", 1),
+        "rename": (Path, "rename", 1),
+        "sync of the folder": (os, "fsync", 2),
+    }[where]
+    real, calls = getattr(owner, name), [0]
+
+    def fail(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == turn:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+@pytest.mark.parametrize("where", ["sync", "rename", "sync of the folder"])
+async def test_a_file_that_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A file that cannot be synced or renamed keeps its name and lines; nothing is lost, and another one follows."""
+    fail_once(monkeypatch, where)
+    async with TraceWriter(TraceConfig(folder=tmp_path, max_file_bytes=60_000, flush_seconds=3_600)) as writer:
+        note = writer.source("t", "s", "c")
+        for entry in range(1_000):
+            note("ack", MessageId(1, entry))
+    monkeypatch.undo()
+    told = writer.statistics()
+    assert (told.written, told.failed, told.dropped, told.failures) == (1_000, 0, 0, 1)
+    assert told.last_error == "OSError(5, 'Input/output error')"
+    is_left = where != "sync of the folder"
+    left = [path for path in tmp_path.iterdir() if path.suffix == ".open"]
+    assert len(left) == is_left
+    assert told.files_closed == len(list(tmp_path.glob("*.jsonl"))) == 2 - is_left
+    assert [each["entry"] for each in lines(tmp_path, "*.jsonl*")] == list(range(1_000))
+    for path in left:
+        assert all(json.loads(line)["v"] == 1 for line in path.read_text().splitlines())
+
+
+async def test_a_folder_that_goes_away(tmp_path: Path) -> None:
+    """A folder that was removed between two files is made anew."""
+    folder = tmp_path / "traces"
+    config = TraceConfig(folder=folder, max_file_seconds=0.01, flush_seconds=0.005)
+    async with TraceWriter(config) as writer:
+        note = writer.source()
+        note("ack", MessageId(1, 1))
+        await until(lambda: writer.statistics().files_closed == 1)
+        shutil.rmtree(folder)
+        note("ack", MessageId(1, 2))
+        await until(lambda: writer.statistics().files_closed == 2)
+    assert [each["entry"] for each in lines(folder)] == [2]
+    assert writer.statistics().failures == 0
