@@ -4,6 +4,7 @@ A comment above a block says what it is, in the pages of ``docs`` and in the REA
 
 - ``<!-- runs -->`` Python that needs no broker; the snippets of a page run in turn, in one namespace
 - ``<!-- runs on a broker -->`` the same, with the official client on the embedded broker
+- ``<!-- runs on Spark -->`` the same on the session that all tests share, see ``tests/pipeline/test_snippets.py``
 - ``<!-- runs as a worker -->`` a ``main()`` that consumes ``orders`` and calls a handler, which the test supplies
 - ``<!-- prints -->`` what the snippet before it prints
 """
@@ -21,7 +22,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
@@ -58,7 +59,9 @@ BLOCK: Final = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*?) -->\n\n?)?^```(?P<language>[\w{}-]*)[^\n]*\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-MARKS: Final = {"runs", "runs on a broker", "runs as a worker", "prints"}
+PATH: Final = re.compile(r'"/?([\w/-]+(?:/|\.parquet|\.html)|(?:data|var)/[\w/]+)"')
+"""A file or folder in a snippet; what begins at the root begins at the folder of the test."""
+MARKS: Final = {"runs", "runs on a broker", "runs on Spark", "runs as a worker", "prints"}
 NO_BROKER: Final = EmbeddedBroker.unavailable_reason() or (
     None if importlib.util.find_spec("pulsar") else "pulsar-client is not installed"
 )
@@ -104,15 +107,23 @@ def compiled(page: Path, block: Block) -> Any:
     return compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
 
 
-def run_snippets(page: Path, mark: str) -> None:
-    """Run the snippets of a page in turn, and compare what they print."""
-    namespace: dict[str, Any] = {"__name__": "snippets"}
+def run_snippets(page: Path, mark: str, *, names: Mapping[str, Any] | None = None, paths: Path | None = None) -> str:
+    """Run the snippets of a page in turn, and compare what they print; return that.
+
+    :param names: what the page leaves to its reader
+    :param paths: a folder, to which files and folders that a snippet names belong
+    """
+    namespace: dict[str, Any] = {"__name__": "snippets", **(names or {})}
+    said = ""
     for block, printed in snippets_of(page, mark):
+        text = block.text if paths is None else PATH.sub(f'"{paths}/\\g<1>"', block.text)
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            exec(compiled(page, block), namespace)
+            exec(compiled(page, block._replace(text=text)), namespace)
+        said += output.getvalue()
         if printed is not None:
             assert output.getvalue() == printed, f"{page.name}, line {block.line}"
+    return said
 
 
 def pages_with(mark: str) -> list[Any]:
@@ -223,11 +234,11 @@ async def test_worker_example_works(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_are_marked(page: Path) -> None:
-    """Every Python block of the documentation, but for Spark's jobs, is one that runs, and no mark is wrong."""
+    """Every Python block of the documentation is one that runs, and no mark is wrong."""
     blocks = list(blocks_of(page))
     for previous, block in zip([None, *blocks], blocks, strict=False):
         assert block.mark is None or block.mark in MARKS, f"{page.name}, line {block.line}: {block.mark}"
-        if block.language == "python" and (page.parent.name != "pipeline" or block.mark):
+        if block.language == "python":
             compiled(page, block)
             assert page.name == "README.md" or (block.mark or "").startswith("runs"), f"{page.name}, line {block.line}"
         if block.mark == "prints":

@@ -1,0 +1,103 @@
+"""The snippets of the pipeline's pages run, on small data where they look for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pulsar_nack import Cursor
+from pulsar_nack.pipeline._watch import ROCKS_DB, STATE_STORE
+from pulsar_nack.pipeline.schemas import METADATA
+from tests.test_docs import PAGES, run_snippets, snippets_of
+
+from .rows import PLAIN
+from .test_internal_stats import STATS
+
+pytestmark = pytest.mark.timeout(300)
+MARK = "runs on Spark"
+SAID = {
+    "accuracy.md": "|orders|work|1-10s|1|1|",
+    "build-index.md": "1001",
+    "holes.md": "|path|reason|",
+    "plan.md": "|orders|-1|work|nack|",
+    "report.md": "",
+    "retries.md": "|orders|work|acked|1|",
+    "watch.md": "",
+}
+"""What each page prints, in part, without spaces."""
+
+
+@pytest.fixture
+async def data(spark: SparkSession, tmp_path: Path) -> Path:
+    """Return a folder with all that the pages read."""
+    known = PLAIN | {"topic": "orders", "subscription": "work"}
+    nack = known | {"time_ms": 1_000, "delay_ms": 2_000, "deadline_ms": 3_000}
+    arrive = {"event": "arrive", "time_ms": 3_500, "attempt": 1, "deadline_ms": 3_000, "actual_ms": 3_500}
+    rows = [
+        nack,
+        known | arrive,
+        known | {"event": "ack", "time_ms": 4_000, "attempt": 1, "reason": "ack"},
+        nack | {"entry": 1},
+        known | {"event": "arrive", "time_ms": 200_000, "entry": 2},
+        known | {"event": "arrive", "time_ms": 400_000, "entry": 3},
+    ]
+    (tmp_path / "traces").mkdir()
+    for number, some in enumerate((rows[:5], rows[5:]), 1):
+        text = "".join(f"{json.dumps(row)}\n" for row in some)
+        (tmp_path / "traces" / f"trace-1000-ab-{number}.jsonl").write_text(text)
+    delayed = [("orders", 0, 3, entry, -1, 1_000, 4_000_000_000_000 + entry, 0) for entry in range(100)]
+    spark.createDataFrame(delayed, METADATA).write.parquet(str(tmp_path / "metadata.parquet"))
+    (tmp_path / "stats").mkdir()
+    (tmp_path / "stats" / "orders@1000.json").write_text(json.dumps(STATS))
+    async with await Cursor.open_local(tmp_path / "var" / "lib" / "orders", {1: 100}) as cursor:
+        await cursor.acknowledge([(1, 3)])
+        await cursor.flush()
+    return tmp_path
+
+
+@pytest.fixture
+def queries(spark: SparkSession) -> Iterator[SparkSession]:
+    """Return the session; streams that a page starts are stopped in the end."""
+    before = spark.conf.get(STATE_STORE, None)
+    spark.conf.set(STATE_STORE, ROCKS_DB)
+    yield spark
+    for query in spark.streams.active:
+        query.stop()
+    if before is None:
+        spark.conf.unset(STATE_STORE)
+    else:
+        spark.conf.set(STATE_STORE, before)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets_of(page, MARK)], ids=lambda page: page.name)
+def test_snippets_run(queries: SparkSession, data: Path, page: Path) -> None:
+    """Each snippet runs on the session there is, finds what it reads, and does what its page says."""
+    alerts: list[tuple[str, int]] = []
+
+    def page_somebody(batch: Any, _: int) -> None:
+        alerts.extend((row.kind, row.entry) for row in batch.collect())
+
+    said = run_snippets(page, MARK, names={"page_somebody": page_somebody}, paths=data)
+    assert SAID[page.name] in said.replace(" ", "")
+    for query in queries.streams.active:
+        query.processAllAvailable()
+    if page.name == "watch.md":
+        assert alerts == [("missing", 1)]
+    if page.name == "report.md":
+        assert "cursor of orders" in (data / "report.html").read_text()
+    if page.name == "retries.md":
+        assert (data / "poison" / "_SUCCESS").exists()
+    if page.name == "build-index.md":
+        assert said.split()[-1] == "100"
+        assert (data / "data" / "delayed" / "orders" / "manifest.json").is_file()
+
+
+def test_every_page_is_known() -> None:
+    """Each page of a job has a snippet that runs."""
+    assert {page.name for page in PAGES if snippets_of(page, MARK)} == SAID.keys()
+    assert {page.name for page in PAGES if page.parent.name == "pipeline"} == SAID.keys()
