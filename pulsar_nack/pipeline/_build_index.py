@@ -42,7 +42,9 @@ from .schemas import METADATA
 _MOST_PARTS: Final = 256
 """More would make an expression too large to be compiled; a part then has several units."""
 _ENTRY_BITS: Final = 32
-_PERMANENT: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR}
+_PERMANENT: Final = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
+}
 _BUILT: Final = (
     "snapshot_id long, key string, start long, end long, rows long, segments long, first_at long, last_at long, "
     "bytes long, problem string"

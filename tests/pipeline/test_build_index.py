@@ -23,6 +23,7 @@ from pyspark.sql import functions as f
 from pulsar_nack import BucketConfig, InvalidArgumentError, LogStorageError
 from pulsar_nack.pipeline import _build_folder, _build_index, build_index
 from pulsar_nack.pipeline._build_units import Block, make_units
+from tests.small_disk import small_disk
 
 from .delivering import Row, contents, deliveries, moments
 from .test_build_local import ROWS, SMALL, FailingFiles, build
@@ -53,6 +54,37 @@ async def test_delivers_what_a_tracker_fed_by_hand_does(
         assert contents(folder / "spark") == contents(folder / "local")
         found = await deliveries(folder / "spark", SMALL, moments(rows))
         assert found == await deliveries(folder / "fed", SMALL, moments(rows), sorted(rows))
+
+
+WIDE_ROWS = st.dictionaries(
+    st.tuples(st.integers(0, 2), st.sampled_from([*range(4), *range(65_533, 65_540), *range(2**32 - 4, 2**32)])),
+    st.integers(1, 500),
+    max_size=50,
+).map(lambda found: [(*position, at) for position, at in found.items()])
+_APART = 1_000
+
+
+@settings(deadline=None, max_examples=4, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.one_of(ROWS, WIDE_ROWS).filter(len), min_size=10, max_size=25), st.integers(1, 60))
+async def test_many_sets_in_one_job(spark: SparkSession, sets: list[list[Row]], unit_rows: int) -> None:
+    """Of many sets at ledgers of their own, built by one job, each comes as from a tracker that was fed it alone.
+
+    So neither the neighbours of a message nor how rows are dealt out matter; the bytes are those of the other way.
+    """
+    rows = [(ledger + _APART * tag, entry, at) for tag, some in enumerate(sets) for ledger, entry, at in some]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        built = build_index(spark, frame(spark, rows, 5), folder / "spark", SMALL, unit_rows=unit_rows)
+        assert built.rows == len(rows)
+        build(rows, folder / "local", unit_rows=unit_rows)
+        assert contents(folder / "spark") == contents(folder / "local")
+        found: list[set[Row]] = [set() for _ in sets]
+        for at, positions in await deliveries(folder / "spark", SMALL, moments(rows)):
+            for ledger, entry in positions:
+                found[ledger // _APART].add((ledger % _APART, entry, at))
+        for tag, some in enumerate(sets):
+            alone = await deliveries(folder / f"fed{tag}", SMALL, moments(some), sorted(some))
+            assert found[tag] == {(*each, at) for at, positions in alone for each in positions} == set(some)
 
 
 def test_rerun_gives_the_same_bytes(spark: SparkSession, tmp_path: Path) -> None:
@@ -134,6 +166,58 @@ def test_rows_that_change_are_refused(spark: SparkSession, tmp_path: Path) -> No
     with pytest.raises(InvalidArgumentError, match="stay the same"):
         build_index(spark, changing, tmp_path / "index")
     assert list(tmp_path.iterdir()) == [visits]
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_position_that_comes_twice_far_apart(spark: SparkSession, tmp_path: Path, partitions: int) -> None:
+    """Rows of one position are found whatever lies between them, and although their times differ."""
+    rows = [(ledger, entry, 1_000 + entry) for ledger in range(4) for entry in range(500)]
+    with pytest.raises(InvalidArgumentError, match="ledger_id 2, entry_id 77 more than once"):
+        build_index(spark, frame(spark, [*rows, (2, 77, 5)], partitions), tmp_path / "index", SMALL, unit_rows=100)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_highest_numbers(spark: SparkSession, tmp_path: Path) -> None:
+    """The highest ledger, entry and time that may be are taken, beside the lowest."""
+    rows = [(0, 0, 0), (0, 2**32 - 1, 2**56), (2**63 - 1, 0, 1), (2**63 - 1, 2**32 - 1, 2**56)]
+    built = build_index(spark, frame(spark, rows), tmp_path / "index", SMALL)
+    assert (built.rows, built.first_at, built.last_at) == (4, 0, 2**56)
+    build(rows, tmp_path / "local")
+    assert contents(tmp_path / "index") == contents(tmp_path / "local")
+    ((_, positions),) = await deliveries(tmp_path / "index", SMALL, [2**56])
+    assert sorted(map(tuple, positions)) == [row[:2] for row in rows if row[2] > 0]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_file_in_the_place_of_the_folder(spark: SparkSession, tmp_path: Path, overwrite: bool) -> None:
+    """A file, or a link, is never replaced by an index."""
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(InvalidArgumentError, match="path"):
+            build_index(spark, frame(spark, [(1, 1, 1)]), tmp_path / name, overwrite=overwrite)
+    assert (tmp_path / "file").read_text() == "mine"
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_full_disk(spark: SparkSession, tmp_path: Path) -> None:
+    """On a full disk the job says so, leaves nothing, and keeps the old index; with room a rerun gives the same."""
+    rows = [(ledger, entry, 1_000 + entry) for ledger in range(30) for entry in range(200)]
+    build(rows, tmp_path / "local")
+    with small_disk(tmp_path / "disk", 256) as disk:
+        index = disk.folder / "index"
+        build_index(spark, frame(spark, [(9, 9, 9)]), index, SMALL)
+        old = contents(index)
+        for overwrite in (False, True):
+            target = index if overwrite else disk.folder / "other"
+            with pytest.raises(LogStorageError, match="No space left on device"):
+                build_index(spark, frame(spark, rows), target, SMALL, overwrite=overwrite)
+            assert [path.name for path in disk.folder.iterdir()] == ["index"]
+            assert contents(index) == old
+        disk.resize(64 << 10)
+        build_index(spark, frame(spark, rows), index, SMALL, overwrite=True)
+        assert contents(index) == contents(tmp_path / "local")
+        assert [path.name for path in disk.folder.iterdir()] == ["index"]
 
 
 def test_full_disk_on_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
