@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import SparkSession
 
+from pulsar_nack import Cursor
 from pulsar_nack.errors import InvalidArgumentError
 from pulsar_nack.pipeline import holes, report, write_report
 from pulsar_nack.pipeline._plots import bars, lines, number, size, span, ticks
@@ -22,6 +24,7 @@ from pulsar_nack.pipeline.schemas import HOLES, TRACE
 
 from .rows import PLAIN
 from .test_cli import run
+from .test_internal_stats import STATS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: the page is not looked at in a browser")
@@ -131,6 +134,44 @@ def test_command(spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_pa
     code, _, err = run(capsys, *arguments)
     assert code == 2
     assert "--overwrite" in err
+
+
+@pytest.mark.timeout(400)
+async def test_command_with_everything(spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With cursors, internal stats and a plan the page has all sections; refused lines are counted on stderr."""
+    lines = [json.dumps(row) for row in rows()[:30]]
+    (tmp_path / "trace-1-ab-1.jsonl").write_text("\n".join([*lines, "{"]))
+    async with await Cursor.open_local(tmp_path / "cursors" / "bills", {1: 100}) as cursor:
+        await cursor.acknowledge([(1, 3), (1, 5)])
+        await cursor.flush()
+    (tmp_path / "stats").mkdir()
+    (tmp_path / "stats" / "invoices@1000.json").write_text(json.dumps(STATS))
+    out = tmp_path / "r.html"
+    options = ("--cursors", str(tmp_path / "cursors"), "--stats", str(tmp_path / "stats"), "--plan", "--title", "Mine")
+    code, said, err = run(capsys, "report", str(tmp_path / "trace-1-ab-1.jsonl"), *options, "--out", str(out))
+    assert (code, said) == (0, f"written: {out}\n")
+    assert err == "left out 1 lines: not a JSON object of this schema\n"
+    page = out.read_text()
+    ids = [each["id"] for tag, each in Tags(page).found if tag == "section"]
+    assert ids == ["overview", "accuracy", "retries", "holes", "plan"]
+    assert "<title>Mine</title>" in page
+    holes_of_all = page[page.index('id="holes"') : page.index('id="plan"')]
+    assert "cursor of bills" in holes_of_all
+    assert "work of invoices" in holes_of_all
+    assert "Set " in page[page.index('id="plan"') :]
+
+
+@pytest.mark.parametrize(("option", "name"), [("--cursors", "cursors"), ("--stats", "stats")])
+def test_command_without_what_it_needs(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str, name: str
+) -> None:
+    """Folders that are not there are named, and no page is written."""
+    (tmp_path / "trace-1-ab-1.jsonl").write_text(json.dumps(rows()[0]))
+    missing = str(tmp_path / name)
+    code, _, err = run(capsys, "report", str(tmp_path), option, missing, "--out", str(tmp_path / "r.html"))
+    assert code == 2
+    assert missing in err
+    assert not (tmp_path / "r.html").exists()
 
 
 def test_numbers() -> None:
