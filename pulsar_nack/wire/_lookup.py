@@ -10,6 +10,7 @@ from . import _pulsar_pb2 as pb
 from ._connection import Connection
 from ._options import ClientOptions
 from ._pool import Pool
+from ._refusals import is_transient
 
 TopicsMode = Literal["persistent", "non_persistent", "all"]
 _MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
@@ -37,12 +38,10 @@ class Lookup:
         for _ in range(self._options.max_redirects + 1):
             answer = await self._ask(connection, topic, authoritative=authoritative)
             url = self._url_in(answer, connection, topic)
-            proxy = None
-            if answer.proxy_through_service_url:
-                proxy = connection.address.url
+            found = await self._pool.get(url, connection.address.url if answer.proxy_through_service_url else None)
             if answer.response == answer.Connect:
-                return await self._pool.get(url, proxy)
-            connection = await self._pool.get(url, proxy)
+                return found
+            connection = found
             authoritative = answer.authoritative
         raise BrokerError(
             f"{topic}: more than {self._options.max_redirects} redirects, the last one to {connection.address}"
@@ -59,7 +58,7 @@ class Lookup:
         command = pb.BaseCommand(type=pb.BaseCommand.PARTITIONED_METADATA)
         command.partitionMetadata.topic = topic
         command.partitionMetadata.request_id = request_id
-        answer = await connection.request(command, request_id)
+        answer = await self._request(connection, command, request_id)
         return answer.partitionMetadataResponse.partitions
 
     async def topics(self, namespace: str, *, pattern: str | None = None, mode: TopicsMode = "persistent") -> list[str]:
@@ -79,7 +78,7 @@ class Lookup:
         command.getTopicsOfNamespace.namespace = namespace
         command.getTopicsOfNamespace.request_id = request_id
         command.getTopicsOfNamespace.mode = _MODES[mode]
-        answer = await connection.request(command, request_id)
+        answer = await self._request(connection, command, request_id)
         found = answer.getTopicsOfNamespaceResponse.topics
         return [topic for topic in found if wanted is None or wanted.fullmatch(topic)]
 
@@ -91,7 +90,15 @@ class Lookup:
         command.lookupTopic.authoritative = authoritative
         if self._options.listener_name is not None:
             command.lookupTopic.advertised_listener_name = self._options.listener_name
-        return (await connection.request(command, request_id)).lookupTopicResponse
+        return (await self._request(connection, command, request_id)).lookupTopicResponse
+
+    async def _request(self, connection: Connection, command: pb.BaseCommand, request_id: int) -> pb.BaseCommand:
+        try:
+            return await connection.request(command, request_id)
+        except BrokerError as error:
+            if is_transient(error):
+                self._pool.avoid(connection)
+            raise
 
     def _url_in(self, answer: pb.CommandLookupTopicResponse, connection: Connection, topic: str) -> str:
         url = answer.brokerServiceUrlTls if self._pool.is_secure else answer.brokerServiceUrl

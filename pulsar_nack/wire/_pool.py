@@ -90,6 +90,11 @@ class Pool:
         assert last is not None
         raise last
 
+    def avoid(self, connection: Connection) -> None:
+        """Ask another of the service's addresses from now on: this one does not do what it should."""
+        if self._addresses[self._turn] == connection.address:
+            self._turn = (self._turn + 1) % len(self._addresses)
+
     async def _to(self, place: _Place) -> Connection:
         if self._is_closed:
             raise ClosedError("the client")

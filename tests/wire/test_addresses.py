@@ -1,0 +1,115 @@
+"""Service URLs and the names of topics."""
+
+from __future__ import annotations
+
+import pytest
+
+from pulsar_nack.errors import InvalidArgumentError
+from pulsar_nack.wire._address import Address, parse_service_url
+from pulsar_nack.wire._topics import namespace_of, normalize, normalize_namespace, partition_name, split_partition
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("pulsar://localhost:6650", [Address("localhost", 6650)]),
+        ("pulsar://localhost", [Address("localhost", 6650)]),
+        ("pulsar+ssl://a.example.com", [Address("a.example.com", 6651, is_secure=True)]),
+        ("pulsar://a:1,b:2, c/", [Address("a", 1), Address("b", 2), Address("c", 6650)]),
+        ("pulsar://a:1,a:1", [Address("a", 1)]),
+        ("pulsar://[::1]:6650,[fe80::1]", [Address("::1", 6650), Address("fe80::1", 6650)]),
+        (" pulsar://10.0.0.1:65535 ", [Address("10.0.0.1", 65535)]),
+    ],
+)
+def test_service_urls(url: str, expected: list[Address]) -> None:
+    """One or several addresses are read in their order, with usual ports where none is given."""
+    assert list(parse_service_url(url)) == expected
+
+
+@pytest.mark.parametrize("address", [Address("h", 1), Address("::1", 6651, is_secure=True), Address("a.b-c", 6650)])
+def test_addresses_go_round(address: Address) -> None:
+    """An address is the same after it was written as a URL and read."""
+    assert Address.parse(address.url) == address
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://localhost:8080", "not its admin address"),
+        ("https://localhost:8443", "not its admin address"),
+        ("localhost:6650", "pulsar://host:6650"),
+        ("", "pulsar://host:6650"),
+        ("pulsar://", "pulsar://host:6650"),
+        ("pulsar:///", "pulsar://host:6650"),
+        ("kafka://h:9092", "pulsar://host:6650"),
+        ("pulsar://h:0", "ports from 1 to 65535, not 0"),
+        ("pulsar://h:70000", "ports from 1 to 65535, not 70000"),
+        ("pulsar://h:x", "not 'h:x'"),
+        ("pulsar://a,,b", "not ''"),
+        ("pulsar://user@h", "not 'user@h'"),
+        ("pulsar://h:6650/tenant", "not 'h:6650/tenant'"),
+        ("pulsar://::1:6650", "not '::1:6650'"),
+        (None, "pulsar://host:6650"),
+    ],
+)
+def test_wrong_service_urls(url: str, told: str) -> None:
+    """What is not a service URL is refused with the part that is wrong."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_service_url(url)
+    assert caught.value.field == "url"
+    assert told in str(caught.value)
+
+
+def test_one_address_is_one() -> None:
+    """A URL of several addresses is not one address."""
+    with pytest.raises(InvalidArgumentError, match="one address"):
+        Address.parse("pulsar://a,b")
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("orders", "persistent://public/default/orders"),
+        ("acme/shop/orders", "persistent://acme/shop/orders"),
+        ("persistent://acme/shop/orders", "persistent://acme/shop/orders"),
+        ("non-persistent://acme/shop/orders", "non-persistent://acme/shop/orders"),
+        ("persistent://acme/east/shop/orders", "persistent://acme/east/shop/orders"),
+        ("orders-partition-3", "persistent://public/default/orders-partition-3"),
+        ("größe", "persistent://public/default/größe"),
+    ],
+)
+def test_topics_are_made_whole(name: str, whole: str) -> None:
+    """Short names are in public/default; whole names stay as they are."""
+    assert normalize(name) == whole
+    assert normalize(whole) == whole
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "a/b", "a/b/c/d", "a//c", "kafka://a/b/c", "persistent://a/b", "persistent://a/b/c/d/e", "a\nb", None, 3],
+)
+def test_wrong_topics(name: str) -> None:
+    """What is no name of a topic is refused."""
+    with pytest.raises(InvalidArgumentError, match="topic"):
+        normalize(name)
+
+
+def test_partitions_have_names() -> None:
+    """A partition is a topic of its own whose name tells which it is of."""
+    topic = normalize("orders")
+    assert partition_name(topic, 12) == f"{topic}-partition-12"
+    assert split_partition(partition_name(topic, 12)) == (topic, 12)
+    assert split_partition(topic) == (topic, -1)
+    assert split_partition(f"{topic}-partition-x") == (f"{topic}-partition-x", -1)
+    assert split_partition(f"{topic}-partition-01") == (f"{topic}-partition-01", -1)
+
+
+def test_namespaces() -> None:
+    """A topic's namespace has its tenant; a short one is in public."""
+    assert namespace_of("orders") == "public/default"
+    assert namespace_of("persistent://acme/shop/orders") == "acme/shop"
+    assert normalize_namespace("shop") == "public/shop"
+    assert normalize_namespace("acme/shop") == "acme/shop"
+    for wrong in ("", "a//b", "persistent://a/b", "a/b/c/d"):
+        with pytest.raises(InvalidArgumentError, match="namespace"):
+            normalize_namespace(wrong)
