@@ -7,6 +7,7 @@ run in a thread with the standard library's client, once for all connections tha
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import ssl
 import time
@@ -132,7 +133,7 @@ class OAuth2Authentication:
             with error:
                 told = error.read(500).decode(errors="replace")
             raise BrokerError(f"{url}: the issuer of tokens says {error.code} {error.reason}: {told}") from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise BrokerError(f"{url}: the issuer of tokens cannot be reached: {error}") from error
         try:
             answer = json.loads(body)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, SkipValidation, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ..backoff import Exponential
 from ..config import DelayField, _Settings
@@ -71,13 +79,12 @@ class ClientOptions(_Settings):
             raise InvalidArgumentError(info.field_name or "value", value, "more than 0")
         return value
 
-    @field_validator("backoff_maximum", mode="after")
-    @classmethod
-    def _not_below_the_minimum(cls, value: timedelta, info: ValidationInfo) -> timedelta:
-        least = info.data.get("backoff_minimum", timedelta())
-        if value < least:
-            raise InvalidArgumentError("backoff_maximum", value, f"at least backoff_minimum ({least})")
-        return value
+    @model_validator(mode="after")
+    def _in_order(self) -> ClientOptions:
+        if self.backoff_maximum < self.backoff_minimum:
+            least = f"at least backoff_minimum ({self.backoff_minimum})"
+            raise InvalidArgumentError("backoff_maximum", self.backoff_maximum, least)
+        return self
 
     def backoff(self) -> Exponential:
         """Return how long to wait before the n-th attempt to reach a broker, from 0, in seconds."""

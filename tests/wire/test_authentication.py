@@ -1,0 +1,271 @@
+"""Who we are to the broker: tokens, passwords, and brokers that ask again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from pulsar_nack.errors import BrokerError, BrokerRefusedError, ConnectionLostError, InvalidArgumentError
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._address import Address
+from pulsar_nack.wire._authentication import (
+    Authentication,
+    BasicAuthentication,
+    NoAuthentication,
+    TlsAuthentication,
+    TokenAuthentication,
+)
+from pulsar_nack.wire._connection import Connection
+from pulsar_nack.wire._oauth2 import OAuth2Authentication
+from pulsar_nack.wire._options import ClientOptions
+from tests.wire.fake_broker import Call, FakeBroker, as_usual, refuse
+
+SECRET = "top-secret"
+
+
+async def connect(broker: FakeBroker, authentication: Authentication) -> Connection:
+    """Return an open connection."""
+    options = ClientOptions(authentication=authentication)
+    return await Connection.open(Address.parse(broker.url), options, dial=broker.dial)
+
+
+def is_closed(connection: Connection) -> bool:
+    """Return whether it is closed, asked anew each time."""
+    return not connection.is_open
+
+
+def challenge(call: Call, data: bytes = b"PulsarAuthRefresh", method: str = "token") -> None:
+    """Ask the client who it is."""
+    call.reply("AUTH_CHALLENGE", challenge=pb.AuthData(auth_method_name=method, auth_data=data))
+
+
+@virtual_time
+async def test_a_token() -> None:
+    """A token is sent with its method; nothing shows it."""
+    broker = FakeBroker()
+    connection = await connect(broker, TokenAuthentication(SECRET))
+    sent = broker.commands("CONNECT")[0]
+    assert (sent.auth_method_name, sent.auth_data) == ("token", SECRET.encode())
+    await connection.aclose()
+    for shown in (TokenAuthentication(SECRET), BasicAuthentication("me", SECRET)):
+        assert SECRET not in repr(shown)
+        assert SECRET not in repr(ClientOptions(authentication=shown))
+    assert SECRET not in repr(OAuth2Authentication("https://issuer", "me", SECRET))
+
+
+@pytest.mark.parametrize("as_url", [False, True])
+def test_a_token_in_a_file(tmp_path: Path, as_url: bool) -> None:
+    """A file is read for each connection, without the line's end; a URL of it is good too."""
+    file = tmp_path / "token"
+    file.write_text("one\n")
+
+    @virtual_time
+    async def run() -> None:
+        broker = FakeBroker()
+        authentication = TokenAuthentication(f"file://{file}" if as_url else file)
+        for token in ("one", "two"):
+            file.write_text(f"{token}\n")
+            connection = await connect(broker, authentication)
+            await connection.aclose()
+        assert [sent.auth_data for sent in broker.commands("CONNECT")] == [b"one", b"two"]
+
+    run()
+
+
+async def later_token() -> str:
+    """Return a token after a while."""
+    await asyncio.sleep(1)
+    return "from a coroutine"
+
+
+@pytest.mark.parametrize(
+    ("source", "token"),
+    [
+        (lambda: "from a function", b"from a function"),
+        (later_token, b"from a coroutine"),
+        ("token:prefixed", b"prefixed"),
+    ],
+)
+def test_other_sources_of_tokens(source: str | Callable[[], str | Awaitable[str]], token: bytes) -> None:
+    """Functions, coroutine functions and the other clients' form of a token are taken."""
+
+    @virtual_time
+    async def run() -> None:
+        assert await TokenAuthentication(source).data(None) == token
+
+    run()
+
+
+@virtual_time
+async def test_tokens_that_are_none() -> None:
+    """A file that is not there, an empty one, and a function that gives something else are named, and nothing hangs."""
+    broker = FakeBroker()
+    for source in (Path("/nowhere/token"), lambda: "", lambda: 3):
+        with pytest.raises(InvalidArgumentError, match="token"):
+            await connect(broker, TokenAuthentication(source))  # type: ignore[arg-type]
+    await asyncio.sleep(1)
+    assert broker.links == []
+    assert broker.commands("CONNECT") == []
+
+
+@virtual_time
+async def test_a_password() -> None:
+    """A user and a password are sent with their method."""
+    broker = FakeBroker()
+    connection = await connect(broker, BasicAuthentication("me", "pass:word"))
+    sent = broker.commands("CONNECT")[0]
+    assert (sent.auth_method_name, sent.auth_data) == ("basic", b"me:pass:word")
+    await connection.aclose()
+
+
+@virtual_time
+async def test_challenges_get_what_is_valid_now() -> None:
+    """A broker that asks again gets the token of now, as often as it asks, and the connection stays."""
+    broker = FakeBroker()
+    tokens = iter(["one", "two", "three"])
+    connection = await connect(broker, TokenAuthentication(lambda: next(tokens)))
+    opened = broker.calls[0]
+    for _ in range(2):
+        challenge(opened)
+        await asyncio.sleep(1)
+    answers = broker.commands("AUTH_RESPONSE")
+    assert [each.response.auth_data for each in answers] == [b"two", b"three"]
+    assert {each.response.auth_method_name for each in answers} == {"token"}
+    assert connection.is_open
+    await connection.aclose()
+
+
+@virtual_time
+async def test_a_challenge_before_one_is_let_in() -> None:
+    """A broker may ask once more before it lets us in."""
+    broker = FakeBroker()
+    broker.next("CONNECT", challenge)
+    broker.always("AUTH_RESPONSE", lambda call: call.reply("CONNECTED", server_version="fake"))
+    connection = await connect(broker, TokenAuthentication("one"))
+    assert connection.is_open
+    await connection.aclose()
+
+
+@virtual_time
+async def test_a_challenge_that_cannot_be_answered() -> None:
+    """When no new token can be had the connection ends, and says why."""
+    broker = FakeBroker()
+    tokens = iter(["one"])
+
+    def renew() -> str:
+        try:
+            return next(tokens)
+        except StopIteration:
+            raise BrokerError("the issuer is down") from None
+
+    connection = await connect(broker, TokenAuthentication(renew))
+    challenge(broker.calls[0])
+    await asyncio.sleep(1)
+    assert is_closed(connection)
+    with pytest.raises(ConnectionLostError, match="the issuer is down"):
+        connection.send(b"")
+    assert len(asyncio.all_tasks()) == 1
+
+
+@virtual_time
+async def test_closing_while_a_challenge_is_answered() -> None:
+    """A connection that is closed while a new token is on its way leaves no task behind."""
+    broker = FakeBroker()
+    calls = 0
+
+    async def slow() -> str:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            await asyncio.sleep(1_000)
+        return "one"
+
+    connection = await connect(broker, TokenAuthentication(slow))
+    challenge(broker.calls[0])
+    await asyncio.sleep(1)
+    assert len(asyncio.all_tasks()) == 2
+    await connection.aclose()
+    assert len(asyncio.all_tasks()) == 1
+    assert broker.commands("AUTH_RESPONSE") == []
+
+
+@virtual_time
+async def test_a_refusal_after_a_challenge() -> None:
+    """A broker that does not like the new token ends the connection, with its words."""
+    broker = FakeBroker()
+    broker.next("CONNECT", challenge)
+    broker.always("AUTH_RESPONSE", refuse("AuthenticationError", "expired"))
+    with pytest.raises(BrokerRefusedError, match="AuthenticationError: expired"):
+        await connect(broker, TokenAuthentication("one"))
+    broker.normally("AUTH_RESPONSE")
+    broker.always("CONNECT", as_usual)
+    connection = await connect(broker, TokenAuthentication("one"))
+    await connection.aclose()
+
+
+@virtual_time
+async def test_an_authentication_of_ones_own() -> None:
+    """Anything with a method and data will do; the challenge is handed to it."""
+
+    class Mine:
+        method = "mine"
+
+        async def data(self, challenge: bytes | None) -> bytes:
+            return b"first" if challenge is None else b"to " + challenge
+
+    broker = FakeBroker()
+    connection = await connect(broker, Mine())
+    challenge(broker.calls[0], b"riddle", "mine")
+    await asyncio.sleep(1)
+    assert broker.commands("CONNECT")[0].auth_data == b"first"
+    assert broker.commands("AUTH_RESPONSE")[0].response.auth_data == b"to riddle"
+    await connection.aclose()
+
+
+def test_arguments_are_checked() -> None:
+    """What cannot be an authentication is refused where it is made."""
+    for wrong in ("", 3, None):
+        with pytest.raises(InvalidArgumentError, match="token"):
+            TokenAuthentication(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="user"):
+        BasicAuthentication("a:b", "c")
+    with pytest.raises(InvalidArgumentError, match="password"):
+        BasicAuthentication("a", 3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="certificate_file"):
+        TlsAuthentication("")
+    for no_authentication in ("token", TokenAuthentication):
+        with pytest.raises(ValueError, match="authentication"):
+            ClientOptions(authentication=no_authentication)
+    assert isinstance(ClientOptions().authentication, NoAuthentication)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"connect_timeout": 0},
+        {"request_timeout": -1},
+        {"keep_alive": float("nan")},
+        {"backoff_minimum": 40},
+        {"max_redirects": -1},
+        {"write_buffer_bytes": 0},
+        {"unknown": 1},
+    ],
+)
+def test_options_are_checked(settings: dict[str, float]) -> None:
+    """Settings that cannot work are refused by name."""
+    name = "backoff" if "backoff_minimum" in settings else next(iter(settings))
+    with pytest.raises(ValueError, match=name):
+        ClientOptions(**settings)
+
+
+def test_backoff_grows_with_jitter() -> None:
+    """Attempts to connect again begin at the minimum, double, and end at the maximum, each with jitter."""
+    backoff = ClientOptions(backoff_minimum=0.1, backoff_maximum=30).backoff()
+    assert 0.05 <= backoff(0) <= 0.1
+    assert 0.4 <= backoff(3) <= 0.8
+    assert 15 <= backoff(50) <= 30
+    assert len({backoff(50) for _ in range(20)}) > 1

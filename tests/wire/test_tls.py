@@ -1,0 +1,242 @@
+"""TLS over loopback: who is trusted, who is not, and who we are; on the real clock, with certificates of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from pulsar_nack.errors import BrokerError, ConnectionLostError, InvalidArgumentError
+from pulsar_nack.wire._address import Address
+from pulsar_nack.wire._authentication import TlsAuthentication
+from pulsar_nack.wire._connection import Connection
+from pulsar_nack.wire._options import ClientOptions
+from pulsar_nack.wire._refusals import is_transient
+from pulsar_nack.wire._tls import TlsOptions
+from tests.wire.certificates import Certificate, make_authority, make_certificate, missing_tool
+from tests.wire.fake_broker import FakeBroker
+
+
+class Files(NamedTuple):
+    """All certificates of these tests."""
+
+    authority: Certificate
+    other_authority: Certificate
+    server: Certificate
+    client: Certificate
+    stranger: Certificate
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Make two authorities; one of them vouches for a server at localhost and a client, the other for a stranger."""
+    reason = missing_tool()
+    if reason is not None:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("certificates")
+    authority, other = make_authority(folder), make_authority(folder, "other")
+    return Files(
+        authority,
+        other,
+        make_certificate(folder, authority, "server", "DNS:localhost"),
+        make_certificate(folder, authority, "client", "DNS:client"),
+        make_certificate(folder, other, "stranger", "DNS:stranger"),
+    )
+
+
+class Served(NamedTuple):
+    """A fake broker over real sockets."""
+
+    port: int
+    broker: FakeBroker
+    names: list[str]
+
+
+@asynccontextmanager
+async def served(files: Files, *, asks_for_certificate: bool = False) -> AsyncIterator[Served]:
+    """Serve the fake broker with TLS on loopback, perhaps only for who has a certificate; note the clients' names."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files.server)
+    if asks_for_certificate:
+        context.load_verify_locations(files.authority.certificate)
+        context.verify_mode = ssl.CERT_REQUIRED
+    broker, names, tasks = FakeBroker(latency=0), list[str](), set[asyncio.Task[Any]]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        shown = writer.get_extra_info("peercert") or {}
+        names.extend(value for ((key, value),) in shown.get("subject", ()) if key == "commonName")
+        answers = _Answers(writer)
+        broker.node(broker.url).accept(answers)
+        assert answers.transport is not None
+        try:
+            while data := await reader.read(65_536):
+                answers.transport.write(data)
+        except (ConnectionError, ssl.SSLError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        async with server:
+            yield Served(server.sockets[0].getsockname()[1], broker, names)
+    finally:
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Answers(asyncio.Protocol):
+    """What a fake broker sends goes to a real socket."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.transport: asyncio.Transport | None = None
+        self._writer = writer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._writer.write(data)
+
+
+async def connect(
+    port: int, host: str = "localhost", *, authentication: Any = None, tls: TlsOptions | None = None, **settings: Any
+) -> Connection:
+    """Connect with TLS."""
+    options = ClientOptions(tls=tls or TlsOptions(**settings), authentication=authentication, connect_timeout=10)
+    return await Connection.open(Address(host, port, is_secure=True), options)
+
+
+async def test_a_trusted_broker(files: Files) -> None:
+    """A broker whose certificate is for its host and from an authority that is trusted is connected to."""
+    async with served(files) as there:
+        connection = await connect(there.port, trust_certs_file=files.authority.certificate)
+        assert connection.server_version == "fake"
+        await connection.aclose()
+
+
+async def test_an_authority_that_is_not_trusted(files: Files) -> None:
+    """Another authority's certificate, or one that the system does not know, is refused, not to be tried again."""
+    async with served(files) as there:
+        for trusted in (files.other_authority.certificate, None):
+            with pytest.raises(BrokerError, match="certificate is not trusted") as caught:
+                await connect(there.port, trust_certs_file=trusted)
+            assert not is_transient(caught.value)
+        assert there.broker.calls == []
+
+
+async def test_another_host(files: Files) -> None:
+    """A certificate for another host is refused, unless host names are not to be checked."""
+    async with served(files) as there:
+        with pytest.raises(BrokerError, match=r"127\.0\.0\.1.*not trusted"):
+            await connect(there.port, "127.0.0.1", trust_certs_file=files.authority.certificate)
+        assert there.broker.calls == []
+        connection = await connect(
+            there.port, "127.0.0.1", trust_certs_file=files.authority.certificate, validate_hostname=False
+        )
+        await connection.aclose()
+
+
+async def test_any_certificate(files: Files) -> None:
+    """Who allows insecure connections gets them."""
+    async with served(files) as there:
+        connection = await connect(there.port, "127.0.0.1", allow_insecure=True)
+        await connection.aclose()
+
+
+async def test_our_certificate_by_authentication(files: Files) -> None:
+    """A broker that asks for a certificate sees ours, and the method is told."""
+    async with served(files, asks_for_certificate=True) as there:
+        own = TlsAuthentication(*files.client)
+        connection = await connect(there.port, trust_certs_file=files.authority.certificate, authentication=own)
+        assert there.names == ["client"]
+        assert there.broker.commands("CONNECT")[0].auth_method_name == "tls"
+        await connection.aclose()
+
+
+async def test_our_certificate_by_settings(files: Files) -> None:
+    """A certificate among the TLS settings is shown too, with whatever authentication."""
+    async with served(files, asks_for_certificate=True) as there:
+        connection = await connect(
+            there.port,
+            trust_certs_file=files.authority.certificate,
+            certificate_file=files.client.certificate,
+            key_file=files.client.key,
+        )
+        assert there.names == ["client"]
+        assert there.broker.commands("CONNECT")[0].auth_method_name == ""
+        await connection.aclose()
+
+
+async def test_no_certificate_and_a_strangers(files: Files) -> None:
+    """A broker that asks for a certificate lets nobody in who has none, or one that it does not trust."""
+    async with served(files, asks_for_certificate=True) as there:
+        for own in (None, TlsAuthentication(*files.stranger)):
+            with pytest.raises(ConnectionLostError):
+                await connect(there.port, trust_certs_file=files.authority.certificate, authentication=own)
+        assert there.broker.calls == []
+
+
+async def test_a_broker_without_tls() -> None:
+    """An address that does not speak TLS is a lost connection, with the address."""
+
+    async def answer_in_clear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"\x00\x00\x00\x08 not TLS")
+        writer.close()
+
+    async with await asyncio.start_server(answer_in_clear, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionLostError, match=f"localhost:{port}: no connection over TLS"):
+            await connect(port)
+
+
+async def test_a_context_of_ones_own(files: Files) -> None:
+    """A context that is given is used as it is."""
+    context = ssl.create_default_context(cafile=files.authority.certificate)
+    async with served(files) as there:
+        connection = await connect(there.port, context=context)
+        await connection.aclose()
+
+
+@pytest.mark.parametrize("setting", ["trust_certs_file", "certificate_file"])
+async def test_files_that_cannot_be_used(setting: str, tmp_path: Path) -> None:
+    """A file that is not there, or not what it should be, is named before anything is dialled."""
+    wrong = tmp_path / "wrong.pem"
+    for content in (None, "no certificate"):
+        if content is not None:
+            wrong.write_text(content)
+        with pytest.raises(InvalidArgumentError, match=r"wrong\.pem") as caught:
+            await connect(1, tls=TlsOptions(**{setting: wrong}))
+        assert caught.value.field == setting
+
+
+async def test_a_key_with_a_password(files: Files, tmp_path: Path) -> None:
+    """A key that needs a password is refused, without a question on the terminal."""
+    locked = tmp_path / "locked.key"
+    process = await asyncio.create_subprocess_exec(
+        *("openssl", "ec", "-aes256", "-passout", "pass:secret", "-in", str(files.client.key), "-out", str(locked)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    await process.communicate()
+    assert process.returncode == 0
+    with pytest.raises(InvalidArgumentError, match="without password"):
+        await connect(1, certificate_file=files.client.certificate, key_file=locked)
+
+
+def test_settings_are_checked() -> None:
+    """A key without its certificate, paths that are none, and unknown settings are refused by name."""
+    with pytest.raises(ValueError, match="key_file"):
+        TlsOptions(key_file="own.key")
+    with pytest.raises(ValueError, match="trust_certs_file"):
+        TlsOptions(trust_certs_file=3)
+    with pytest.raises(ValueError, match="verify"):
+        TlsOptions(verify=False)
