@@ -185,7 +185,14 @@ class RequestTimeoutError(BrokerError, TimeoutError):
 
 
 class UndecodableMessageError(BrokerError):
-    """A message cannot be read: it is encrypted, damaged, too large, or of an unknown kind."""
+    """A message cannot be read: it is encrypted, damaged, too large, or of an unknown kind.
+
+    ``batch_size`` is how many messages its entry holds, as far as that can be told, 0 if it is not a batch.
+    """
+
+    def __init__(self, *args: object, batch_size: int = 0) -> None:
+        self.batch_size = batch_size
+        super().__init__(*args)
 
 
 class AlreadySettledError(PulsarNackError):

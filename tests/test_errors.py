@@ -63,7 +63,7 @@ EXAMPLES: list[PulsarNackError] = [
     ConnectionLostError("pulsar://broker:6650: the broker closed the connection"),
     ProtocolError("frame at byte 0: no command"),
     RequestTimeoutError("no answer to SUBSCRIBE within 30 s"),
-    UndecodableMessageError("encrypted"),
+    UndecodableMessageError("payload: encrypted", batch_size=3),
     NotDurableError("the nack holds in memory only", OSError("full")),
     InjectedError("create"),
     CursorFormatError("record", "truncated"),

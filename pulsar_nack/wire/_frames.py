@@ -1,7 +1,16 @@
 """Frames: bytes of the protocol cut into commands and what follows them, and the other way round. No I/O.
 
-A frame is its size in 4 bytes, the size of its command in 4, the command, and, for messages, headers and payload:
-magic 0x0e01, the CRC-32C of all that follows, the size of the metadata in 4 bytes, the metadata, the payload.
+A frame is its size in 4 bytes, the size of its command in 4, the command, and, for messages, headers and payload, which
+``_entries.py`` reads::
+
+    total (4) | size (4) | command (size) | rest (total - 4 - size)
+
+The decoder keeps at most the beginning of one frame, and knows how many bytes it needs before looking at it again, so
+that a frame in many pieces is copied twice, however many they are. What it returns are bytes of their own, no views: a
+message that waits for its user keeps nothing else in memory, and for the usual small message it is faster as well.
+
+Commands are parsed by protobuf's own C parser. It does not insist on required fields, which is checked here: all of
+them, but for MESSAGE, the one that counts, only that there is an id.
 """
 
 from __future__ import annotations
@@ -10,22 +19,33 @@ import struct
 from typing import Final, NamedTuple
 
 import google_crc32c
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..errors import ProtocolError
 from . import _pulsar_pb2 as pb
 
-_SIZES: Final = struct.Struct(">II")
-_SIZE: Final = struct.Struct(">I")
-_MAGIC: Final = b"\x0e\x01"
 DEFAULT_MAX_FRAME_BYTES: Final = 5 * 1024 * 1024 + 10 * 1024
+MAGIC_CHECKSUM: Final = b"\x0e\x01"
+
+_SIZES: Final = struct.Struct(">II")
+_HEADERS: Final = struct.Struct(">2sII")  # magic, checksum, size of the metadata
+_SIZE: Final = struct.Struct(">I")
+_MESSAGE: Final = pb.BaseCommand.MESSAGE
+_KINDS: Final = pb.BaseCommand.Type.items()
+_PARTS: Final = {
+    field.number: field.name for field in pb.BaseCommand.DESCRIPTOR.fields if field.number in dict(_KINDS).values()
+}
+"""Which part of a command has what its kind wants: the protocol numbers kinds and parts alike."""
+_TYPE: Final = pb.BaseCommand.TYPE_FIELD_NUMBER
+_NAMES: Final = {number: name for name, number in _KINDS}
 
 
 class Frame(NamedTuple):
-    """A command, and the headers and payload that follow it, if any."""
+    """A command, and the headers and payload that follow it, empty if there are none."""
 
     command: pb.BaseCommand
-    rest: memoryview | bytes
+    rest: bytes
 
 
 class FrameDecoder:
@@ -36,59 +56,77 @@ class FrameDecoder:
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         self.max_frame_bytes = max_frame_bytes
-        self._kept = bytearray()
+        self._kept = bytearray()  # the beginning of a frame
+        self._needed = 0  # bytes that have to be there before a look at it can help
         self._offset = 0  # of what is kept, in all that ever came in
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return how much is kept of a frame that is not complete."""
+        return len(self._kept)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """Return the frames that ``data`` completes.
 
-        :raises ProtocolError: not the protocol; the decoder is of no use any more
+        :raises ProtocolError: not the protocol; names the frame. The decoder is of no use any more
         """
         if self._kept:
             self._kept += data
-            view = memoryview(bytes(self._kept)) if self._has_frame() else None
-            if view is None:
+            if len(self._kept) < self._needed:
                 return []
-            self._kept.clear()
-        else:
-            view = memoryview(data).toreadonly() if isinstance(data, bytes) else memoryview(bytes(data))
-        frames, end = self._cut(view)
-        self._kept += view[end:]
-        self._offset += end
+            data = bytes(self._kept)
+            self._kept = bytearray()
+        elif type(data) is not bytes:
+            data = bytes(data)
+        frames: list[Frame] = []
+        at = self._cut(data, frames)
+        if at < len(data):
+            self._kept += memoryview(data)[at:]
+        self._offset += at
         return frames
 
-    def _has_frame(self) -> bool:
-        if len(self._kept) < 8:
-            return False
-        return len(self._kept) >= 4 + self._sizes(self._kept, 0)[0]
-
-    def _cut(self, view: memoryview) -> tuple[list[Frame], int]:
-        frames: list[Frame] = []
-        at = 0
-        while len(view) - at >= 8:
-            total, size = self._sizes(view, at)
-            if len(view) - at < 4 + total:
+    def _cut(self, data: bytes, frames: list[Frame]) -> int:
+        """Add the frames in ``data``, and return where the next one begins. Everything in line: the hot path."""
+        at, end = 0, len(data)
+        limit, sizes, parse, new = self.max_frame_bytes, _SIZES.unpack_from, pb.BaseCommand.FromString, tuple.__new__
+        self._needed = 8
+        while end - at >= 8:
+            total, size = sizes(data, at)
+            if total > limit or size > total - 4:
+                raise self._wrong(at, f"{total} bytes with a command of {size}, where at most {limit} are taken")
+            stop = at + 4 + total
+            if stop > end:
+                self._needed = 4 + total
                 break
-            frames.append(Frame(self._command(view[at + 8 : at + 8 + size], at), view[at + 8 + size : at + 4 + total]))
-            at += 4 + total
-        return frames, at
+            middle = at + 8 + size
+            try:
+                command = parse(data[at + 8 : middle])
+            except (DecodeError, UnicodeDecodeError) as error:
+                raise self._wrong(at, f"no command in {size} bytes: {error}") from error
+            if (command.type == _MESSAGE and command.message.HasField("message_id")) or self._is_known(command, at):
+                frames.append(new(Frame, (command, data[middle:stop])))
+            at = stop
+        return at
 
-    def _sizes(self, data: bytearray | memoryview, at: int) -> tuple[int, int]:
-        total, size = _SIZES.unpack_from(data, at)
-        if not 4 <= total <= self.max_frame_bytes or size > total - 4:
-            raise ProtocolError(
-                f"frame at byte {self._offset + at}: {total} bytes with a command of {size}, "
-                f"at most {self.max_frame_bytes} are taken"
-            )
-        return total, size
-
-    def _command(self, data: memoryview, at: int) -> pb.BaseCommand:
+    def _is_known(self, command: pb.BaseCommand, at: int) -> bool:
+        """Return whether it is a command of a kind that is known here; if so, all that it needs is in it."""
+        if not command.HasField("type"):
+            unknown = UnknownFieldSet(command)
+            if any(unknown[number].field_number == _TYPE for number in range(len(unknown))):
+                return False
+            raise self._wrong(at, "a command without a type")
+        kind = command.type
+        part = _PARTS.get(kind)
+        if part is not None and not command.HasField(part):
+            raise self._wrong(at, f"a command {_NAMES[kind]} without its part {part}")
         try:
-            return pb.BaseCommand.FromString(bytes(data))
-        except DecodeError as error:
-            raise ProtocolError(
-                f"frame at byte {self._offset + at}: no command in {len(data)} bytes: {error}"
-            ) from error
+            command.SerializeToString()
+        except EncodeError as error:
+            raise self._wrong(at, f"a command {_NAMES[kind]}: {error}") from error
+        return True
+
+    def _wrong(self, at: int, problem: str) -> ProtocolError:
+        return ProtocolError(f"frame at byte {self._offset + at}: {problem}")
 
 
 def encode_command(command: pb.BaseCommand) -> bytes:
@@ -98,9 +136,14 @@ def encode_command(command: pb.BaseCommand) -> bytes:
 
 
 def encode_message(command: pb.BaseCommand, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
-    """Return the frame of a command with a message."""
+    """Return the frame of a command with a message: SEND, or MESSAGE where a broker is played."""
     body = command.SerializeToString()
+    rest = encode_rest(metadata, payload)
+    return b"".join((_SIZES.pack(4 + len(body) + len(rest), len(body)), body, rest))
+
+
+def encode_rest(metadata: pb.MessageMetadata, payload: bytes) -> bytes:
+    """Return what follows the command in a message's frame: magic, CRC-32C, size of the metadata, it, the payload."""
     header = metadata.SerializeToString()
-    checked = _SIZE.pack(len(header)) + header + payload
-    rest = _MAGIC + _SIZE.pack(google_crc32c.value(checked)) + checked
-    return _SIZES.pack(4 + len(body) + len(rest), len(body)) + body + rest
+    checked = b"".join((_SIZE.pack(len(header)), header, payload))
+    return b"".join((MAGIC_CHECKSUM, _SIZE.pack(google_crc32c.value(checked)), checked))

@@ -1,0 +1,267 @@
+"""Entries: what follows the command of a message in its frame, read and written. No I/O.
+
+::
+
+    [0x0e02 | size (4) | broker entry metadata] [0x0e01 | CRC-32C of the rest (4)] size (4) | metadata | payload
+
+An entry is one message, a batch, or a part of a message that was cut into chunks. The payload of a batch, after
+decompression, is for each message its metadata's size (4), its metadata and its payload. A chunk is left compressed,
+since a message is compressed before it is cut.
+
+Nothing here knows of connections: whatever is wrong with an entry concerns that entry only, and is an
+:class:`~pulsar_nack.UndecodableMessageError` that says how many messages it was counted as, as far as that can be told.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from ..errors import UndecodableMessageError
+from . import _pulsar_pb2 as pb
+from ._compression import decompress
+from ._frames import MAGIC_CHECKSUM
+
+DEFAULT_MAX_MESSAGE_BYTES: Final = 128 << 20
+"""Of a payload after decompression, which may be larger than the largest frame."""
+
+_MAGIC_BROKER: Final = b"\x0e\x02"
+_SIZE: Final = struct.Struct(">I")
+_LEAST_MESSAGE: Final = 6  # bytes that a message of a batch takes: its metadata's size and its payload's
+_NO_BROKER_METADATA: Final = pb.BrokerEntryMetadata()
+
+
+class SingleMessage(NamedTuple):
+    """One message of an entry; ``index`` is its place in the batch, -1 if it is not in one.
+
+    The properties read what they are named after when they are asked for.
+    """
+
+    index: int  # type: ignore[assignment]  # a tuple has a method of this name
+    metadata: pb.MessageMetadata | pb.SingleMessageMetadata
+    payload: bytes
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Return the message's properties."""
+        found = self.metadata.properties
+        return {_text(pair.key): _text(pair.value) for pair in found} if found else {}
+
+    @property
+    def key(self) -> str | None:
+        """Return the key as it was sent: base64 where the producer's key was bytes."""
+        key = self.metadata.partition_key
+        return _text(key) if key or self.metadata.HasField("partition_key") else None
+
+    @property
+    def ordering_key(self) -> str | None:
+        """Return the ordering key; bytes that are no UTF-8 as surrogates, so that they can be had back."""
+        key = self.metadata.ordering_key
+        if key or self.metadata.HasField("ordering_key"):
+            return key.decode("utf-8", "surrogateescape")
+        return None
+
+    @property
+    def event_time_ms(self) -> int:
+        """Return the time that the producer gave, epoch ms, 0 if it gave none."""
+        return self.metadata.event_time
+
+    @property
+    def is_compacted_out(self) -> bool:
+        """Return whether compaction left only the place of this message: nobody is to see it."""
+        return isinstance(self.metadata, pb.SingleMessageMetadata) and self.metadata.compacted_out
+
+
+class Entry:
+    """An entry whose checksum was right.
+
+    :param metadata: of the entry; ``producer_name``, ``sequence_id`` and ``publish_time`` are there for sure
+    :param payload: of the message or batch, decompressed; of a chunk as it came
+    :param broker_metadata: what the broker added when it stored the entry, empty if nothing
+    """
+
+    __slots__ = ("broker_metadata", "metadata", "payload")
+
+    def __init__(self, metadata: pb.MessageMetadata, payload: bytes, broker_metadata: pb.BrokerEntryMetadata) -> None:
+        self.metadata = metadata
+        self.payload = payload
+        self.broker_metadata = broker_metadata
+
+    @property
+    def is_batch(self) -> bool:
+        """Return whether its messages have batch indexes; a batch of one has."""
+        return is_batch(self.metadata)
+
+    @property
+    def is_chunk(self) -> bool:
+        """Return whether it is a part of a message only."""
+        return self.metadata.num_chunks_from_msg > 1
+
+    def messages(self) -> Iterator[SingleMessage]:
+        """Return the message, or those of the batch one by one, compacted ones too, so that all indexes are there.
+
+        :raises UndecodableMessageError: while iterating, at the first message of a batch that is damaged
+        """
+        if not is_batch(self.metadata):
+            return iter((SingleMessage(-1, self.metadata, self.payload),))
+        return _messages_of_batch(self.payload, self.metadata.num_messages_in_batch)
+
+
+def is_batch(metadata: pb.MessageMetadata) -> bool:
+    """Return whether the messages of an entry have batch indexes; a batch of one has."""
+    return metadata.num_messages_in_batch != 1 or metadata.HasField("num_messages_in_batch")
+
+
+def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> Entry:
+    """Read the headers and the payload of an entry: checksum, metadata, decompression.
+
+    :param max_message_bytes: of the payload after decompression; more is refused before memory is taken for it
+    :raises UndecodableMessageError: names what is wrong; ``batch_size`` says how many messages the broker counted
+    :raises MissingExtraError: what its compression needs is not installed
+    """
+    if type(rest) is not bytes:
+        rest = bytes(rest)
+    broker_metadata, at = _NO_BROKER_METADATA, 0
+    if rest.startswith(_MAGIC_BROKER):
+        broker_metadata, at = _broker_metadata(rest)
+    metadata, payload = _checked(rest, at)
+    try:
+        if not metadata.publish_time or not metadata.sequence_id:
+            _check_required(metadata)
+        if metadata.num_chunks_from_msg <= 1:
+            payload = unpack(metadata, payload, max_message_bytes)
+            _check_count(metadata.num_messages_in_batch, len(payload))
+        elif metadata.encryption_keys:
+            raise _encrypted(metadata)
+    except UndecodableMessageError as error:
+        error.batch_size = _batch_size(metadata)
+        raise
+    return Entry(metadata, payload, broker_metadata)
+
+
+def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
+    """Return the payload of an entry, or of all chunks of a message together, decompressed.
+
+    :raises UndecodableMessageError: encrypted, compressed by an unknown codec, too large, or damaged
+    :raises MissingExtraError: what its compression needs is not installed
+    """
+    if metadata.encryption_keys:
+        raise _encrypted(metadata)
+    if metadata.compression:
+        return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
+    if len(payload) > max_message_bytes:
+        raise UndecodableMessageError(f"payload: {len(payload)} bytes, at most {max_message_bytes} are taken")
+    return payload
+
+
+def encode_batch(messages: Iterable[tuple[pb.SingleMessageMetadata, bytes]]) -> bytes:
+    """Return the payload of a batch, before compression; sets the ``payload_size`` of each message's metadata."""
+    parts: list[bytes] = []
+    for metadata, payload in messages:
+        metadata.payload_size = len(payload)
+        header = metadata.SerializeToString()
+        parts += (_SIZE.pack(len(header)), header, payload)
+    return b"".join(parts)
+
+
+def _broker_metadata(rest: bytes) -> tuple[pb.BrokerEntryMetadata, int]:
+    """Return what the broker added, and where it ends."""
+    if len(rest) < 6:
+        raise UndecodableMessageError(f"broker entry metadata: {len(rest)} bytes, too few for its size")
+    end = 6 + _SIZE.unpack_from(rest, 2)[0]
+    if end > len(rest):
+        raise UndecodableMessageError(f"broker entry metadata: {end - 6} bytes where {len(rest) - 6} are left")
+    try:
+        return pb.BrokerEntryMetadata.FromString(rest[6:end]), end
+    except DecodeError as error:
+        raise UndecodableMessageError(f"broker entry metadata: {error}") from error
+
+
+def _checked(rest: bytes, at: int) -> tuple[pb.MessageMetadata, bytes]:
+    """Return metadata and payload that begin at ``at``; their checksum is right, if they have one."""
+    if not rest.startswith(MAGIC_CHECKSUM, at):
+        return _split(rest, at)
+    if len(rest) < at + 6:
+        raise UndecodableMessageError(f"checksum: {len(rest) - at} bytes, too few to have one")
+    told = _SIZE.unpack_from(rest, at + 2)[0]
+    found = google_crc32c.value(rest[at + 6 :])
+    if told != found:
+        raise _damaged(
+            rest, at + 6, f"checksum: {found:#010x} instead of {told:#010x}, over {len(rest) - at - 6} bytes"
+        )
+    return _split(rest, at + 6)
+
+
+def _split(rest: bytes, at: int) -> tuple[pb.MessageMetadata, bytes]:
+    if len(rest) < at + 4:
+        raise UndecodableMessageError(f"metadata: {len(rest) - at} bytes, too few for its size")
+    end = at + 4 + _SIZE.unpack_from(rest, at)[0]
+    if end > len(rest):
+        raise UndecodableMessageError(f"metadata: {end - at - 4} bytes where {len(rest) - at - 4} are left")
+    try:
+        return pb.MessageMetadata.FromString(rest[at + 4 : end]), rest[end:]
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise UndecodableMessageError(f"metadata: {error}") from error
+
+
+def _damaged(rest: bytes, at: int, problem: str) -> UndecodableMessageError:
+    """Return the error of an entry with a wrong checksum; the broker has counted it by its metadata all the same."""
+    try:
+        batch_size = _batch_size(_split(rest, at)[0])
+    except UndecodableMessageError:
+        batch_size = 0
+    return UndecodableMessageError(problem, batch_size=batch_size)
+
+
+def _batch_size(metadata: pb.MessageMetadata) -> int:
+    return max(metadata.num_messages_in_batch, 1) if is_batch(metadata) else 0
+
+
+def _check_count(count: int, size: int) -> None:
+    if count != 1 and not 0 < count <= size // _LEAST_MESSAGE:
+        raise UndecodableMessageError(f"batch: {count} messages in {size} bytes")
+
+
+def _check_required(metadata: pb.MessageMetadata) -> None:
+    for name in ("producer_name", "sequence_id", "publish_time"):
+        if not metadata.HasField(name):
+            raise UndecodableMessageError(f"metadata: without {name}")
+
+
+def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
+    keys = ", ".join(_text(key.key) for key in metadata.encryption_keys)
+    return UndecodableMessageError(f"payload: encrypted with the key {keys}")
+
+
+def _messages_of_batch(payload: bytes, count: int) -> Iterator[SingleMessage]:
+    """Cut a batch up. In line: the hot path of batches."""
+    at, end = 0, len(payload)
+    size_of, parse, new = _SIZE.unpack_from, pb.SingleMessageMetadata.FromString, tuple.__new__
+    for index in range(count):
+        start = at + 4
+        if start > end:
+            raise _damaged_batch(index, count, f"nothing at byte {at} of {end}")
+        middle = start + size_of(payload, at)[0]
+        if middle > end:
+            raise _damaged_batch(index, count, f"metadata of {middle - start} bytes where {end - start} are left")
+        try:
+            metadata = parse(payload[start:middle])
+        except (DecodeError, UnicodeDecodeError) as error:
+            raise _damaged_batch(index, count, f"metadata: {error}") from error
+        at = middle + metadata.payload_size
+        if not middle <= at <= end:
+            raise _damaged_batch(index, count, f"{metadata.payload_size} bytes where {end - middle} are left")
+        yield new(SingleMessage, (index, metadata, payload[middle:at]))
+
+
+def _damaged_batch(index: int, count: int, problem: str) -> UndecodableMessageError:
+    return UndecodableMessageError(f"batch: message {index} of {count}: {problem}", batch_size=count)
+
+
+def _text(value: str | bytes) -> str:
+    """Return a text of the protocol; where it is none, protobuf hands out the bytes instead."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
