@@ -32,13 +32,14 @@ _SIZES: Final = struct.Struct(">II")
 _HEADERS: Final = struct.Struct(">2sII")  # magic, checksum, size of the metadata
 _SIZE: Final = struct.Struct(">I")
 _MESSAGE: Final = pb.BaseCommand.MESSAGE
-_KINDS: Final = pb.BaseCommand.Type.items()
-_PARTS: Final = {
-    field.number: field.name for field in pb.BaseCommand.DESCRIPTOR.fields if field.number in dict(_KINDS).values()
-}
-"""Which part of a command has what its kind wants: the protocol numbers kinds and parts alike."""
 _TYPE: Final = pb.BaseCommand.TYPE_FIELD_NUMBER
-_NAMES: Final = {number: name for name, number in _KINDS}
+_NAMES: Final = {number: name for name, number in pb.BaseCommand.Type.items()}
+_PARTS: Final = {
+    field.number: field.name
+    for field in pb.BaseCommand.DESCRIPTOR.fields
+    if field.message_type is not None and field.message_type.fields
+}
+"""Which part a command has to have, by its kind: the protocol numbers both alike."""
 
 
 class Frame(NamedTuple):
