@@ -34,6 +34,7 @@ from ._users import Users
 
 _CLOSE_TIMEOUT: Final = 5.0
 _FRAME_OVERHEAD: Final = 10 * 1024
+_NO_REQUEST: Final = 2**64 - 1
 _MESSAGE: Final = pb.BaseCommand.MESSAGE
 
 Dial = Callable[["Connection", Address], Awaitable[None]]
@@ -357,8 +358,8 @@ class Connection(asyncio.Protocol):
 
     def _answered(self, request_id: int, command: pb.BaseCommand) -> None:
         refusal = refusal_of(command)
-        if refusal is not None and not self._introduction.is_over:
-            self.close(refusal)  # the broker does not let us in
+        if refusal is not None and (not self._introduction.is_over or request_id == _NO_REQUEST):
+            self.close(refusal)  # the broker does not let us in, or not any longer
         elif refusal is not None:
             self._requests.failed(request_id, refusal)
         elif command.type == pb.BaseCommand.PRODUCER_SUCCESS and not command.producer_success.producer_ready:

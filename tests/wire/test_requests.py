@@ -1,0 +1,100 @@
+"""The table of requests: one timer, for the earliest, and no more memory than what waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pulsar_nack.errors import ConnectionLostError, RequestTimeoutError
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._requests import Requests
+
+DONE = pb.BaseCommand(type=pb.BaseCommand.SUCCESS)
+
+
+def table(timeout: float = 10) -> Requests:
+    """Return an empty table in the running loop."""
+    return Requests(asyncio.get_running_loop(), timeout, "pulsar://b:1")
+
+
+@virtual_time
+async def test_each_has_its_own_time() -> None:
+    """Requests time out each at its own time, exactly, whatever the order in which they were made."""
+    requests, loop = table(), asyncio.get_running_loop()
+    ended: dict[str, float] = {}
+
+    async def wait(name: str, timeout: float | None) -> None:
+        with pytest.raises(RequestTimeoutError, match=rf"pulsar://b:1: no answer to {name} within"):
+            await requests.expect(requests.next_id(), name, timeout)
+        ended[name] = loop.time()
+
+    await asyncio.gather(wait("usual", None), wait("short", 2), wait("long", 15), wait("shortest", 1))
+    assert ended == {"shortest": 1, "short": 2, "usual": 10, "long": 15}
+    assert len(requests) == 0
+
+
+@virtual_time
+async def test_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one timer however many wait, and none when all are answered or failed."""
+    requests, loop = table(), asyncio.get_running_loop()
+    timers: list[float] = []
+    call_at = loop.call_at
+
+    def count(when: float, *args: Any, **more: Any) -> asyncio.TimerHandle:
+        timers.append(when)
+        return call_at(when, *args, **more)
+
+    monkeypatch.setattr(loop, "call_at", count)
+    waiting = [requests.expect(number, "PING") for number in range(1_000)]
+    assert timers == [10]
+    for number in range(999):
+        requests.answered(number, DONE)
+    requests.fail_all(ConnectionLostError("over"))
+    with pytest.raises(ConnectionLostError, match="over"):
+        await waiting[-1]
+    await asyncio.sleep(100)
+    assert len([when for when in timers if when == 10]) == 1
+
+
+@virtual_time
+async def test_memory_is_that_of_what_waits() -> None:
+    """Deadlines of what was answered are dropped when they are the greater part."""
+    requests = table()
+    for number in range(10_000):
+        requests.expect(number, "ACK")
+        requests.answered(number, DONE)
+    assert len(requests) == 0
+    assert len(requests._deadlines) < 100
+
+
+@virtual_time
+async def test_answers_that_nobody_waits_for() -> None:
+    """Answers and failures of requests that are forgotten, cancelled or unknown are dropped."""
+    requests = table()
+    cancelled, forgotten = requests.expect(1, "a"), requests.expect(2, "b")
+    cancelled.cancel()
+    requests.forget(2)
+    for number in (1, 2, 3):
+        requests.answered(number, DONE)
+        requests.failed(number, ConnectionLostError("x"))
+    await asyncio.sleep(20)
+    assert not forgotten.done()
+    assert len(requests) == 0
+
+
+@virtual_time
+async def test_waiting_on() -> None:
+    """A request that the broker works on has no limit any more; the others keep theirs."""
+    requests = table()
+    first, second = requests.expect(1, "PRODUCER"), requests.expect(2, "PING", 20)
+    requests.wait_on(1)
+    await asyncio.sleep(15)
+    assert not first.done()
+    await asyncio.sleep(10)
+    with pytest.raises(RequestTimeoutError):
+        await second
+    requests.answered(1, DONE)
+    assert (await first) is DONE
