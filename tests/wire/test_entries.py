@@ -1,0 +1,247 @@
+"""Entries: headers, checksums, batches, and what is told of those that cannot be read."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from pulsar_nack import UndecodableMessageError
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._compression import compress
+from pulsar_nack.wire._entries import SingleMessage, decode_entry, encode_batch, unpack
+from pulsar_nack.wire._frames import encode_rest
+
+SIZE = struct.Struct(">I")
+
+
+def metadata(**fields: Any) -> pb.MessageMetadata:
+    """Return what every entry has, and ``fields``."""
+    return pb.MessageMetadata(producer_name="p", sequence_id=7, publish_time=1_700_000_000_000, **fields)
+
+
+def batch(payloads: Sequence[bytes], **fields: Any) -> bytes:
+    """Return the headers and payload of a batch."""
+    payload = encode_batch((pb.SingleMessageMetadata(sequence_id=index), data) for index, data in enumerate(payloads))
+    kind = fields.get("compression", pb.NONE)
+    if kind:
+        fields["uncompressed_size"] = len(payload)
+    return encode_rest(metadata(num_messages_in_batch=len(payloads), **fields), compress(kind, payload))
+
+
+def shown(rest: bytes) -> list[tuple[int, bytes]]:
+    """Return index and payload of all messages."""
+    return [(message.index, message.payload) for message in decode_entry(rest).messages()]
+
+
+def checked(body: bytes) -> bytes:
+    """Return bytes with magic and checksum in front."""
+    return b"\x0e\x01" + SIZE.pack(google_crc32c.value(body)) + body
+
+
+def refused(rest: bytes, **limits: int) -> UndecodableMessageError:
+    """Return the error that reading all of an entry raises."""
+    with pytest.raises(UndecodableMessageError) as caught:
+        list(decode_entry(rest, **limits).messages())
+    return caught.value
+
+
+PLAIN = encode_rest(metadata(), b"hello")
+MESSAGE_OF_ALL = metadata(
+    properties=[pb.KeyValue(key="a", value="1"), pb.KeyValue(key="ö", value="")],
+    partition_key="k",
+    ordering_key=b"\xff1",
+    event_time=12,
+)
+
+
+# --- what is well ----------------------------------------------------------------------------------------------------
+
+
+def test_an_entry_that_is_one_message() -> None:
+    """It has no batch index, and the metadata is the entry's."""
+    entry = decode_entry(PLAIN)
+    (message,) = entry.messages()
+    assert (message.index, message.payload) == (-1, b"hello")
+    assert message.metadata is entry.metadata
+    assert (entry.is_batch, entry.is_chunk, entry.metadata.publish_time) == (False, False, 1_700_000_000_000)
+    assert (message.properties, message.key, message.ordering_key, message.event_time_ms) == ({}, None, None, 0)
+
+
+def test_all_that_a_user_sees_of_a_message() -> None:
+    """Properties, keys and the event time; an ordering key that is no text can be had back."""
+    (message,) = decode_entry(encode_rest(MESSAGE_OF_ALL, b"")).messages()
+    assert message.properties == {"a": "1", "ö": ""}
+    assert (message.key, message.ordering_key, message.event_time_ms) == ("k", "\udcff1", 12)
+    assert message.payload == b""
+
+
+def test_an_empty_key_is_a_key() -> None:
+    """It is not the same as none."""
+    (message,) = decode_entry(encode_rest(metadata(partition_key="", ordering_key=b""), b"")).messages()
+    assert (message.key, message.ordering_key) == ("", "")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1_000])
+def test_a_batch(count: int) -> None:
+    """Its messages come with their indexes; one of one is a batch too."""
+    payloads = [bytes([number % 256]) * (number % 50) for number in range(count)]
+    entry = decode_entry(batch(payloads))
+    messages = list(entry.messages())
+    assert entry.is_batch
+    assert [(message.index, message.payload) for message in messages] == list(enumerate(payloads))
+    assert [message.metadata.sequence_id for message in messages] == list(range(count))
+
+
+def test_a_member_of_a_batch_has_its_own_properties() -> None:
+    """Not those of the entry."""
+    single = pb.SingleMessageMetadata(properties=[pb.KeyValue(key="b", value="2")], partition_key="m", event_time=5)
+    out = pb.SingleMessageMetadata(compacted_out=True)
+    rest = encode_rest(metadata(num_messages_in_batch=2), encode_batch([(single, b"x"), (out, b"")]))
+    first, second = decode_entry(rest).messages()
+    assert (first.properties, first.key, first.event_time_ms) == ({"b": "2"}, "m", 5)
+    assert (first.is_compacted_out, second.is_compacted_out) == (False, True)
+
+
+def test_without_checksum() -> None:
+    """Producers of early versions send none."""
+    assert shown(PLAIN[6:]) == [(-1, b"hello")]
+
+
+def test_broker_entry_metadata() -> None:
+    """What a broker puts in front when it stores an entry is told, with and without a checksum."""
+    added = pb.BrokerEntryMetadata(broker_timestamp=3, index=9).SerializeToString()
+    for rest in (PLAIN, PLAIN[6:]):
+        entry = decode_entry(b"\x0e\x02" + SIZE.pack(len(added)) + added + rest)
+        assert (entry.broker_metadata.broker_timestamp, entry.broker_metadata.index) == (3, 9)
+        assert entry.payload == b"hello"
+    assert not decode_entry(PLAIN).broker_metadata.HasField("index")
+
+
+def test_views_are_taken() -> None:
+    """A memory view is as good as bytes."""
+    assert decode_entry(memoryview(bytearray(PLAIN))).payload == b"hello"
+
+
+def test_a_chunk_is_left_compressed_until_all_are_there() -> None:
+    """A message is compressed first and cut afterwards."""
+    whole = bytes(100_000)
+    packed = compress(pb.ZLIB, whole)
+    of_all = metadata(compression=pb.ZLIB, uncompressed_size=len(whole), num_chunks_from_msg=2, chunk_id=0, uuid="u")
+    chunks = [decode_entry(encode_rest(of_all, part)) for part in (packed[:50], packed[50:])]
+    assert all(chunk.is_chunk for chunk in chunks)
+    assert b"".join(chunk.payload for chunk in chunks) == packed
+    assert unpack(of_all, packed, 100_000) == whole
+    with pytest.raises(UndecodableMessageError, match="100000 bytes before compression, at most 99999"):
+        unpack(of_all, packed, 99_999)
+
+
+def test_text_that_is_no_text_does_not_hide_a_message() -> None:
+    """Bytes that are no UTF-8 in a property are replaced, as other clients do."""
+    raw = metadata(properties=[pb.KeyValue(key="key", value="value")]).SerializeToString()
+    body = raw.replace(b"value", b"v\xfflue")
+    (message,) = decode_entry(checked(SIZE.pack(len(body)) + body)).messages()
+    assert message.properties == {"key": "v\ufffdlue"}
+
+
+# --- what is not -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", range(2, len(PLAIN)))
+def test_any_changed_byte_is_found(at: int) -> None:
+    """Behind the magic number every byte is under the checksum, or is the checksum."""
+    changed = bytearray(PLAIN)
+    changed[at] ^= 0x10
+    assert "checksum: 0x" in str(refused(bytes(changed)))
+
+
+def test_a_wrong_checksum_tells_how_many_messages_there_were() -> None:
+    """The broker has counted them by the metadata, and does not look at checksums."""
+    damaged = bytearray(batch([b"one", b"two", b"three"]))
+    damaged[-1] ^= 1
+    assert refused(bytes(damaged)).batch_size == 3
+    assert refused(PLAIN[:-1]).batch_size == 0
+
+
+@pytest.mark.parametrize(
+    ("rest", "problem"),
+    [
+        (b"", "metadata: 0 bytes, too few for its size"),
+        (b"\x0e\x01\x00", "checksum: 3 bytes, too few"),
+        (b"\x0e\x02\x00\x00\x00", "broker entry metadata: 5 bytes, too few"),
+        (b"\x0e\x02\x00\x00\x00\x02x", "broker entry metadata: 2 bytes where 1 are left"),
+        (b"\x0e\x02\x00\x00\x00\x01\x08", "broker entry metadata: "),
+        (b"\x0e\x02\x00\x00\x00\x00", "metadata: 0 bytes, too few"),
+        (checked(b"\x00\x00\x00"), "metadata: 3 bytes, too few"),
+        (checked(b"\xff\xff\xff\xffxx"), "metadata: 4294967295 bytes where 2 are left"),
+        (checked(b"\x00\x00\x00\x01\x08"), "metadata: "),
+        (checked(b"\x00\x00\x00\x00"), "metadata: without producer_name"),
+        (checked(b"\x00\x00\x00\x05\x0a\x01p\x18\x01"), "metadata: without sequence_id"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.hex(),
+)
+def test_headers_that_are_none(rest: bytes, problem: str) -> None:
+    """The error names the part."""
+    error = refused(rest)
+    assert str(error).startswith(problem)
+    assert error.batch_size == 0
+
+
+def test_an_encrypted_message_is_told_with_its_key() -> None:
+    """So is a chunk of one, at once."""
+    keys = [pb.EncryptionKeys(key="ours", value=b"x"), pb.EncryptionKeys(key="theirs", value=b"y")]
+    error = refused(encode_rest(metadata(encryption_keys=keys, num_messages_in_batch=4), b"?" * 64))
+    assert (str(error), error.batch_size) == ("payload: encrypted with the key ours, theirs", 4)
+    assert "encrypted" in str(refused(encode_rest(metadata(encryption_keys=keys, num_chunks_from_msg=3), b"?")))
+
+
+def test_an_unknown_codec_is_told_with_its_number() -> None:
+    """A number that only later versions know does not read as no compression."""
+    error = refused(encode_rest(metadata(compression=77, uncompressed_size=5, num_messages_in_batch=2), b"?" * 64))
+    assert (str(error), error.batch_size) == ("payload: compressed by an unknown codec, number 77", 2)
+
+
+@pytest.mark.parametrize("count", [0, -1, -(2**31), 2**31 - 1, 3])
+def test_a_batch_that_cannot_have_so_many(count: int) -> None:
+    """Each message takes at least six bytes."""
+    error = refused(encode_rest(metadata(num_messages_in_batch=count), b"x" * 17))
+    assert str(error) == f"batch: {count} messages in 17 bytes"
+
+
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        (
+            SIZE.pack(2) + b"\x18\x01x" + SIZE.pack(99) + bytes(9),
+            "message 1 of 2: metadata of 99 bytes where 9 are left",
+        ),
+        (SIZE.pack(2) + b"\x18\x09" + bytes(9), "message 1 of 2: nothing at byte 15 of 15"),
+        (SIZE.pack(2) + b"\x18\x0a" + bytes(9), "message 0 of 2: 10 bytes where 9 are left"),
+        (SIZE.pack(11) + b"\x18" + b"\xff" * 9 + b"\x01" + bytes(9), "message 0 of 2: -1 bytes where 9 are left"),
+        (SIZE.pack(1) + b"\x18" + bytes(9), "message 0 of 2: metadata: "),
+    ],
+    ids=["metadata too long", "missing", "payload too long", "negative", "no metadata"],
+)
+def test_a_batch_that_is_damaged(payload: bytes, problem: str) -> None:
+    """The error names the message; those before it can be had."""
+    error = refused(encode_rest(metadata(num_messages_in_batch=2), payload))
+    assert str(error).startswith(f"batch: {problem}")
+    assert error.batch_size == 2
+
+
+def test_limits_of_size() -> None:
+    """A payload of just the limit is taken, one byte more is not, compressed or not."""
+    packed = encode_rest(metadata(compression=pb.ZLIB, uncompressed_size=500), compress(pb.ZLIB, bytes(500)))
+    for rest in (encode_rest(metadata(), bytes(500)), packed):
+        assert len(decode_entry(rest, max_message_bytes=500).payload) == 500
+        assert "500 bytes" in str(refused(rest, max_message_bytes=499))
+
+
+def test_messages_are_cut_when_they_are_asked_for() -> None:
+    """A batch of many costs nothing before."""
+    messages = decode_entry(batch([b"x"] * 1_000)).messages()
+    assert isinstance(next(messages), SingleMessage)
+    assert len(list(messages)) == 999
