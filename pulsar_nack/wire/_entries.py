@@ -31,6 +31,7 @@ DEFAULT_MAX_MESSAGE_BYTES: Final = 128 << 20
 
 _MAGIC_BROKER: Final = b"\x0e\x02"
 _SIZE: Final = struct.Struct(">I")
+_HEADERS: Final = struct.Struct(">2sII")  # magic, checksum, size of the metadata
 _LEAST_MESSAGE: Final = 6  # bytes that a message of a batch takes: its metadata's size and its payload's
 _NO_BROKER_METADATA: Final = pb.BrokerEntryMetadata()
 
@@ -76,7 +77,7 @@ class SingleMessage(NamedTuple):
         return isinstance(self.metadata, pb.SingleMessageMetadata) and self.metadata.compacted_out
 
 
-class Entry:
+class Entry(NamedTuple):
     """An entry whose checksum was right.
 
     :param metadata: of the entry; ``producer_name``, ``sequence_id`` and ``publish_time`` are there for sure
@@ -84,12 +85,9 @@ class Entry:
     :param broker_metadata: what the broker added when it stored the entry, empty if nothing
     """
 
-    __slots__ = ("broker_metadata", "metadata", "payload")
-
-    def __init__(self, metadata: pb.MessageMetadata, payload: bytes, broker_metadata: pb.BrokerEntryMetadata) -> None:
-        self.metadata = metadata
-        self.payload = payload
-        self.broker_metadata = broker_metadata
+    metadata: pb.MessageMetadata
+    payload: bytes
+    broker_metadata: pb.BrokerEntryMetadata
 
     @property
     def is_batch(self) -> bool:
@@ -125,10 +123,7 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
     """
     if type(rest) is not bytes:
         rest = bytes(rest)
-    broker_metadata, at = _NO_BROKER_METADATA, 0
-    if rest.startswith(_MAGIC_BROKER):
-        broker_metadata, at = _broker_metadata(rest)
-    metadata, payload = _checked(rest, at)
+    metadata, payload, broker_metadata = _usual_parts(rest) or _parts(rest)
     try:
         if not metadata.publish_time or not metadata.sequence_id:
             _check_required(metadata)
@@ -140,7 +135,7 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
     except UndecodableMessageError as error:
         error.batch_size = _batch_size(metadata)
         raise
-    return Entry(metadata, payload, broker_metadata)
+    return tuple.__new__(Entry, (metadata, payload, broker_metadata))
 
 
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
@@ -166,6 +161,30 @@ def encode_batch(messages: Iterable[tuple[pb.SingleMessageMetadata, bytes]]) -> 
         header = metadata.SerializeToString()
         parts += (_SIZE.pack(len(header)), header, payload)
     return b"".join(parts)
+
+
+_Parts = tuple[pb.MessageMetadata, bytes, pb.BrokerEntryMetadata]
+
+
+def _usual_parts(rest: bytes) -> _Parts | None:
+    """Return the parts of an entry as it usually is, None if it is not: :func:`_parts` tells the difference."""
+    if len(rest) < _HEADERS.size:
+        return None
+    magic, told, size = _HEADERS.unpack_from(rest)
+    end = _HEADERS.size + size
+    if magic != MAGIC_CHECKSUM or end > len(rest) or google_crc32c.value(rest[6:]) != told:
+        return None
+    try:
+        return pb.MessageMetadata.FromString(rest[_HEADERS.size : end]), rest[end:], _NO_BROKER_METADATA
+    except (DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _parts(rest: bytes) -> _Parts:
+    broker_metadata, at = _NO_BROKER_METADATA, 0
+    if rest.startswith(_MAGIC_BROKER):
+        broker_metadata, at = _broker_metadata(rest)
+    return *_checked(rest, at), broker_metadata
 
 
 def _broker_metadata(rest: bytes) -> tuple[pb.BrokerEntryMetadata, int]:
