@@ -42,13 +42,26 @@ class Message:
 
     @property
     def data(self) -> bytes:
-        """Return the payload."""
+        """Return the payload.
+
+        :raises UndecodableMessageError: it cannot be read; see :attr:`error`
+        """
+        if self._delivery.error is not None:
+            raise self._delivery.error
         return self._delivery.data
 
+    @property
+    def error(self) -> Exception | None:
+        """Return why the payload cannot be read, None if it can: it is encrypted, damaged or of an unknown kind."""
+        return self._delivery.error
+
     def value(self) -> Any:
-        """Return the payload decoded by the subscription's schema, where there is one; else the bytes."""
+        """Return the payload decoded by the subscription's schema, where there is one; else the bytes.
+
+        :raises UndecodableMessageError: as :attr:`data`
+        """
         native = self._delivery.native
-        return native.value() if hasattr(native, "value") else self._delivery.data
+        return native.value() if hasattr(native, "value") else self.data
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -152,4 +165,4 @@ class Message:
         self._nacking = None
 
     def __repr__(self) -> str:
-        return f"<Message {self.id!r} attempt {self.attempt}, {len(self.data)} bytes>"
+        return f"<Message {self.id!r} attempt {self.attempt}, {len(self._delivery.data)} bytes>"

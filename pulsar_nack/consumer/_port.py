@@ -40,6 +40,7 @@ class Delivery:
     :param redelivery_count: the broker's count, 0 at first; it starts anew when the broker forgets
     :param publish_time_ms: epoch ms; likewise ``event_time_ms``, 0 when the producer set none
     :param native: the transport's own message object, for its own use and for users who need it
+    :param error: why the message cannot be read, where that is so; ``data`` is then what was stored
     """
 
     id: MessageId
@@ -52,6 +53,7 @@ class Delivery:
     event_time_ms: int = 0
     topic: str = ""
     native: Any = None
+    error: Exception | None = None
 
 
 class ConsumerPort(Protocol):
@@ -119,6 +121,18 @@ class SupportsConnectionState(Protocol):
     @property
     def is_connected(self) -> bool:
         """Return whether there is a connection now."""
+        ...
+
+
+@runtime_checkable
+class SupportsActiveChanges(Protocol):
+    """A port that can tell when another consumer of a Failover subscription gets a partition's messages from now on."""
+
+    def watch_inactive(self, became_inactive: Callable[[str, int], None]) -> None:
+        """Call ``became_inactive`` with topic and partition from now on, as their messages go to another consumer.
+
+        What was delivered and not acknowledged goes there too; what this port has not handed over yet is dropped.
+        """
         ...
 
 

@@ -1,0 +1,586 @@
+"""The consumer of one topic or partition, which stays subscribed whatever happens to connections and brokers.
+
+States: new, subscribed (there is a session), away (there is none, and a task tries to get one), closed.
+
+What belongs to a session ends with it, and an *epoch* ends too: what was delivered and not taken is dropped, permits
+start anew, requests for redelivery are forgotten; the broker gives out everything unacknowledged again by itself. What
+does not end with it: acknowledgements that the broker has not confirmed, which are sent again first of all; and whoever
+waits for an answer, which is asked for again. An epoch ends without a session where the broker sends all again in a
+session: after a rewind on Exclusive and Failover, and where another consumer of a Failover subscription takes over.
+
+A seek ends the session, whether the broker closes the consumer for it (as it does) or not: what it sent before is of
+the old place. No session begins while a seek is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from .._delays import delay_ms
+from ..consumer import Delivery
+from ..errors import BrokerError, BrokerRefusedError, ClosedError, ConnectionLostError, InvalidArgumentError
+from ..ids import MessageId
+from . import _consumer_commands as commands
+from . import _pulsar_pb2 as pb
+from ._ack_groups import AckGroups, Done
+from ._ack_sets import AckSets
+from ._chunks import Chunks
+from ._connection import Connection
+from ._core import Core
+from ._deliveries import EntryReader
+from ._permits import Permits
+from ._redeliveries import Redeliveries
+from ._refusals import is_transient
+from ._session import Session
+from ._subscribe_options import SubscribeOptions
+
+_EARLIEST: Final = MessageId(-1, -1)
+Sink = Callable[[Delivery, "TopicConsumer"], None]
+
+_CLOSE_TIMEOUT_S: Final = 5.0
+_LOG: Final = logging.getLogger(__name__)
+_INT64: Final = 1 << 63
+_GIVE_BACK_AFTER_S: Final = 1.0
+"""At least so long a part that there was no room for stays with this consumer before it is asked for again."""
+
+
+class TopicConsumer:
+    """Consumes one topic or partition; all calls in the client's loop.
+
+    :param core: the client's
+    :param topic: the full name, of a partition too
+    :param options: of the subscription
+    :param sink: gets each delivery, in order, synchronously; see :meth:`taken`
+    :param partition: its number, -1 where there are none
+    :param became_inactive: called when a Failover subscription's messages go to another consumer from now on
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        topic: str,
+        options: SubscribeOptions,
+        sink: Sink,
+        *,
+        partition: int = -1,
+        became_inactive: Callable[[TopicConsumer], None] | None = None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.epoch = 0
+        self.is_active: bool | None = None
+        self.has_ended = False
+        self.subscribed_times = 0
+        self.last_error: Exception | None = None
+        self._core = core
+        self._loop = core.loop
+        self._options = options
+        self._sink = sink
+        self._became_inactive = became_inactive
+        self._was_active = False
+        self._permits = Permits(options.receiver_queue_size)
+        self._acks = AckGroups(core.loop, options.ack_group_ms)
+        self._ack_sets = AckSets()
+        self._chunks = Chunks(
+            options.max_pending_chunked, options.max_chunked_bytes, delay_ms(options.chunk_timeout, "chunk_timeout")
+        )
+        self._chunk_timer: asyncio.TimerHandle | None = None
+        self._reader = EntryReader(topic, partition, self._ack_sets, self._chunks)
+        self._redeliveries = Redeliveries(core.loop, self._ask_again)
+        self._queued = 0
+        self._rewinds = 0
+        self._start = options.start_message_id
+        self._sought: MessageId | None = None
+        self._moved_to: str | None = None
+        self._session: Session | None = None
+        self._is_subscribed = asyncio.Event()
+        self._subscribing: asyncio.Task[None] | None = None
+        self._seeking = asyncio.Lock()
+        self._may_subscribe = asyncio.Event()
+        self._may_subscribe.set()
+        self._closing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closing else "subscribed" if self.is_connected else "not subscribed"
+        return f"<TopicConsumer of {self.topic} as {self._options.subscription!r}, {state}>"
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether it is subscribed now."""
+        return self._session is not None
+
+    # --- opening and closing ---------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Subscribe. What may pass by itself is tried again, for as long as a request may take.
+
+        :raises BrokerRefusedError: the broker said no
+        :raises BrokerError: it cannot be reached
+        :raises ClosedError: it is closed
+        """
+        self._check_open()
+        backoff = self._core.options.backoff()
+        ends_at = self._loop.time() + self._core.options.request_timeout.total_seconds()
+        attempt = 0
+        while not self.is_connected:
+            try:
+                await self._subscribe()
+            except BrokerError as error:
+                pause = float(backoff(attempt))
+                if not is_transient(error) or self._loop.time() + pause > ends_at:
+                    raise
+                attempt += 1
+                await asyncio.sleep(pause)
+                self._check_open()
+
+    async def aclose(self) -> None:
+        """Give back what is not acknowledged, after those acknowledgements that are under way. Idempotent."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close(), name=f"pulsar_nack.wire closing {self.topic}")
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        subscribing, session = self._subscribing, self._session
+        if subscribing is not None:
+            subscribing.cancel()
+            await asyncio.wait([subscribing])
+        limit = min(_CLOSE_TIMEOUT_S, self._core.options.request_timeout.total_seconds())
+        try:
+            async with asyncio.timeout(limit):
+                if session is not None:
+                    await self._acks.settled()
+                    await session.end()
+        except TimeoutError:
+            _LOG.warning("%s: the broker has not confirmed within %g s that the consumer is closed", self.topic, limit)
+        finally:
+            self._leave()
+            self._acks.fail(ClosedError("the consumer"))
+            self._is_subscribed.set()  # whoever waits looks again, and finds it closed
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription at the broker, and close.
+
+        :raises BrokerRefusedError: others are subscribed
+        :raises BrokerError: no answer
+        """
+        await self._acks_settled()
+        await self._ask(commands.unsubscribe)
+        await self.aclose()
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise ClosedError("the consumer")
+
+    # --- being subscribed ------------------------------------------------------------------------------------------
+
+    async def _subscribe(self) -> None:
+        connection = await self._connection()
+        session = await Session.begin(
+            connection, self, self.topic, self._options, start=self._start, epoch=self._rewinds
+        )
+        if self._closing is not None:
+            session.drop()
+            raise ClosedError("the consumer")
+        self._reader.begin_at(self._first_shown())
+        self._enter(session)
+
+    def _first_shown(self) -> MessageId | None:
+        """Return what to show first of an entry of which the broker sends all: in the first session after a seek.
+
+        Always where the subscription is not durable; else later sessions show what others may have moved it to.
+        """
+        sought, self._sought = self._sought, None
+        if sought is None and not self._options.durable and self._start is not None:
+            return _after(self._start)
+        return sought
+
+    async def _connection(self) -> Connection:
+        url, self._moved_to = self._moved_to, None
+        return await (self._core.lookup.broker(self.topic) if url is None else self._core.pool.get(url))
+
+    def _enter(self, session: Session) -> None:
+        self._session = session
+        self.last_error = None
+        self.subscribed_times += 1
+        self._acks.connected(session)
+        if self._session is session:  # not lost while sending
+            self._is_subscribed.set()
+            session.permit(self._permits.start())
+
+    def _leave(self) -> None:
+        """End the session's epoch."""
+        self._session = None
+        self.is_active = None
+        self._is_subscribed.clear()
+        self._acks.disconnected()
+        self._redeliveries.clear()
+        self._ack_sets.forget()
+        self._drop_queue()
+
+    def _drop_queue(self) -> None:
+        self.epoch += 1
+        self._queued = 0
+        self._chunks.clear()
+        self._set_chunk_timer()
+
+    def on_session_over(self, session: Session, error: Exception) -> None:
+        """Subscribe again."""
+        if session is self._session:
+            self.last_error = error
+            self._leave()
+            if self._closing is None:
+                self._subscribe_again()
+            else:
+                self._acks.fail(ClosedError("the consumer"))
+
+    def _subscribe_again(self) -> None:
+        if self._closing is None and self._subscribing is None:
+            task = self._loop.create_task(self._resubscribe(), name=f"pulsar_nack.wire subscribing to {self.topic}")
+            self._subscribing = task
+            task.add_done_callback(self._on_resubscribed)
+
+    def _on_resubscribed(self, task: asyncio.Task[None]) -> None:
+        self._subscribing = None
+        if task.cancelled():
+            return
+        fault = task.exception()
+        if fault is not None:
+            context = {"message": f"{self!r} does not subscribe again", "exception": fault, "task": task}
+            self._loop.call_exception_handler(context)
+            self._acks.fail(ConnectionLostError(f"{self.topic}: not subscribed any more: {fault!r}"))
+        elif self._session is None:
+            self._subscribe_again()
+
+    async def _resubscribe(self) -> None:
+        backoff = self._core.options.backoff()
+        attempt = 0
+        while self._session is None:
+            if attempt or self._may_subscribe.is_set():
+                await asyncio.sleep(float(backoff(attempt)))
+            await self._may_subscribe.wait()
+            try:
+                await self._subscribe()
+            except BrokerError as error:
+                self._note_failure(error)
+                attempt += 1
+
+    def _note_failure(self, error: BrokerError) -> None:
+        if repr(error) != repr(self.last_error):
+            _LOG.warning("%s: cannot subscribe again yet: %s", self.topic, error)
+        self.last_error = error
+        is_taken = isinstance(error, BrokerRefusedError) and error.code == "ConsumerBusy"
+        if not is_taken and not is_transient(error):
+            self._acks.fail(error)
+
+    # --- receiving -------------------------------------------------------------------------------------------------
+
+    def on_message(self, command: pb.CommandMessage, rest: memoryview | bytes) -> None:
+        """Hand on the messages of an entry."""
+        session = self._session
+        if session is None or session.consumer_id != command.consumer_id:
+            return
+        permits, deliveries = self._reader.read(
+            command, rest, max_bytes=self._core.options.max_frame_bytes, now_ms=self._core.clock.now_ms()
+        )
+        self._permits.used(permits)
+        if self._seeking.locked():  # the session ends with it
+            return
+        if self._is_of_old_epoch(command):
+            self._free(permits)
+            return
+        shown = len(deliveries)
+        if shown != permits:
+            self._free(permits - shown)
+            self._set_chunk_timer()
+        self._queued += shown
+        sink = self._sink
+        for delivery in deliveries:
+            sink(delivery, self)
+
+    def taken(self, delivery: Delivery) -> None:
+        """Note that a delivery of the present epoch was received, so that there is room for another."""
+        self._queued -= 1
+        if not self._options.durable:
+            self._start = delivery.id
+        self._free(1)
+
+    def _free(self, messages: int) -> None:
+        permits = self._permits.free(messages)
+        if permits and self._session is not None:
+            self._session.permit(permits)
+
+    def _is_of_old_epoch(self, command: pb.CommandMessage) -> bool:
+        return bool(self._rewinds) and command.HasField("consumer_epoch") and command.consumer_epoch < self._rewinds
+
+    def on_active_changed(self, session: Session, is_active: bool) -> None:
+        """Drop what was not taken when another consumer gets it from now on."""
+        if self._session is not None and session is not self._session:
+            return
+        self.is_active = is_active
+        was_active, self._was_active = self._was_active, is_active
+        if was_active and not is_active:
+            self._free_queue()
+            if self._became_inactive is not None:
+                self._became_inactive(self)
+
+    def _free_queue(self) -> None:
+        """Drop what was delivered and not taken; the broker sends it again, to us or to others."""
+        queued = self._queued
+        self._drop_queue()
+        self._free(queued)
+
+    def on_end_of_topic(self) -> None:
+        """Note that the topic was terminated, and that all of it was delivered."""
+        self.has_ended = True
+
+    def on_topic_migrated(self, url: str | None) -> None:
+        """Look for the topic there next time; the broker ends the session itself."""
+        self._moved_to = url
+
+    # --- acknowledging -----------------------------------------------------------------------------------------------
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Acknowledge messages; returns when the broker has confirmed it. A cancelled call does not stop it.
+
+        :raises BrokerError: the broker refused, or did not answer; or an id of a batch does not tell its size
+        :raises ClosedError: it is closed, also before the broker has confirmed
+        """
+        self._check_open()
+        entries = self._entries(ids)
+        if not entries:
+            return
+        await self._until_done(lambda done: self._acks.add_all(entries, done))
+
+    def acknowledge_soon(self, message_id: MessageId, done: Done) -> None:
+        """Begin to acknowledge one message; ``done`` gets None, or the error, in a later turn of the loop.
+
+        :raises BrokerError: its batch is of unknown size; ``done`` is not called
+        :raises ClosedError: it is closed; ``done`` is not called
+        """
+        self._check_open()
+        if message_id.batch_index >= 0 or message_id.is_chunked:
+            entries = self._entries([message_id])
+            if not entries:
+                self._loop.call_soon(done, None)
+            else:
+                self._acks.add_all(entries, done)
+            return
+        self._ack_sets.acked(message_id)
+        self._acks.add((message_id.ledger, message_id.entry), 0, done)
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge everything up to and including a message; returns when the broker has confirmed it.
+
+        :raises BrokerError: the broker refused, as on Shared and Key_Shared, or did not answer
+        :raises ClosedError: it is closed
+        """
+        self._check_open()
+        if not self._options.only_one_gets_messages:
+            raise BrokerError(f"{self.topic}: {self._options.type} subscriptions have no cumulative acknowledgement")
+        remaining = self._ack_sets.acked_through(message_id)
+        position = (message_id.ledger, message_id.entry)
+        if remaining and not self._options.batch_index_ack:
+            if not message_id.entry:
+                return
+            position, remaining = (message_id.ledger, message_id.entry - 1), 0
+        await self._until_done(lambda done: self._acks.add_cumulative(position, remaining, done))
+
+    async def _until_done(self, begin: Callable[[Done], None]) -> None:
+        answer: asyncio.Future[Exception | None] = self._loop.create_future()
+
+        def done(error: Exception | None) -> None:
+            if not answer.done():
+                answer.set_result(error)
+
+        begin(done)
+        error = await answer
+        if error is not None:
+            raise error
+
+    async def _acks_settled(self) -> None:
+        """Wait until the broker has answered to all that was acknowledged before.
+
+        :raises ConnectionLostError: there is no connection for so long that it has not
+        """
+        try:
+            async with asyncio.timeout(self._core.options.request_timeout.total_seconds()):
+                await self._acks.settled()
+        except TimeoutError:
+            raise self._not_subscribed() from None
+
+    def _entries(self, ids: Iterable[MessageId]) -> dict[tuple[int, int], int]:
+        """Return what the broker is to be told: what remains of each entry; all ids are looked at before any counts."""
+        entries: dict[tuple[int, int], int] = {}
+        for message_id in ids:
+            if message_id.is_chunked:
+                entries.update((tuple(part), 0) for part in message_id.parts)  # type: ignore[misc]
+                continue
+            remaining = self._ack_sets.acked(message_id)
+            if not remaining or self._options.batch_index_ack:
+                entries[message_id.ledger, message_id.entry] = remaining
+        return entries
+
+    # --- redelivery --------------------------------------------------------------------------------------------------
+
+    async def redeliver(self, ids: Sequence[MessageId]) -> None:
+        """Have these sent again now, with the entries that they are in; on Exclusive and Failover everything.
+
+        While there is no connection nothing needs to be asked: all comes again with the next one.
+
+        :raises ClosedError: it is closed
+        """
+        self._check_open()
+        if self._session is not None:
+            self._redeliveries.add(_positions(ids))
+
+    def _ask_again(self, positions: Sequence[tuple[int, int]]) -> None:
+        if self._session is None:
+            return
+        if not self._options.only_one_gets_messages:
+            self._session.redeliver(positions)
+        elif self.is_active is not False:
+            self._rewinds += 1
+            self._session.rewind(self._rewinds)
+            self._free_queue()
+
+    def _set_chunk_timer(self) -> None:
+        if self._chunk_timer is not None:
+            self._chunk_timer.cancel()
+            self._chunk_timer = None
+        next_at = self._chunks.next_at()
+        if next_at is not None:
+            delay_s = max(next_at - self._core.clock.now_ms(), 0) / 1000
+            self._chunk_timer = self._loop.call_later(max(delay_s, _GIVE_BACK_AFTER_S), self._give_back_chunks)
+
+    def _give_back_chunks(self) -> None:
+        self._chunk_timer = None
+        given_up = self._chunks.given_up(self._core.clock.now_ms())
+        if given_up and self._session is not None:
+            _LOG.warning("%s: %d parts of unfinished chunked messages go back to the broker", self.topic, len(given_up))
+            self._redeliveries.add(given_up)
+        self._set_chunk_timer()
+
+    # --- moving, asking ----------------------------------------------------------------------------------------------
+
+    async def seek(self, position: MessageId | int) -> None:
+        """Move the subscription, so that this message, or the first one published at or after an epoch ms, is next.
+
+        :raises BrokerRefusedError: the broker said no; nothing moved
+        :raises BrokerError: no answer
+        :raises InvalidArgumentError: a time below 0
+        :raises ClosedError: it is closed
+        """
+        if not isinstance(position, MessageId) and (type(position) is not int or not 0 <= position < _INT64):
+            raise InvalidArgumentError("position", position, "a MessageId, or epoch ms")
+        if isinstance(position, MessageId) and position.first_chunk is not None:
+            position = position.first_chunk
+        async with self._seeking:
+            self._check_open()
+            await self._acks_settled()
+            self._drop_queue()
+            try:
+                await self._ask(partial(commands.seek, position=position), is_seek=True)
+                self._begin_at(position)
+            finally:
+                self._start_anew()
+        await self._subscribed_again()
+
+    def _begin_at(self, position: MessageId | int) -> None:
+        first = position if isinstance(position, MessageId) else None
+        self._sought = first
+        if not self._options.durable:
+            self._start = _EARLIEST if first is None else _before(first)
+
+    def _start_anew(self) -> None:
+        """Begin a new session, if the broker has not ended this one already."""
+        session = self._session
+        if session is not None and self._closing is None:
+            self._leave()
+            session.drop()
+            self._subscribe_again()
+
+    async def last_message_id(self) -> MessageId:
+        """Return the id of the topic's last message; entry -1 where there is none.
+
+        :raises BrokerError: the broker refused, or did not answer
+        :raises ClosedError: it is closed
+        """
+        answer = await self._ask(commands.last_message_id)
+        last = answer.getLastMessageIdResponse.last_message_id
+        return MessageId(
+            _signed(last.ledgerId),
+            _signed(last.entryId),
+            self.partition,
+            max(last.batch_index, -1),
+            batch_size=max(last.batch_size, 0),
+            topic=self.topic,
+        )
+
+    async def _ask(self, make: Callable[[int, int], pb.BaseCommand], *, is_seek: bool = False) -> pb.BaseCommand:
+        """Ask what does no harm when it is asked twice: on the next connection if one breaks."""
+        limit = self._core.options.request_timeout.total_seconds()
+        ends_at = self._loop.time() + limit
+        while True:
+            session = await self._present(ends_at)
+            if is_seek:
+                self._may_subscribe.clear()
+            try:
+                return await session.ask(make, timeout=max(ends_at - self._loop.time(), 0.001))
+            except ConnectionLostError:
+                if self._loop.time() >= ends_at:
+                    raise
+            finally:
+                self._may_subscribe.set()
+
+    async def _present(self, ends_at: float) -> Session:
+        while True:
+            self._check_open()
+            if self._session is not None:
+                return self._session
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    await self._is_subscribed.wait()
+            except TimeoutError:
+                raise self._not_subscribed() from None
+
+    def _not_subscribed(self) -> ConnectionLostError:
+        return ConnectionLostError(f"{self.topic}: not subscribed at present: {self.last_error}")
+
+    async def _subscribed_again(self) -> None:
+        """Wait for the session after a seek, for as long as a request may take; later it comes all the same."""
+        try:
+            async with asyncio.timeout(self._core.options.request_timeout.total_seconds()):
+                await self._is_subscribed.wait()
+        except TimeoutError:
+            _LOG.warning("%s: moved, but not subscribed again yet: %s", self.topic, self.last_error)
+
+
+def _after(message_id: MessageId) -> MessageId | None:
+    """Return the next message of the same batch, None: it is in none."""
+    if message_id.batch_index < 0:
+        return None
+    return MessageId(message_id.ledger, message_id.entry, message_id.partition, message_id.batch_index + 1)
+
+
+def _before(message_id: MessageId) -> MessageId:
+    """Return an id that is before a message and after all that are before it."""
+    ledger, entry, partition, index = message_id
+    if index > 0:
+        return MessageId(ledger, entry, partition, index - 1)
+    return MessageId(ledger, entry - 1, partition) if 0 <= entry < _INT64 - 1 else message_id
+
+
+def _positions(ids: Iterable[MessageId]) -> Iterator[tuple[int, int]]:
+    for message_id in ids:
+        if message_id.is_chunked:
+            yield from message_id.parts
+        else:
+            yield message_id.ledger, message_id.entry
+
+
+def _signed(number: int) -> int:
+    return number - 2 * _INT64 if number >= _INT64 else number

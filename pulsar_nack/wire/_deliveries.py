@@ -1,0 +1,173 @@
+"""From entries, as the broker sends them, to deliveries: one for each message that is to be shown."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..consumer import Delivery
+from ..errors import UndecodableMessageError
+from ..ids import MessageId, Position
+from . import _pulsar_pb2 as pb
+from ._ack_sets import AckSets, all_of, remaining_of
+from ._chunks import Chunks, Part, Whole
+from ._entries import Entry, SingleMessage, decode_entry, unpack
+
+
+class Arrival(NamedTuple):
+    """What became of an entry.
+
+    :param permits: how many messages the broker counted it as
+    :param deliveries: those to be shown; fewer, where some are acknowledged already, or the entry is a part of one
+    """
+
+    permits: int
+    deliveries: list[Delivery]
+
+
+class EntryReader:
+    """Reads the entries of one topic or partition.
+
+    :param topic: its full name
+    :param ack_sets: is told what of a batch is not to be acknowledged any more
+    """
+
+    def __init__(self, topic: str, partition: int, ack_sets: AckSets, chunks: Chunks) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._ack_sets = ack_sets
+        self._chunks = chunks
+        self._first: MessageId | None = None
+
+    def begin_at(self, first: MessageId | None) -> None:
+        """Show nothing that comes before this message in its own batch: the broker begins with whole entries."""
+        self._first = first if first is not None and first.batch_index > 0 else None
+
+    def read(self, command: pb.CommandMessage, rest: memoryview | bytes, *, max_bytes: int, now_ms: int) -> Arrival:
+        """Take an entry apart. One that cannot be read is a delivery that says so.
+
+        :param max_bytes: a message that is larger when it is unpacked is not
+        """
+        try:
+            entry = decode_entry(rest, max_message_bytes=max_bytes)
+        except UndecodableMessageError as error:
+            return Arrival(self._counted(command, error.batch_size), [self._unreadable(command, bytes(rest), error)])
+        if entry.is_chunk:
+            return Arrival(1, self._part(command, entry, max_bytes, now_ms))
+        if entry.is_batch:
+            return self._batch(command, entry)
+        return Arrival(1, [self._lone(command, entry, message) for message in entry.messages()])
+
+    # --- one message an entry ----------------------------------------------------------------------------------------
+
+    def _lone(self, command: pb.CommandMessage, entry: Entry, message: SingleMessage) -> Delivery:
+        position = command.message_id
+        message_id = MessageId(position.ledgerId, position.entryId, self._partition, topic=self._topic)
+        return self._delivery(message_id, command, entry, message)
+
+    def _unreadable(
+        self, command: pb.CommandMessage, stored: bytes, error: Exception, message_id: MessageId | None = None
+    ) -> Delivery:
+        position = command.message_id
+        return Delivery(
+            id=message_id or MessageId(position.ledgerId, position.entryId, self._partition, topic=self._topic),
+            data=stored,
+            redelivery_count=command.redelivery_count,
+            topic=self._topic,
+            error=error,
+        )
+
+    @staticmethod
+    def _counted(command: pb.CommandMessage, size: int) -> int:
+        """Return as how many messages the broker counted a batch: without those that it knows to be acknowledged."""
+        if not size:
+            return 1
+        return (remaining_of(command.ack_set) & all_of(size)).bit_count() if command.ack_set else size
+
+    # --- several -----------------------------------------------------------------------------------------------------
+
+    def _batch(self, command: pb.CommandMessage, entry: Entry) -> Arrival:
+        size = entry.metadata.num_messages_in_batch
+        whole = all_of(size)
+        told = whole & remaining_of(command.ack_set) if command.ack_set else whole
+        ledger, number = command.message_id.ledgerId, command.message_id.entryId
+        shown = told & ~self._before_first(ledger, number)
+        deliveries: list[Delivery] = []
+        index = 0
+        try:
+            for message in entry.messages():
+                index = message.index + 1
+                if not shown >> message.index & 1:
+                    continue
+                if message.is_compacted_out:
+                    shown &= ~(1 << message.index)
+                else:
+                    deliveries.append(
+                        self._delivery(self._member(ledger, number, message.index, size), command, entry, message)
+                    )
+        except UndecodableMessageError as error:  # the others too: where they begin is not known
+            left = [self._member(ledger, number, each, size) for each in range(index, size) if shown >> each & 1]
+            deliveries.extend(self._unreadable(command, b"", error, each) for each in left)
+        if shown != whole:
+            self._ack_sets.narrow((ledger, number), shown)
+        return Arrival(told.bit_count(), deliveries)
+
+    def _member(self, ledger: int, entry: int, index: int, size: int) -> MessageId:
+        return MessageId(ledger, entry, self._partition, index, batch_size=size, topic=self._topic)
+
+    def _before_first(self, ledger: int, entry: int) -> int:
+        first = self._first
+        if first is None or (first.ledger, first.entry) != (ledger, entry):
+            return 0
+        return all_of(first.batch_index)
+
+    # --- a part of one -----------------------------------------------------------------------------------------------
+
+    def _part(self, command: pb.CommandMessage, entry: Entry, max_bytes: int, now_ms: int) -> list[Delivery]:
+        metadata, position = entry.metadata, command.message_id
+        part = Part(
+            uuid=metadata.uuid,
+            index=metadata.chunk_id,
+            count=metadata.num_chunks_from_msg,
+            total_bytes=metadata.total_chunk_msg_size,
+            position=Position(position.ledgerId, position.entryId),
+            payload=entry.payload,
+        )
+        whole = self._chunks.add(part, now_ms)
+        if whole is None:
+            return []
+        message_id = MessageId(
+            *whole.positions[-1],
+            self._partition,
+            topic=self._topic,
+            first_chunk=MessageId(*whole.positions[0], self._partition),
+            chunks=whole.positions,
+        )
+        try:
+            payload = self._put_together(entry, whole, max_bytes)
+        except UndecodableMessageError as error:
+            return [self._unreadable(command, whole.payload or b"", error, message_id)]
+        return [self._delivery(message_id, command, entry, SingleMessage(-1, metadata, payload))]
+
+    @staticmethod
+    def _put_together(entry: Entry, whole: Whole, max_bytes: int) -> bytes:
+        total = entry.metadata.total_chunk_msg_size
+        if whole.payload is None:
+            raise UndecodableMessageError(f"payload: {total} bytes in chunks, more than max_chunked_bytes")
+        if len(whole.payload) != total:
+            raise UndecodableMessageError(f"payload: {len(whole.payload)} bytes in chunks, {total} were to come")
+        return unpack(entry.metadata, whole.payload, max_bytes)
+
+    def _delivery(
+        self, message_id: MessageId, command: pb.CommandMessage, entry: Entry, message: SingleMessage
+    ) -> Delivery:
+        return Delivery(
+            id=message_id,
+            data=message.payload,
+            properties=message.properties,
+            key=message.key,
+            ordering_key=message.ordering_key,
+            redelivery_count=command.redelivery_count,
+            publish_time_ms=entry.metadata.publish_time,
+            event_time_ms=message.event_time_ms,
+            topic=self._topic,
+        )

@@ -1,0 +1,119 @@
+"""A topic's consumer on a scripted broker, and what has arrived from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from pulsar_nack.clock import LoopClock
+from pulsar_nack.consumer import Delivery
+from pulsar_nack.wire._consumer import TopicConsumer
+from pulsar_nack.wire._core import Core
+from pulsar_nack.wire._lookup import Lookup
+from pulsar_nack.wire._options import ClientOptions
+from pulsar_nack.wire._pool import Pool
+from pulsar_nack.wire._subscribe_options import SubscribeOptions
+from tests.wire.fake_broker import FakeBroker
+from tests.wire.fake_topics import FakeSubscription, FakeTopic
+
+TOPIC: Final = "persistent://public/default/t"
+NAME: Final = "s"
+
+
+class Arrived:
+    """What a consumer has delivered; what came in an earlier epoch and was not taken is dropped."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Delivery, TopicConsumer, int]] = deque()
+        self._came = asyncio.Event()
+
+    def put(self, delivery: Delivery, consumer: TopicConsumer) -> None:
+        """Take one; to be given as the sink."""
+        self._waiting.append((delivery, consumer, consumer.epoch))
+        self._came.set()
+
+    async def take(self, count: int = 1) -> list[Delivery]:
+        """Wait for so many and take them."""
+        taken: list[Delivery] = []
+        while len(taken) < count:
+            taken.extend(self.take_nowait(count - len(taken)))
+            if len(taken) < count:
+                self._came.clear()
+                await asyncio.wait_for(self._came.wait(), 100)
+        return taken
+
+    def take_nowait(self, most: int = 1_000_000) -> list[Delivery]:
+        """Take what is here."""
+        taken: list[Delivery] = []
+        while self._waiting and len(taken) < most:
+            delivery, consumer, epoch = self._waiting.popleft()
+            if consumer.epoch == epoch:
+                consumer.taken(delivery)
+                taken.append(delivery)
+        return taken
+
+    def __len__(self) -> int:
+        return sum(consumer.epoch == epoch for _, consumer, epoch in self._waiting)
+
+
+class Consuming:
+    """A broker with one topic, a client of it, and its consumers."""
+
+    def __init__(self, broker: FakeBroker, **settings: Any) -> None:
+        self.broker = broker
+        options = ClientOptions(**settings)
+        pool = Pool(broker.url, options, dial=broker.dial)
+        self.core = Core(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+        self.arrived = Arrived()
+        self.consumers: list[TopicConsumer] = []
+
+    @property
+    def topic(self) -> FakeTopic:
+        """Return the topic at the broker."""
+        return self.broker.topic(TOPIC)
+
+    @property
+    def subscription(self) -> FakeSubscription:
+        """Return the subscription at the broker."""
+        return self.topic.subscriptions[NAME]
+
+    def make(
+        self,
+        arrived: Arrived | None = None,
+        became_inactive: Callable[[TopicConsumer], None] | None = None,
+        **options: Any,
+    ) -> TopicConsumer:
+        """Return a consumer that is not open; from the earliest message on unless told otherwise."""
+        told = SubscribeOptions(NAME, **{"initial_position": "earliest", **options})
+        put = (arrived or self.arrived).put
+        consumer = TopicConsumer(self.core, TOPIC, told, put, became_inactive=became_inactive)
+        self.consumers.append(consumer)
+        return consumer
+
+    async def open(self, arrived: Arrived | None = None, **options: Any) -> TopicConsumer:
+        """Return a consumer that is subscribed."""
+        consumer = self.make(arrived, **options)
+        await consumer.open()
+        return consumer
+
+    def permits(self) -> int:
+        """Return how many messages the broker may send the first consumer by its own count."""
+        return self.subscription.consumers[0].permits
+
+
+@asynccontextmanager
+async def consuming(**settings: Any) -> AsyncIterator[Consuming]:
+    """Yield a broker and a client; afterwards all is closed, and no task and no connection is left."""
+    before = asyncio.all_tasks()
+    made = Consuming(FakeBroker(), **settings)
+    try:
+        yield made
+    finally:
+        for consumer in made.consumers:
+            await consumer.aclose()
+        await made.core.pool.aclose()
+    assert asyncio.all_tasks() == before
+    assert made.broker.links == []
