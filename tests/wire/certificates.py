@@ -51,13 +51,16 @@ def make_authority(folder: Path, name: str = "authority") -> Certificate:
     return files
 
 
-def make_certificate(folder: Path, authority: Certificate, name: str, alternatives: str) -> Certificate:
-    """Make a certificate, for hosts such as ``"DNS:localhost, IP:127.0.0.1"``."""
+def make_certificate(
+    folder: Path, authority: Certificate, name: str, alternatives: str, *, is_rsa: bool = False
+) -> Certificate:
+    """Make a certificate, for hosts such as ``"DNS:localhost, IP:127.0.0.1"``; brokers read keys of RSA only."""
     files = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
     request, extensions = folder / f"{name}.csr", folder / f"{name}.ext"
     extensions.write_text(_LEAF.format(names=alternatives))
+    kind = ("rsa:2048",) if is_rsa else ("ec", "-pkeyopt", "ec_paramgen_curve:P-256")
     _openssl(
-        *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"),
+        *("req", "-newkey", *kind, "-nodes", "-subj", f"/CN={name}"),
         *("-keyout", files.key, "-out", request),
     )
     _openssl(
