@@ -6,6 +6,10 @@ returns batches of Arrow. Files are found where the driver and the workers see t
 The offset of a stream is for each writer the number of its last file that was read. A writer closes its files in order
 and never changes one again, so a restart from a checkpoint reads each line once; of a file that is still being written
 nothing is read. Files must not be deleted before the stream has read them.
+
+A query that ends when all was read (``availableNow``) needs the source's help, or Spark stops after one batch: what
+time brings then, such as the end of a window, would be told by the next run only. Where PySpark is too old to ask for
+it, a setting of ``local_session`` does the same.
 """
 
 from __future__ import annotations
@@ -30,6 +34,13 @@ from .schemas import TRACE
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    _EndsByItself = object
+else:
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as _EndsByItself
+    except ImportError:
+        _EndsByItself = object
 
 NAME: Final = "pulsar_nack_trace"
 SCHEMA: Final = StructType(
@@ -176,9 +187,14 @@ class _Reader(DataSourceReader):
         return _read(partition)
 
 
-class _StreamReader(DataSourceStreamReader):
+class _StreamReader(DataSourceStreamReader, _EndsByItself):
     def __init__(self, options: _Options) -> None:
         self._options = options
+        self._all: dict[str, int] | None = None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Note what is there: what comes later is left to the next query."""
+        self._all = self._last_files()
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Return the offset before all files."""
@@ -186,10 +202,13 @@ class _StreamReader(DataSourceStreamReader):
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:  # noqa: ARG002, N802 - Spark's
         """Return the last closed file of each writer; one whose files are gone keeps its place."""
-        known = dict(start or {})
+        last = self._last_files() if self._all is None else self._all
+        known: dict[str, int] = start or {}
+        return {**known, **{writer: max(number, known.get(writer, -1)) for writer, number in last.items()}}
+
+    def _last_files(self) -> dict[str, int]:
         files = closed_files(self._options.path)
-        known.update({writer: max(file.number for file in each) for writer, each in groupby(files, lambda f: f.writer)})
-        return known
+        return {writer: max(file.number for file in each) for writer, each in groupby(files, lambda f: f.writer)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Return what each task reads between two offsets."""
