@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +17,7 @@ from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._refusals import is_transient
 from pulsar_nack.wire._tls import TlsOptions
 from tests.wire.certificates import Certificate, make_authority, make_certificate, missing_tool
-from tests.wire.fake_broker import FakeBroker
+from tests.wire.served import served
 
 
 class Files(NamedTuple):
@@ -49,62 +47,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     )
 
 
-class Served(NamedTuple):
-    """A fake broker over real sockets."""
-
-    port: int
-    broker: FakeBroker
-    names: list[str]
-
-
-@asynccontextmanager
-async def served(files: Files, *, asks_for_certificate: bool = False) -> AsyncIterator[Served]:
-    """Serve the fake broker with TLS on loopback, perhaps only for who has a certificate; note the clients' names."""
+def serving(files: Files, *, asks_for_certificate: bool = False) -> ssl.SSLContext:
+    """Return the server's context, perhaps only for who has a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*files.server)
     if asks_for_certificate:
         context.load_verify_locations(files.authority.certificate)
         context.verify_mode = ssl.CERT_REQUIRED
-    broker, names, tasks = FakeBroker(latency=0), list[str](), set[asyncio.Task[Any]]()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        shown = writer.get_extra_info("peercert") or {}
-        names.extend(value for ((key, value),) in shown.get("subject", ()) if key == "commonName")
-        answers = _Answers(writer)
-        broker.node(broker.url).accept(answers)
-        assert answers.transport is not None
-        try:
-            while data := await reader.read(65_536):
-                answers.transport.write(data)
-        except (ConnectionError, ssl.SSLError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        async with server:
-            yield Served(server.sockets[0].getsockname()[1], broker, names)
-    finally:
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Answers(asyncio.Protocol):
-    """What a fake broker sends goes to a real socket."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.transport: asyncio.Transport | None = None
-        self._writer = writer
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._writer.write(data)
+    return context
 
 
 async def connect(
@@ -117,7 +67,7 @@ async def connect(
 
 async def test_a_trusted_broker(files: Files) -> None:
     """A broker whose certificate is for its host and from an authority that is trusted is connected to."""
-    async with served(files) as there:
+    async with served(tls=serving(files)) as there:
         connection = await connect(there.port, trust_certs_file=files.authority.certificate)
         assert connection.server_version == "fake"
         await connection.aclose()
@@ -125,7 +75,7 @@ async def test_a_trusted_broker(files: Files) -> None:
 
 async def test_an_authority_that_is_not_trusted(files: Files) -> None:
     """Another authority's certificate, or one that the system does not know, is refused, not to be tried again."""
-    async with served(files) as there:
+    async with served(tls=serving(files)) as there:
         for trusted in (files.other_authority.certificate, None):
             with pytest.raises(BrokerError, match="certificate is not trusted") as caught:
                 await connect(there.port, trust_certs_file=trusted)
@@ -135,7 +85,7 @@ async def test_an_authority_that_is_not_trusted(files: Files) -> None:
 
 async def test_another_host(files: Files) -> None:
     """A certificate for another host is refused, unless host names are not to be checked."""
-    async with served(files) as there:
+    async with served(tls=serving(files)) as there:
         with pytest.raises(BrokerError, match=r"127\.0\.0\.1.*not trusted"):
             await connect(there.port, "127.0.0.1", trust_certs_file=files.authority.certificate)
         assert there.broker.calls == []
@@ -147,14 +97,14 @@ async def test_another_host(files: Files) -> None:
 
 async def test_any_certificate(files: Files) -> None:
     """Who allows insecure connections gets them."""
-    async with served(files) as there:
+    async with served(tls=serving(files)) as there:
         connection = await connect(there.port, "127.0.0.1", allow_insecure=True)
         await connection.aclose()
 
 
 async def test_our_certificate_by_authentication(files: Files) -> None:
     """A broker that asks for a certificate sees ours, and the method is told."""
-    async with served(files, asks_for_certificate=True) as there:
+    async with served(tls=serving(files, asks_for_certificate=True)) as there:
         own = TlsAuthentication(*files.client)
         connection = await connect(there.port, trust_certs_file=files.authority.certificate, authentication=own)
         assert there.names == ["client"]
@@ -164,7 +114,7 @@ async def test_our_certificate_by_authentication(files: Files) -> None:
 
 async def test_our_certificate_by_settings(files: Files) -> None:
     """A certificate among the TLS settings is shown too, with whatever authentication."""
-    async with served(files, asks_for_certificate=True) as there:
+    async with served(tls=serving(files, asks_for_certificate=True)) as there:
         connection = await connect(
             there.port,
             trust_certs_file=files.authority.certificate,
@@ -178,7 +128,7 @@ async def test_our_certificate_by_settings(files: Files) -> None:
 
 async def test_no_certificate_and_a_strangers(files: Files) -> None:
     """A broker that asks for a certificate lets nobody in who has none, or one that it does not trust."""
-    async with served(files, asks_for_certificate=True) as there:
+    async with served(tls=serving(files, asks_for_certificate=True)) as there:
         for own in (None, TlsAuthentication(*files.stranger)):
             with pytest.raises(ConnectionLostError):
                 await connect(there.port, trust_certs_file=files.authority.certificate, authentication=own)
@@ -202,7 +152,7 @@ async def test_a_broker_without_tls() -> None:
 async def test_a_context_of_ones_own(files: Files) -> None:
     """A context that is given is used as it is."""
     context = ssl.create_default_context(cafile=files.authority.certificate)
-    async with served(files) as there:
+    async with served(tls=serving(files)) as there:
         connection = await connect(there.port, context=context)
         await connection.aclose()
 

@@ -1,0 +1,158 @@
+"""Connections over real sockets, on asyncio's own loop and on uvloop: whatever a transport does differently there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from pulsar_nack.errors import ConnectionLostError
+from pulsar_nack.testing import EmbeddedBroker
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._address import Address
+from pulsar_nack.wire._connection import Connection
+from pulsar_nack.wire._frames import encode_command, encode_message
+from pulsar_nack.wire._lookup import Lookup
+from pulsar_nack.wire._options import ClientOptions
+from pulsar_nack.wire._pool import Pool
+from tests.wire.fake_topics import metadata_of
+from tests.wire.frames import command, read_message
+from tests.wire.served import Served, served
+
+TOPIC = "persistent://public/default/t"
+Run = Callable[[Callable[[Served], Coroutine[Any, Any, None]]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a test with a served broker on each kind of loop; nothing may be left of it."""
+    factory = asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+
+    def run_on_it(test: Callable[[Served], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(30), served() as there:
+                await test(there)
+            assert len(asyncio.all_tasks()) == 1
+
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+
+    return run_on_it
+
+
+async def connect(there: Served, **settings: Any) -> Connection:
+    """Return an open connection."""
+    return await Connection.open(Address("127.0.0.1", there.port), ClientOptions(**settings))
+
+
+class Entries:
+    """A consumer that notes payloads."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.lost: list[Exception] = []
+
+    def on_message(self, command: pb.CommandMessage, rest: memoryview | bytes) -> None:
+        self.payloads.append(read_message(bytes(rest))[1])
+
+    def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
+    def on_active_changed(self, is_active: bool) -> None: ...
+    def on_end_of_topic(self) -> None: ...
+    def on_topic_migrated(self, url: str | None) -> None: ...
+    def on_receipt(self, command: pb.CommandSendReceipt) -> None: ...
+    def on_send_error(self, command: pb.CommandSendError) -> None: ...
+    def on_connection_lost(self, error: Exception) -> None:
+        self.lost.append(error)
+
+
+async def request(connection: Connection, kind: str, part: str, **fields: Any) -> pb.BaseCommand:
+    """Send a request and return the answer."""
+    request_id = connection.request_id()
+    asked = command(kind)
+    body = getattr(asked, part)
+    body.MergeFrom(type(body)(**fields | {"request_id": request_id}))
+    return await connection.request(asked, request_id)
+
+
+def test_messages_of_all_sizes(run: Run) -> None:
+    """What is sent arrives whole and in order, from nothing to megabytes; who sends waits for room now and then."""
+
+    async def test(there: Served) -> None:
+        connection = await connect(there, write_buffer_bytes=100_000)
+        entries = Entries()
+        connection.add_consumer(1, entries)
+        connection.add_producer(1, entries)
+        await request(connection, "SUBSCRIBE", "subscribe", topic=TOPIC, subscription="s", subType=1, consumer_id=1)
+        await request(connection, "PRODUCER", "producer", topic=TOPIC, producer_id=1)
+        flow = command("FLOW")
+        flow.flow.consumer_id, flow.flow.messagePermits = 1, 1_000
+        connection.send(encode_command(flow))
+        sizes = [0, 1, 100, 65_536, 3_000_000, 10, *range(0, 100_000, 7_919), 5_000_000]
+        sent = command("SEND")
+        for number, size in enumerate(sizes):
+            sent.send.producer_id, sent.send.sequence_id = 1, number
+            await connection.drained()
+            connection.send(encode_message(sent, metadata_of(), bytes([number]) * size))
+        while len(entries.payloads) < len(sizes):
+            await asyncio.sleep(0.01)
+        assert entries.payloads == [bytes([number]) * size for number, size in enumerate(sizes)]
+        await connection.aclose()
+        assert len(entries.lost) == 2
+
+    run(test)
+
+
+def test_the_broker_ends_it(run: Run) -> None:
+    """A broker that hangs up is seen at once, by those who wait and by those who come later."""
+
+    async def test(there: Served) -> None:
+        connection = await connect(there)
+        there.broker.next("LOOKUP", lambda call: call.link.transport.cut())
+        with pytest.raises(ConnectionLostError):
+            await request(connection, "LOOKUP", "lookupTopic", topic=TOPIC)
+        assert not connection.is_open
+        await connection.aclose()
+
+    run(test)
+
+
+def test_we_end_it(run: Run) -> None:
+    """What was written before the end still arrives, and the broker sees the end."""
+
+    async def test(there: Served) -> None:
+        connection = await connect(there)
+        sent = command("CLOSE_CONSUMER")
+        sent.close_consumer.consumer_id, sent.close_consumer.request_id = 5, 1
+        connection.send(encode_command(sent))
+        await connection.aclose()
+        while there.broker.links:
+            await asyncio.sleep(0.01)
+        assert [each.consumer_id for each in there.broker.commands("CLOSE_CONSUMER")] == [5]
+
+    run(test)
+
+
+def test_nobody_listens(run: Run) -> None:
+    """An address where nobody listens is a lost connection at once; so is a name that does not exist."""
+
+    async def test(there: Served) -> None:
+        for address in (Address("127.0.0.1", 1), Address("nobody.invalid", there.port)):
+            with pytest.raises(ConnectionLostError, match="not reached"):
+                await Connection.open(address, ClientOptions())
+
+    run(test)
+
+
+@pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here")
+async def test_an_embedded_broker() -> None:
+    """A broker of another make lets us in, and finds topics."""
+    async with EmbeddedBroker() as broker:
+        pool = Pool(broker.service_url)
+        try:
+            connection = await Lookup(pool).broker(TOPIC)
+            assert connection.address.url == broker.service_url
+            assert await Lookup(pool).partitions(TOPIC) == 0
+        finally:
+            await pool.aclose()
