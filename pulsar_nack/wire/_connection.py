@@ -24,7 +24,7 @@ from ._address import Address
 from ._commands import ping, pong
 from ._dial import dial_network, not_reached
 from ._events import ConsumerEvents, ProducerEvents
-from ._frames import Frame, FrameDecoder, encode_command
+from ._frames import FrameDecoder, encode_command
 from ._introduction import Introduction
 from ._keep_alive import KeepAlive
 from ._options import ClientOptions
@@ -328,24 +328,25 @@ class Connection(asyncio.Protocol):
         """Hand on what the bytes complete."""
         self._keep_alive.was_heard = True
         try:
-            for frame in self._decoder.feed(data):
+            for command, rest in self._decoder.feed(data):
                 if self._error is not None:
                     return
-                self._hand_on(frame)
+                kind = command.type
+                if kind == _MESSAGE:  # in line: the hot path
+                    message = command.message
+                    consumer = self._consumers.get(message.consumer_id)
+                    if consumer is not None:
+                        consumer.on_message(message, rest)
+                else:
+                    self._hand_on(kind, command)
         except BrokerError as error:
             self.close(error)
         except Exception as fault:  # noqa: BLE001 - reported
             self._report(fault)
             self.close(fault)
 
-    def _hand_on(self, frame: Frame) -> None:
-        command = frame.command
-        kind = command.type
-        if kind == _MESSAGE:
-            consumer = self._consumers.get(command.message.consumer_id)
-            if consumer is not None:
-                consumer.on_message(command.message, frame.rest)
-        elif kind in _ANSWERS:
+    def _hand_on(self, kind: int, command: pb.BaseCommand) -> None:
+        if kind in _ANSWERS:
             self._answered(getattr(command, _ANSWERS[kind]).request_id, command)
         elif kind == pb.BaseCommand.PING:
             self.send(pong())

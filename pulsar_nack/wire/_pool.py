@@ -109,7 +109,8 @@ class Pool:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled() and self._is_closed:  # by aclose, not we
+            current = asyncio.current_task()
+            if task.cancelled() and not (current is not None and current.cancelling()):  # by aclose, not we
                 raise ClosedError("the client") from None
             raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -12,14 +13,16 @@ from pulsar_nack.errors import (
     ClosedError,
     ConnectionLostError,
     InvalidArgumentError,
+    ProtocolError,
     RequestTimeoutError,
 )
 from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._lookup import Lookup
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._pool import Pool
 from pulsar_nack.wire._refusals import is_transient
-from tests.wire.fake_broker import URL, FakeBroker, cut, found_at, redirect, refuse, silence
+from tests.wire.fake_broker import URL, Answer, FakeBroker, cut, found_at, half, raw, redirect, refuse, silence
 
 TOPIC = "persistent://public/default/t"
 SECOND, THIRD = "pulsar://second:6650", "pulsar://third:6650"
@@ -116,6 +119,42 @@ async def test_refused_lookups() -> None:
     with pytest.raises(BrokerRefusedError, match="AuthorizationError: not you") as caught:
         await lookup.broker(TOPIC)
     assert not is_transient(caught.value)
+    await pool.aclose()
+
+
+@pytest.mark.parametrize("code", pb.ServerError.keys())
+@virtual_time
+async def test_every_refusal(code: str) -> None:
+    """Whatever the broker says no with to whatever question, its name and words arrive, and the connection stays."""
+    broker = FakeBroker()
+    pool, lookup = client(broker)
+    questions: dict[str, Callable[[], Awaitable[object]]] = {
+        "LOOKUP": lambda: lookup.broker(TOPIC),
+        "PARTITIONED_METADATA": lambda: lookup.partitions(TOPIC),
+        "GET_TOPICS_OF_NAMESPACE": lambda: lookup.topics("public/default"),
+    }
+    for kind, ask in questions.items():
+        broker.next(kind, refuse(code, f"no to {kind}"))
+        with pytest.raises(BrokerRefusedError, match=rf"{code}: no to {kind}") as caught:
+            await ask()
+        assert (caught.value.code, caught.value.text) == (code, f"no to {kind}")
+    assert broker.dialled == [URL]
+    await pool.aclose()
+
+
+@pytest.mark.parametrize(
+    "answer", [cut, half(), half(share=0.0), raw(b"\xff" * 64)], ids=["cut", "half", "byte", "noise"]
+)
+@virtual_time
+async def test_broken_answers(answer: Answer) -> None:
+    """An end, a part of an answer, or noise in its place is an error at once, and the next question works."""
+    broker = FakeBroker()
+    pool, lookup = client(broker)
+    broker.next("LOOKUP", answer)
+    with pytest.raises((ConnectionLostError, ProtocolError)):
+        await lookup.broker(TOPIC)
+    assert asyncio.get_running_loop().time() < 0.1
+    assert (await lookup.broker(TOPIC)).is_open
     await pool.aclose()
 
 
