@@ -1,5 +1,6 @@
 """pulsar-nack: failed and delayed Apache Pulsar messages come back exactly when they should."""
 
+from ._connect import connect
 from ._version import __version__
 from .backoff import Backoff, Exponential, Fixed, Multiplier, Steps
 from .clock import AlarmClock, Clock, LoopClock, MonotonicClock, WallClock
@@ -13,6 +14,7 @@ from .consumer import (
     PortTraits,
     Redelivery,
     Subscribing,
+    SupportsActiveChanges,
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsNowait,
@@ -159,6 +161,7 @@ __all__ = [
     "SnapshotNotFoundError",
     "Steps",
     "Subscribing",
+    "SupportsActiveChanges",
     "SupportsConnectionState",
     "SupportsCumulativeAck",
     "SupportsForgetting",
@@ -175,6 +178,7 @@ __all__ = [
     "WouldBlockError",
     "WrongLoopError",
     "__version__",
+    "connect",
     "delete_bucket_snapshots",
     "open_local",
     "subscribe",

@@ -11,10 +11,23 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+TRANSPORT = "PULSAR_NACK_TEST_TRANSPORT"
+"""Names the environment variable that says what the consumers of tests on brokers are over."""
+
 # A time limit for each example would make a busy machine look like a fault; each test has one of its own.
 settings.register_profile("here", deadline=None)
 settings.register_profile("in-ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("in-ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(params=["official", "wire"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have consumers over the official client, and over the native wire, also those of processes."""
+    kind: str = request.param
+    if kind == "wire":
+        pytest.importorskip("google_crc32c")
+    monkeypatch.setenv(TRANSPORT, kind)
+    return kind
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 OPTIONAL = (
-    "_pulsar", "google", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar", "pulsar_lite", "pyarrow",
-    "pyspark", "rich", "structlog", "typer", "uvloop",
+    "_pulsar", "cramjam", "google", "google_crc32c", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar",
+    "pulsar_lite", "pyarrow", "pyspark", "rich", "structlog", "typer", "uvloop",
 )  # fmt: skip
 NEEDED = {
     "annotated_types", "anyio", "cython_runtime", "exceptiongroup", "idna", "pulsar_nack", "pydantic", "pydantic_core",
@@ -113,6 +113,7 @@ def test_is_bounded() -> None:
     assert len(own(modules)) < 210
     parts = {name.split(".")[1] for name in own(modules) if "." in name}
     assert parts <= {
+        "_connect",
         "_delays",
         "_version",
         "backoff",

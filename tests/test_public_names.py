@@ -53,14 +53,15 @@ LAYERS = {
     "consumer": 3,
     "topic": 4,
     "wire": 4,
-    "names": 5,
-    "inspection": 6,
-    "observe": 6,
-    "testing": 6,
-    "pipeline": 7,
-    "cli": 8,
+    "_connect": 5,
+    "names": 6,
+    "inspection": 7,
+    "observe": 7,
+    "testing": 7,
+    "pipeline": 8,
+    "cli": 9,
 }
-"""From below to above; the foundation is every module of the top package, ``names`` its ``__init__``."""
+"""From below to above; the foundation is every other module of the top package, ``names`` its ``__init__``."""
 ANYWHERE = ("",)
 OFFICIAL = ("consumer/_official", "consumer/_handles", "consumer/_subscribe")
 CONFINED: dict[str, tuple[str, ...]] = {
@@ -125,7 +126,7 @@ def layer_of(name: str) -> int:
     parts = name.split(".")
     if len(parts) == 1:
         return LAYERS["names"]
-    if (ROOT / parts[1]).is_dir():
+    if (ROOT / parts[1]).is_dir() or parts[1] in LAYERS:
         return LAYERS[parts[1]]
     return LAYERS["foundation" if (ROOT / f"{parts[1]}.py").is_file() else "names"]
 

@@ -34,6 +34,7 @@ from ._message import Message
 from ._port import (
     ConsumerPort,
     Delivery,
+    SupportsActiveChanges,
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsNowait,
@@ -231,6 +232,8 @@ class Consumer:
                     background = [tasks.create_task(run) for run in runs]
                     if durable is not None:
                         background.append(tasks.create_task(durable.run()))
+                    if isinstance(self._port, SupportsActiveChanges):
+                        self._port.watch_inactive(self._on_inactive)
                     opened.set_result(None)
                     await self._stopping.wait()
                     await self._acks.finish(self._config.close_timeout.total_seconds())
@@ -573,6 +576,14 @@ class Consumer:
         if self._note is not None:
             for record in self._states.held_records():
                 self._note("cancel", record.id, record.redelivery_count, reason=reason)
+
+    def _on_inactive(self, topic: str, partition: int) -> None:
+        """Drop what is held of a partition: another consumer of the Failover subscription gets it now."""
+        for record in self._states.leave(topic, partition):
+            if self._note is not None:
+                self._note("cancel", record.id, record.redelivery_count, reason="inactive")
+            self._holds.drop(record.id)
+        self._room.changed()
 
     def _on_settled(self, record: Record) -> None:
         if self._note is not None:

@@ -38,7 +38,7 @@ from typing import Final
 
 from ..errors import AlreadySettledError
 from ..ids import MessageId
-from ._batches import Batches, EntryKey, entry_key, is_member, is_through
+from ._batches import Batches, EntryKey, entry_key, is_member, is_same_topic, is_through
 from ._unanswered import AskAgain
 
 REQUEST_MEMORY_MS: Final = 30_000
@@ -288,6 +288,19 @@ class States:
         self.batches.acked_through(message_id)
         self._marks[message_id.topic, message_id.partition] = (message_id, now_ms)
         return [record.id for record in gone]
+
+    def leave(self, topic: str, partition: int) -> list[Record]:
+        """Forget what waits in a partition, and return it: another consumer gets it. O(unacknowledged).
+
+        How often each was shown is remembered, lest it comes back here.
+        """
+        place = MessageId(0, 0, partition, topic=topic)
+        waiting = {State.HELD, State.REQUESTED}
+        gone = [each for each in self._records.values() if each.state in waiting and is_same_topic(each.id, place)]
+        for record in gone:
+            self._remove(record)
+            self._remember_count(record)
+        return gone
 
     def clear(self) -> None:
         """Forget everything: after a seek all messages are new."""

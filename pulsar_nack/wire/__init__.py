@@ -1,3 +1,28 @@
-"""Apache Pulsar's own protocol over asyncio, without the official client."""
+"""The native client: the broker's own protocol on asyncio. The way in is :func:`pulsar_nack.connect`."""
 
-__all__: list[str] = []
+from ._authentication import (
+    Authentication,
+    BasicAuthentication,
+    NoAuthentication,
+    TlsAuthentication,
+    TokenAuthentication,
+)
+from ._client import Client
+from ._options import ClientOptions
+from ._port import WirePort
+from ._subscribe_options import KeyShared, SubscribeOptions
+from ._tls import TlsOptions
+
+__all__ = [
+    "Authentication",
+    "BasicAuthentication",
+    "Client",
+    "ClientOptions",
+    "KeyShared",
+    "NoAuthentication",
+    "SubscribeOptions",
+    "TlsAuthentication",
+    "TlsOptions",
+    "TokenAuthentication",
+    "WirePort",
+]

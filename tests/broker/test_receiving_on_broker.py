@@ -1,4 +1,4 @@
-"""Receiving, closing and back-pressure through the official client on a real broker."""
+"""Receiving, closing and back-pressure on a real broker, through the official client and over the native wire."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from tests.consumer import scenarios
 from tests.consumer.official import (
     EXACT,
     Stopwatch,
+    is_over_wire,
     nothing_comes,
     numbered,
     official_client,
     payloads,
     send,
     subscribed,
+    subscribing,
     take,
 )
+
+pytestmark = pytest.mark.usefixtures("transport")
 
 
 async def test_a_timeout_loses_nothing(service_url: str, topic: str) -> None:
@@ -61,21 +65,21 @@ async def test_cancelled_receives_lose_nothing(service_url: str, topic: str) -> 
 
 async def test_a_closed_consumer_gives_its_nacks_to_the_other(service_url: str, topic: str) -> None:
     """U21: of two consumers one is closed with pending nacks; the other receives those messages at once."""
-    async with official_client(service_url) as client:
-        first = await pulsar_nack.subscribe(client, topic, "sub", config=EXACT)
+    async with official_client(service_url) as client, subscribing(client, service_url) as subscribe:
+        first = await subscribe(topic, config=EXACT)
         await send(client, topic, numbered(10))
         for message in await take(first, 10):
             await message.nack(delay=60)
-        async with pulsar_nack.subscribe(client, topic, "sub") as second:
-            assert await nothing_comes(second)
-            await first.aclose()
-            watch = Stopwatch()
-            handed_over = await take(second, 10)
-            assert watch.seconds < 5
-            assert payloads(handed_over) == numbered(10)
-            for message in handed_over:
-                await message.ack()
-            assert await nothing_comes(second)
+        second = await subscribe(topic)
+        assert await nothing_comes(second)
+        await first.aclose()
+        watch = Stopwatch()
+        handed_over = await take(second, 10)
+        assert watch.seconds < 5
+        assert payloads(handed_over) == numbered(10)
+        for message in handed_over:
+            await message.ack()
+        assert await nothing_comes(second)
 
 
 async def test_a_copy_of_what_is_in_work_is_dropped(service_url: str, topic: str) -> None:
@@ -142,6 +146,8 @@ async def test_batch_mates_are_left_alone(service_url: str, topic: str, redelive
 )
 async def test_wrapping_a_consumer_of_the_client(service_url: str, topic: str, told: dict[str, Any]) -> None:
     """N33: a consumer that the official client made works too, whatever we are told about it."""
+    if is_over_wire():
+        pytest.skip("wrapping is for consumers of the official client")
     native_delay = {} if "native_delay" not in told else {"negative_ack_redelivery_delay_ms": 100}
     async with official_client(service_url) as client:
         native = await client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Shared, **native_delay)
@@ -235,7 +241,7 @@ async def test_local_payloads_are_bounded_on_shared(service_url: str, topic: str
 
 async def test_local_payloads_are_bounded_on_exclusive(service_url: str, topic: str) -> None:
     """U30: on an exclusive subscription a nack beyond the bound waits, until one that is kept comes due."""
-    settings = {"consumer_type": "exclusive", "max_local_bytes": 25_000}
+    settings = {"consumer_type": "exclusive", "max_local_bytes": 15_000}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         await send(client, topic, [bytes([number]) * 10_000 for number in range(3)])
         first, second, third = await take(consumer, 3)
@@ -256,19 +262,19 @@ async def test_local_payloads_are_bounded_on_exclusive(service_url: str, topic: 
 
 async def test_close_gives_local_ones_back(service_url: str, topic: str) -> None:
     """U31: kept for local redelivery, then closed: a second consumer gets them, the first shows them no more."""
-    async with official_client(service_url) as client:
-        first = await pulsar_nack.subscribe(client, topic, "sub", redelivery="local", config=EXACT)
+    async with official_client(service_url) as client, subscribing(client, service_url) as subscribe:
+        first = await subscribe(topic, redelivery="local", config=EXACT)
         await send(client, topic, numbered(5))
         for message in await take(first, 5):
             await message.nack(delay=0.5)
-        async with pulsar_nack.subscribe(client, topic, "sub") as second:
-            await first.aclose()
-            handed_over = await take(second, 5)
-            assert payloads(handed_over) == numbered(5)
-            assert [message async for message in first] == []
-            for message in handed_over:
-                await message.ack()
-            assert await nothing_comes(second, 1.0)
+        second = await subscribe(topic)
+        await first.aclose()
+        handed_over = await take(second, 5)
+        assert payloads(handed_over) == numbered(5)
+        assert [message async for message in first] == []
+        for message in handed_over:
+            await message.ack()
+        assert await nothing_comes(second, 1.0)
 
 
 async def test_unacked_messages_are_bounded(service_url: str, topic: str, caplog: pytest.LogCaptureFixture) -> None:

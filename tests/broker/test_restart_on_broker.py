@@ -10,6 +10,8 @@ from tests.broker.standalone import Standalone
 from tests.consumer import scenarios
 from tests.consumer.official import nothing_comes, numbered, payloads, send, subscribed, take
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("redelivery", ["local", "broker"])

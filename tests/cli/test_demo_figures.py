@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pulsar_nack.cli._demo._columns import class_of, columns, milliseconds, span
 from pulsar_nack.cli._demo._figures import figures_of, percentile
 from pulsar_nack.cli._demo._journal import LONGEST, SHORTEST, Journal, delays
 
@@ -16,6 +17,36 @@ def journal_of(*failures: tuple[float, float, float | None], expected: int | Non
         if back_at is not None:
             journal.came_back(number, back_at)
     return journal
+
+
+def test_columns_compare_consumers() -> None:
+    """Each consumer has a column; a range of delays that only one of them had is empty in the other's."""
+    table = columns([figures_of(journal_of((1.0, 0.0, 3.5))), figures_of(journal_of((0.2, 0.0, 0.201), (2.5, 0, 2.6)))])
+    cells = {
+        str(label).strip(): (str(one), str(other))
+        for label, one, other in zip(*(column.cells for column in table.columns), strict=True)
+    }
+    assert cells["asked (s)"] == ("1.00", "0.20 - 2.50")
+    assert cells["messages"] == ("1", "2")
+    assert cells["error p50"] == ("2,500", "1.0")
+    assert cells["error max"] == ("2,500", "100")
+    assert cells["1 to 2 s"] == ("2,500", "-")
+    assert cells["2 to 3 s"] == ("-", "100")
+    assert cells["missing"] == ("0", "0")
+    assert "0.3 to 1 s" not in cells
+
+
+def test_columns_of_nothing() -> None:
+    """Before anything came back there are dashes, not faults."""
+    table = columns([figures_of(journal_of((1.0, 0.0, None)))])
+    assert "-" in list(table.columns[1].cells)
+
+
+def test_short_times_have_tenths() -> None:
+    """Times below 10 ms are told to a tenth, others whole; a range of one value is that value."""
+    assert [milliseconds(ms) for ms in (None, 0.25, 9.94, 10, 1234.5)] == ["-", "0.2", "9.9", "10", "1,234"]
+    assert (span(100, 2_920), span(1_000, 1_000), span(1_000, None)) == ("0.10 - 2.92", "1.00", "1.00")
+    assert [class_of(asked) for asked in (0.05, 0.1, 0.3, 1.999, 3.0)] == [0.1, 0.1, 0.3, 1.0, 2.0]
 
 
 def test_delays_are_seeded_and_in_range() -> None:

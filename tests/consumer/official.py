@@ -1,20 +1,32 @@
-"""The official client as the tests use it: clients that are closed, producers with and without batches."""
+"""The official client as the tests use it: clients that are closed, producers with and without batches.
+
+Consumers of ours are over the official client, or over the native wire where the test, or its module, asks for the
+fixture ``transport``; both are told the same, with the official client's names.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol
 
 import pulsar
 import pulsar.asyncio
 
 import pulsar_nack
 from pulsar_nack import Consumer, Message, NackConfig
+from tests.conftest import TRANSPORT
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+_OTHER_NAMES = {"batch_index_ack_enabled": "batch_index_ack"}
+
+
+def is_over_wire() -> bool:
+    """Return whether consumers are over the native wire."""
+    return os.environ.get(TRANSPORT) == "wire"
 
 
 @asynccontextmanager
@@ -31,9 +43,32 @@ async def official_client(url: str) -> AsyncIterator[Any]:
 @asynccontextmanager
 async def subscribed(url: str, topic: str | list[str], **settings: Any) -> AsyncIterator[tuple[Any, Consumer]]:
     """A client and a consumer of ours on the subscription ``sub``, exact to the ms unless told otherwise."""
-    settings = {"config": EXACT, **settings}
-    async with official_client(url) as client, pulsar_nack.subscribe(client, topic, "sub", **settings) as consumer:
+    async with official_client(url) as client, subscribing(client, url) as subscribe:
+        consumer = await subscribe(topic, **{"config": EXACT, **settings})
         yield client, consumer
+
+
+class Subscribe(Protocol):
+    """Subscribes as ``sub``; the consumer is closed in the end, unless the test does it before."""
+
+    async def __call__(self, topic: str | list[str], **settings: Any) -> Consumer:
+        """Subscribe to one topic or several."""
+        ...
+
+
+@asynccontextmanager
+async def subscribing(client: Any, url: str) -> AsyncIterator[Subscribe]:
+    """What makes consumers of ours, over this client, or over the wire."""
+    async with AsyncExitStack() as stack:
+        native = await stack.enter_async_context(pulsar_nack.connect(url)) if is_over_wire() else None
+
+        async def subscribe(topic: str | list[str], **settings: Any) -> Consumer:
+            if native is None:
+                return await stack.enter_async_context(pulsar_nack.subscribe(client, topic, "sub", **settings))
+            renamed = {_OTHER_NAMES.get(name, name): value for name, value in settings.items()}
+            return await stack.enter_async_context(native.subscribe(topic, "sub", **renamed))
+
+        yield subscribe
 
 
 async def send(client: Any, topic: str, payloads: Sequence[bytes], *, batched: bool = False, **options: Any) -> None:

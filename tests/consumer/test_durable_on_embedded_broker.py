@@ -21,7 +21,10 @@ from tests.consumer.official import (
     take,
 )
 
-pytestmark = pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here")
+pytestmark = [
+    pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here"),
+    pytest.mark.usefixtures("transport"),
+]
 
 
 @pytest.fixture(scope="module")

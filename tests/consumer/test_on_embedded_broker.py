@@ -12,7 +12,10 @@ from pulsar_nack.testing import EmbeddedBroker
 from tests.consumer import scenarios
 from tests.consumer.official import nothing_comes, numbered, payloads, send, subscribed, take
 
-pytestmark = pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here")
+pytestmark = [
+    pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here"),
+    pytest.mark.usefixtures("transport"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -235,3 +235,22 @@ def test_a_seek_forgets_everything() -> None:
     states.clear()
     assert {states.deliver(each, 0, 0) for each in (ID, BATCH[0])} == {Verdict.SHOW}
     states._check()
+
+
+def test_what_waits_in_a_partition_leaves() -> None:
+    """When another consumer gets a partition, what is held or asked for there goes, what is in work stays."""
+    states = States()
+    held, asked, in_work = (MessageId(1, entry, 2, topic="t-partition-2") for entry in range(3))
+    elsewhere = MessageId(1, 9, 3, topic="t-partition-3")
+    for message_id in (held, asked, in_work, elsewhere):
+        states.deliver(message_id, 0, 0)
+    states.hold(held)
+    states.hold(elsewhere)
+    states.request(states.hold(asked), 0)
+    assert [record.id for record in states.leave("t-partition-2", 2)] == [held, asked]
+    assert (states.held, states.requested, states.in_work, len(states)) == (1, 0, 1, 2)
+    assert states.leave("t-partition-2", 2) == []
+    assert states.deliver(held, 0, 0) is Verdict.SHOW
+    record = states.get(held)
+    assert record is not None
+    assert record.redelivery_count == 1

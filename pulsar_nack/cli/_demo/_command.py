@@ -27,7 +27,7 @@ from ._local import open_local_stage
 from ._play import OFFICIAL, Script, Watch, play
 from ._play_local import LocalPlay, Restart
 from ._plot import SUFFIXES, save
-from ._stage import OFFICIAL_DELAY, open_stage
+from ._stage import OFFICIAL_DELAY, OURS, open_stage
 
 _URL: Final = "PULSAR_SERVICE_URL"
 _DEFAULT_PLOT: Final = Path("demo-plot.png")
@@ -53,12 +53,12 @@ def demo(
 ) -> None:
     """See failed messages come back at their own times while nacks keep coming.
 
-    An embedded broker is started on a free local port and stopped at the end. Two subscriptions get the same messages
-    and fail each of them once: one through pulsar-nack, with delays of its own from 100 ms to 3 s, and one through the
-    official client alone, with its single delay of 1 s. Exits with 1 if a message of ours does not come back, or is
-    shown twice for one nack.
+    An embedded broker is started on a free local port and stopped at the end. Three subscriptions get the same messages
+    and fail each of them once: the official client alone, with its single delay of 1 s, and pulsar-nack, with delays of
+    its own from 100 ms to 3 s, over the official client and natively. Exits with 1 if a message of ours does not come
+    back, or is shown twice for one nack.
 
-    With --local there is no broker and no second subscription: a local topic, durable in a temporary folder, takes its
+    With --local there is no broker and no other subscription: a local topic, durable in a temporary folder, takes its
     place. There are batches and delayed messages too, and in the middle all is closed and opened again.
     """
     if local and url is not None and url != os.environ.get(_URL):
@@ -80,7 +80,8 @@ def demo(
         _draw(run.journals, run.broker, picture)
     bad = [each for each in figures if each.name != OFFICIAL and not each.is_good]
     for each in bad:
-        _say(f"FAILED: {each.missing} messages missing, {each.shown_twice} shown twice.")
+        whose = "" if each.name == OURS else f" with {each.name}"
+        _say(f"FAILED: {each.missing} messages missing, {each.shown_twice} shown twice{whose}.")
     if bad:
         raise typer.Exit(1)
 

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from ... import Consumer
 from ._journal import LONGEST, Journal, delays
 from ._stage import OFFICIAL_DELAY, Stage
 
-OURS: Final = "pulsar-nack"
 OFFICIAL: Final = "official client"
 PATIENCE: Final = 10.0  # seconds after the last deadline until what is not back counts as missing
 LINGER: Final = 0.5  # seconds in which a message that is shown once too often is still seen
@@ -33,18 +33,20 @@ class Script:
 
 
 async def play(stage: Stage, script: Script, watch: Watch) -> list[Journal]:
-    """Play it; return the journal of each consumer, ours first.
+    """Play it; return the journal of each consumer, the official client's first.
 
     :param watch: is shown the journals ten times a second
     """
-    ours = Journal(OURS, script.messages)
-    journals = [ours]
+    journals: list[Journal] = []
     asked = delays(script.messages, script.seed)
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_fail_ours(stage, ours, asked))]
+        tasks: list[asyncio.Task[None]] = []
         if stage.official is not None:
             journals.append(Journal(OFFICIAL, script.messages))
-            tasks.append(group.create_task(_fail_official(stage, journals[1])))
+            tasks.append(group.create_task(_fail_official(stage.official, journals[-1])))
+        for name, consumer in stage.consumers.items():
+            journals.append(Journal(name, script.messages))
+            tasks.append(group.create_task(_fail_ours(consumer, journals[-1], asked)))
         tasks.append(group.create_task(look(watch, journals)))
         await _send(stage, script)
         with contextlib.suppress(TimeoutError):
@@ -67,9 +69,9 @@ async def _send(stage: Stage, script: Script) -> None:
         await stage.publish(str(number).encode())
 
 
-async def _fail_ours(stage: Stage, journal: Journal, asked: Sequence[float]) -> None:
+async def _fail_ours(consumer: Consumer, journal: Journal, asked: Sequence[float]) -> None:
     now = asyncio.get_running_loop().time
-    async for message in stage.consumer:
+    async for message in consumer:
         number = int(message.data)
         if journal.knows(number):
             journal.came_back(number, now())
@@ -79,17 +81,17 @@ async def _fail_ours(stage: Stage, journal: Journal, asked: Sequence[float]) -> 
             await message.nack(delay=asked[number])
 
 
-async def _fail_official(stage: Stage, journal: Journal) -> None:
+async def _fail_official(consumer: Any, journal: Journal) -> None:
     now = asyncio.get_running_loop().time
     while True:
-        message = await stage.official.receive()
+        message = await consumer.receive()
         number = int(message.data())
         if journal.knows(number):
             journal.came_back(number, now())
-            await stage.official.acknowledge(message)
+            await consumer.acknowledge(message)
         else:
             journal.failed(number, OFFICIAL_DELAY, now())
-            await stage.official.negative_acknowledge(message)
+            await consumer.negative_acknowledge(message)
 
 
 async def look(watch: Watch, journals: Sequence[Journal]) -> None:

@@ -11,7 +11,8 @@ from typing import Final
 from ... import Message
 from ._journal import LONGEST, Journal, delays
 from ._local import LocalStage
-from ._play import LINGER, OURS, PATIENCE, Script, Watch, look
+from ._play import LINGER, PATIENCE, Script, Watch, look
+from ._stage import OURS
 
 DELAYED: Final = "delayed delivery"
 _BATCH: Final = 3

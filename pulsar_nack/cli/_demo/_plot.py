@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from ._journal import LONGEST, SHORTEST, Journal
+from ._play import OFFICIAL
 
 SUFFIXES: Final = (".png", ".svg")
+_OFFICIAL_LOOK: Final = {"color": "#d55e00", "marker": "x", "s": 22, "zorder": 2, "linewidths": 1.1}
 _LOOKS: Final = (
-    {"color": "#0072b2", "marker": "o", "s": 16, "zorder": 3},
-    {"color": "#d55e00", "marker": "x", "s": 22, "zorder": 2, "linewidths": 1.1},
+    {"color": "#0072b2", "marker": "o", "s": 16, "zorder": 4},
+    {"color": "#e69f00", "marker": "^", "s": 16, "zorder": 3},
 )
 _TICKS: Final = (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50)
 
@@ -36,7 +38,7 @@ def _asked_and_actual(axes: Any, journals: Sequence[Journal]) -> None:
     longest = max([LONGEST, *(actual for group in points for _, _, actual in group)]) * 1.15
     ends = (SHORTEST * 0.85, longest)
     axes.plot(ends, ends, color="0.6", linewidth=1, label="as asked", zorder=1)
-    for journal, group, look in zip(journals, points, _LOOKS, strict=False):
+    for journal, group, look in zip(journals, points, _looks(journals), strict=True):
         axes.scatter([each[1] for each in group], [each[2] for each in group], label=_label(journal, group), **look)
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -55,7 +57,7 @@ def _asked_and_actual(axes: Any, journals: Sequence[Journal]) -> None:
 def _lateness(axes: Any, journals: Sequence[Journal]) -> None:
     begin = min((each.nacked_at for journal in journals for each in journal.failures.values()), default=0.0)
     axes.axhline(0, color="0.6", linewidth=1, zorder=1)
-    for journal, look in zip(journals, _LOOKS, strict=False):
+    for journal, look in zip(journals, _looks(journals), strict=True):
         group = _points(journal)
         times = [nacked_at - begin for nacked_at, _, _ in group]
         axes.scatter(times, [actual - asked for _, asked, actual in group], label=journal.name, **look)
@@ -63,6 +65,13 @@ def _lateness(axes: Any, journals: Sequence[Journal]) -> None:
     axes.set_xlabel("asked at (s since the first time)")
     axes.set_ylabel("came back later than asked by (s)")
     _finish(axes, "upper right")
+
+
+def _looks(journals: Sequence[Journal]) -> list[dict[str, Any]]:
+    """Return how each is drawn: the official client in one way, and ours in others, the last one foremost."""
+    ours = [journal for journal in journals if journal.name != OFFICIAL]
+    looks = {id(journal): look for journal, look in zip(reversed(ours), _LOOKS, strict=False)}
+    return [looks.get(id(journal), _OFFICIAL_LOOK) for journal in journals]
 
 
 def _finish(axes: Any, where: str) -> None:

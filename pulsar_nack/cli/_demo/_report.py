@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ._columns import columns, milliseconds, span
 from ._figures import MARGIN, Figures, Row
 from ._journal import Journal
 from ._play import OFFICIAL, Watch
@@ -44,6 +45,10 @@ def show(figures: Sequence[Figures], restart: Restart | None) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH)
+    if any(each.name == OFFICIAL for each in figures):
+        console.print(columns(figures))
+        console.print("The official client has one delay; each nack starts its only timer anew.")
+        return
     console.print(_table(figures))
     for each in figures:
         total = each.total
@@ -57,8 +62,6 @@ def show(figures: Sequence[Figures], restart: Restart | None) -> None:
             f"in {restart.took_ms:,.0f} ms, while {restart.nacked} nacked and {restart.delayed} delayed messages "
             "were waiting; these kept their times, or came right after it."
         )
-    if any(each.name == OFFICIAL for each in figures):
-        console.print("The official client has one delay; each nack starts its only timer anew.")
 
 
 def _table(figures: Sequence[Figures]) -> Table:
@@ -76,7 +79,7 @@ def _table(figures: Sequence[Figures]) -> Table:
         table.add_section()
         table.add_row(f"[bold]{each.name}[/bold]")
         for row in each.rows:
-            table.add_row(*_cells(row, _span(row.asked_from_ms, row.asked_to_ms)))
+            table.add_row(*_cells(row, span(row.asked_from_ms, row.asked_to_ms)))
         if len(each.rows) > 1:
             table.add_row(*_cells(each.total, "all"), style="bold")
     return table
@@ -86,19 +89,9 @@ def _cells(row: Row, asked: str) -> tuple[str, ...]:
     return (
         f"  {asked}",
         str(row.messages),
-        "-" if row.actual_min_ms is None else _span(row.actual_min_ms, row.actual_max_ms),
-        _time(row.error_p50_ms),
-        _time(row.error_p99_ms),
-        _time(row.error_max_ms),
+        "-" if row.actual_min_ms is None else span(row.actual_min_ms, row.actual_max_ms),
+        milliseconds(row.error_p50_ms),
+        milliseconds(row.error_p99_ms),
+        milliseconds(row.error_max_ms),
         f"{row.back_meanwhile} of {row.due_meanwhile}",
     )
-
-
-def _span(low_ms: float, high_ms: float | None) -> str:
-    """Return a range in seconds, or one value where both ends are the same."""
-    low, high = f"{low_ms / 1000:.2f}", f"{(high_ms or low_ms) / 1000:.2f}"
-    return low if low == high else f"{low} - {high}"
-
-
-def _time(ms: float | None) -> str:
-    return "-" if ms is None else f"{ms:,.0f}"

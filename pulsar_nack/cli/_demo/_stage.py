@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ... import Consumer, NackConfig, subscribe
-from ...errors import BrokerError, MissingExtraError
+from ... import Consumer, NackConfig, connect, subscribe
+from ...errors import BrokerError, MissingExtraError, PulsarNackError
 from ...testing import EmbeddedBroker, FakePort, FakeTopic
 
+OURS: Final = "pulsar-nack"
+OVER: Final = "pulsar-nack over it"
+NATIVE: Final = "pulsar-nack native"
 OFFICIAL_DELAY: Final = 1.0
 """Seconds; the official client knows one delay for a whole consumer."""
 _FAKE_LATENCY: Final = 0.001
@@ -23,17 +26,17 @@ _TIMEOUT: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What the demo plays with; both consumers see every message.
+    """What the demo plays with; each consumer sees every message.
 
     :param broker: what it is, for people
     :param publish: sends one message
-    :param consumer: ours
+    :param consumers: ours, by their names for people
     :param official: the official client's own ``pulsar.asyncio.Consumer``, None where there is no broker for it
     """
 
     broker: str
     publish: Callable[[bytes], Awaitable[None]]
-    consumer: Consumer
+    consumers: Mapping[str, Consumer]
     official: Any = None
 
 
@@ -83,7 +86,7 @@ async def _fake(config: NackConfig) -> AsyncIterator[Stage]:
         topic.publish(data)
 
     async with Consumer(FakePort(topic, latency=_FAKE_LATENCY), config=config) as consumer:
-        yield Stage("fake port, in memory", publish, consumer)
+        yield Stage("fake port, in memory", publish, {OURS: consumer})
 
 
 async def _connect(
@@ -109,20 +112,23 @@ async def _connect(
         consumer_type=pulsar.ConsumerType.Shared,
         negative_ack_redelivery_delay_ms=round(OFFICIAL_DELAY * 1000),
     )
-    consumer = await stack.enter_async_context(subscribe(client, topic, "pulsar-nack", config=config))
+    over = await stack.enter_async_context(subscribe(client, topic, "over-official", config=config))
+    native_client = await stack.enter_async_context(connect(url, request_timeout=_TIMEOUT))
+    native = await stack.enter_async_context(native_client.subscribe(topic, "native", config=config))
     if not is_ours:
         # Without subscriptions a broker removes the topic in its own time.
         stack.push_async_callback(_quietly, official.unsubscribe)
-        stack.push_async_callback(_quietly, consumer.port.native.unsubscribe)
+        stack.push_async_callback(_quietly, over.port.native.unsubscribe)
+        stack.push_async_callback(_quietly, native.port.unsubscribe)
 
     async def publish(data: bytes) -> None:
         await producer.send(data)
 
-    return Stage(broker, publish, consumer, official)
+    return Stage(broker, publish, {OVER: over, NATIVE: native}, official)
 
 
 async def _quietly(close: Callable[[], Awaitable[None]]) -> None:
     """Clean up for at most a few seconds; the broker may have gone."""
-    with contextlib.suppress(import_client().PulsarException, TimeoutError):
+    with contextlib.suppress(import_client().PulsarException, PulsarNackError, TimeoutError):
         async with asyncio.timeout(5):
             await close()

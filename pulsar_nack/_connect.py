@@ -1,0 +1,36 @@
+"""The way in to a broker without the official client; what that needs is imported when it is called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from .wire import Client
+
+
+def connect(url: str, **options: Any) -> Client:
+    """Return a client of a broker that speaks the broker's own protocol; the official client is not needed.
+
+    Nothing is sent yet: connections are made when they are needed, shared, and made again when they break.
+
+    :param url: ``pulsar://host:6650``, or ``pulsar+ssl://host:6651``, with several hosts parted by commas
+    :param options: the fields of :class:`~pulsar_nack.wire.ClientOptions`: ``authentication``, ``tls``, timeouts
+    :raises InvalidArgumentError: names the argument
+    :raises MissingExtraError: protobuf or google-crc32c is not installed
+
+    ::
+
+        async with pulsar_nack.connect("pulsar://localhost:6650") as client:
+            async with client.subscribe("orders", "billing") as consumer:
+                message = await consumer.receive()
+                await message.nack(delay=2.5)
+    """
+    try:
+        from .wire._client import connect as connect_now
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in {"google", "google_crc32c"}:
+            raise
+        raise MissingExtraError("the native client", "protobuf and google-crc32c", "wire") from error
+    return connect_now(url, options)

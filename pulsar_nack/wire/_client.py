@@ -1,0 +1,171 @@
+"""The client: connections, and what is made over them: consumers and producers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import weakref
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from .._delays import Delay, delay_ms
+from ..clock import LoopClock
+from ..consumer import Consumer, Delivery, PortTraits, Subscribing
+from ..errors import ClosedError, InvalidArgumentError, WrongLoopError
+from ..ids import MessageId
+from ._address import parse_service_url
+from ._core import Core
+from ._lookup import Lookup
+from ._options import ClientOptions
+from ._pool import Pool
+from ._port import WirePort, traits_of
+from ._selection import selection_of
+from ._settings import Settings, client_options, split
+from ._subscribe_options import SubscribeOptions, SubscriptionType
+from ._together import each_tried
+from ._topics import normalize, normalize_namespace
+
+
+class Client:
+    """A client of a broker or a cluster, over the broker's own protocol. Get it from :func:`pulsar_nack.connect`.
+
+    Use it as ``async with``, or call :meth:`aclose`; all in one event loop. Consumers and producers that are still open
+    then are closed too.
+
+    :param url: one address or several
+    :param options: how brokers are reached
+    :param dial: opens connections in another way than over the network, for tests
+    """
+
+    def __init__(self, url: str, options: ClientOptions | None = None, *, dial: Any = None) -> None:
+        parse_service_url(url)
+        self._url = url
+        self._options = options or ClientOptions()
+        self._dial = dial
+        self._made: Core | None = None
+        self._open: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._closing: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._url!r}{', closed' if self._is_closed else ''}>"
+
+    async def __aenter__(self) -> Self:
+        self._core()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close what is open of its consumers and producers, then the connections. Idempotent."""
+        self._is_closed = True
+        if self._made is None:
+            return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(self._made), name="pulsar_nack.wire client closing")
+        await asyncio.shield(self._closing)
+
+    async def _close(self, core: Core) -> None:
+        await each_tried(each.close() for each in list(self._open))
+        await core.pool.aclose()
+
+    # --- consumers -------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topic: str | Sequence[str] | re.Pattern[str],
+        subscription: str,
+        *,
+        consumer_type: SubscriptionType = "shared",
+        discovery_interval: Delay = 60.0,
+        **settings: Unpack[Settings],
+    ) -> Subscribing:
+        """Subscribe, on a Shared subscription unless told otherwise.
+
+        :param topic: a topic, with whatever partitions; a list of topics; or a pattern by :func:`re.compile` for the
+            whole names of topics, ``persistent://tenant/namespace/name``
+        :param subscription: its name
+        :param discovery_interval: how often is looked for new partitions, and for new topics of a pattern
+        :param settings: those of :class:`~pulsar_nack.Consumer`, and those of
+            :class:`~pulsar_nack.wire.SubscribeOptions` (``initial_position``, ``receiver_queue_size``, ...)
+        :return: to be used as ``async with``, or awaited
+        :raises InvalidArgumentError: names the argument
+        :raises BrokerError: when entered or awaited: it could not subscribe; with the broker's own words
+        """
+        selection = selection_of(topic)
+        of_consumer, of_subscription = split(settings)
+        options = SubscribeOptions(subscription=subscription, type=consumer_type, **of_subscription)
+        interval = delay_ms(discovery_interval, "discovery_interval") / 1000
+        if not interval:
+            raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")
+        Consumer(_Unopened(traits_of(options)), **{**of_consumer, "trace": None})  # refuses what it would refuse later
+
+        async def make() -> Consumer:
+            port = await WirePort.open(self._core(), selection, options, discovery_interval=interval)
+            self._open.add(port)
+            try:
+                return Consumer(port, **of_consumer)
+            except BaseException:
+                await port.close()
+                raise
+
+        return Subscribing(make)
+
+    # --- looking ---------------------------------------------------------------------------------------------------
+
+    async def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has, 0 if it has none.
+
+        :raises BrokerError: the broker refused, or cannot be reached
+        """
+        return await self._core().lookup.partitions(normalize(topic))
+
+    async def topics(self, namespace: str = "public/default") -> list[str]:
+        """Return the full names of the persistent topics of a namespace, each partition by itself.
+
+        :raises BrokerError: the broker refused, or cannot be reached
+        """
+        return sorted(await self._core().lookup.topics(normalize_namespace(namespace), pattern=None, mode="persistent"))
+
+    def _core(self) -> Core:
+        if self._is_closed:
+            raise ClosedError("the client")
+        loop = asyncio.get_running_loop()
+        if self._made is None:
+            pool = Pool(self._url, self._options, dial=self._dial)
+            self._made = Core(
+                pool=pool, lookup=Lookup(pool, self._options), options=self._options, loop=loop, clock=LoopClock()
+            )
+        if self._made.loop is not loop:
+            raise WrongLoopError("the client")
+        return self._made
+
+
+def connect(url: str, options: Mapping[str, Any]) -> Client:
+    """Return a client; see :func:`pulsar_nack.connect`."""
+    return Client(url, client_options(options))
+
+
+class _Unopened:
+    """Stands for a port that is yet to be opened, where a consumer's settings are checked."""
+
+    def __init__(self, traits: PortTraits) -> None:
+        self.traits = traits
+
+    async def receive(self) -> Delivery:
+        raise ClosedError("this port")
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        del ids
+        raise ClosedError("this port")
+
+    async def redeliver(self, ids: Sequence[MessageId]) -> None:
+        del ids
+        raise ClosedError("this port")
+
+    async def close(self) -> None:
+        pass

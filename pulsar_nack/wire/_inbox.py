@@ -1,0 +1,101 @@
+"""What has arrived at a port and was not received yet, of all its topics, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from ..consumer import Delivery
+
+
+class Source(Protocol):
+    """Where deliveries come from: one topic or partition."""
+
+    @property
+    def epoch(self) -> int:
+        """Return what changes when the broker will send again what has arrived and was not taken."""
+        ...
+
+    def taken(self, delivery: Delivery) -> None:
+        """Note that a delivery was received, so that there is room for another."""
+
+
+class WireInbox:
+    """First in, first out. What came before its source lost the connection is dropped: it comes again.
+
+    :param check: called before and after each wait; may raise
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+        self._ready: deque[tuple[Delivery, Source, int]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._epochs: dict[Source, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def put(self, delivery: Delivery, source: Source) -> None:
+        """Take what arrived."""
+        epoch = source.epoch
+        if self._epochs.get(source) != epoch:
+            self.drop(source)
+            self._epochs[source] = epoch
+        self._ready.append((delivery, source, epoch))
+        if self._waiters:
+            self._wake_one()
+
+    async def get(self) -> Delivery:
+        """Wait for a delivery and take it; cancelling it loses none."""
+        while True:
+            self._check()
+            delivery = self.get_nowait()
+            if delivery is not None:
+                return delivery
+            await self._wait()
+
+    def get_nowait(self) -> Delivery | None:
+        """Take the next delivery, None if none is here."""
+        ready = self._ready
+        while ready:
+            delivery, source, epoch = ready.popleft()
+            if source.epoch == epoch:
+                source.taken(delivery)
+                return delivery
+        return None
+
+    def drop(self, source: Source) -> None:
+        """Drop what came from one source."""
+        if self._epochs.pop(source, None) is not None and self._ready:
+            self._ready = deque(item for item in self._ready if item[1] is not source)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._ready.clear()
+        self._epochs.clear()
+
+    def wake_all(self) -> None:
+        """Let everyone who waits look again."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled() and self._ready:
+                self._wake_one()  # what this wait was woken for is for the next one
+            raise
+        finally:
+            self._waiters.remove(waiter)
+
+    def _wake_one(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+                return

@@ -1,0 +1,204 @@
+"""The consumers of several topics and partitions as one: opened together, found by id, joined by new ones.
+
+What appears later is consumed from its first message on: all of it was published after this consumer began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
+from typing import Final, Protocol
+
+from ..errors import BrokerError
+from ..ids import MessageId
+from ._inbox import Source
+from ._selection import Directory, Selection, name_of
+from ._together import each_tried, together
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Member(Source, Protocol):
+    """The consumer of one topic or partition; a :class:`~pulsar_nack.wire._consumer.TopicConsumer` is one."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether there is a connection now."""
+        ...
+
+    @property
+    def is_active(self) -> bool | None:
+        """Return whether it is the one that gets messages, on Failover; None where that is not known."""
+        ...
+
+    async def open(self) -> None:
+        """Subscribe."""
+
+    async def aclose(self) -> None:
+        """Give back what is not acknowledged."""
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription."""
+
+    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:
+        """Begin to acknowledge a message; ``done`` learns of the end."""
+
+    async def acknowledge(self, ids: list[MessageId]) -> None:
+        """Acknowledge messages."""
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge everything up to a message."""
+
+    async def redeliver(self, ids: list[MessageId]) -> None:
+        """Ask for messages again."""
+
+    async def seek(self, position: MessageId | int) -> None:
+        """Move the subscription."""
+
+    async def last_message_id(self) -> MessageId:
+        """Return the id of the last message of the topic."""
+        ...
+
+
+class Make(Protocol):
+    """What makes a member."""
+
+    def __call__(self, name: str, partition: int, *, count: int, is_new: bool) -> Member:
+        """Make one that is not open.
+
+        :param name: the full name of the topic or partition
+        :param count: how many members there are
+        :param is_new: it appeared after the consumer began
+        """
+        ...
+
+
+class Members:
+    """All members of a selection.
+
+    :param subscription: its name, for errors
+    :param gone: called with each that leaves because its topic was deleted
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        directory: Directory,
+        make: Make,
+        *,
+        subscription: str,
+        gone: Callable[[Member], None],
+    ) -> None:
+        self._subscription = subscription
+        self._selection = selection
+        self._directory = directory
+        self._make = make
+        self._gone = gone
+        self._members: dict[str, Member] = {}
+        self._lone: Member | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @property
+    def may_grow(self) -> bool:
+        """Return whether it makes sense to look again."""
+        return self._selection.may_grow(self._members)
+
+    async def open(self) -> None:
+        """Open all; where one cannot, none is open.
+
+        :raises BrokerError: the first that failed
+        """
+        wanted = await self._selection.members(self._directory)
+        count = len(wanted)
+        made = {name: self._make(name, partition, count=count, is_new=False) for name, partition in wanted.items()}
+        try:
+            await together(self._open(name, member) for name, member in made.items())
+        except BaseException:
+            await each_tried(member.aclose() for member in made.values())
+            raise
+        self._members = made
+        self._note_lone()
+
+    async def _open(self, name: str, member: Member) -> None:
+        try:
+            await member.open()
+        except BrokerError as error:
+            told = copy(error)  # the same one may be raised for other topics too
+            told.args = (f"subscribing to {name} as {self._subscription!r}: {error}",)
+            raise told from error
+
+    async def refresh(self) -> None:
+        """Open what is new and close what is gone; what fails is logged, and tried the next time.
+
+        :raises BrokerError: the broker does not tell what there is
+        """
+        wanted = await self._selection.members(self._directory)
+        new = {name: partition for name, partition in wanted.items() if name not in self._members}
+        await asyncio.gather(*(self._add(name, partition) for name, partition in new.items()))
+        if self._selection.only is None:
+            await self._leave([name for name in self._members if name not in wanted])
+
+    async def _add(self, name: str, partition: int) -> None:
+        member = self._make(name, partition, count=len(self._members) + 1, is_new=True)
+        try:
+            await member.open()
+        except Exception as error:  # noqa: BLE001 - it is tried again
+            await each_tried([member.aclose()])
+            _LOG.warning("%s is new, and cannot be consumed yet: %s", name, error)
+        except BaseException:
+            await each_tried([member.aclose()])
+            raise
+        else:
+            _LOG.info("%s is new, and consumed from now on", name)
+            self._members[name] = member
+            self._note_lone()
+
+    async def _leave(self, names: Iterable[str]) -> None:
+        leaving = [self._members.pop(name) for name in names]
+        self._note_lone()
+        for member in leaving:
+            self._gone(member)
+        await each_tried(member.aclose() for member in leaving)
+
+    async def aclose(self) -> BaseException | None:
+        """Close all; return the first error."""
+        return await each_tried(member.aclose() for member in self._members.values())
+
+    def _note_lone(self) -> None:
+        is_plain = self._selection.only in self._members
+        self._lone = next(iter(self._members.values())) if is_plain and len(self._members) == 1 else None
+
+    # --- by id -----------------------------------------------------------------------------------------------------
+
+    def of(self, message_id: MessageId) -> Member:
+        """Return the member that an id belongs to.
+
+        :raises BrokerError: it does not tell, or is of another topic
+        """
+        topic = message_id.topic
+        if topic is None:
+            if self._lone is not None:
+                return self._lone
+            topic = self._selection.only
+            if topic is None:
+                raise BrokerError(
+                    f"{message_id!r} was not delivered to this consumer of several topics, and names none"
+                )
+        found = self._members.get(topic) or self._members.get(name_of(topic, message_id.partition))
+        if found is None:
+            raise BrokerError(f"{message_id!r} is of no topic of this consumer of {self._selection.label}")
+        return found
+
+    def grouped(self, ids: Iterable[MessageId]) -> Mapping[Member, list[MessageId]]:
+        """Return which ids are of which member; raises as :meth:`of`."""
+        groups: dict[Member, list[MessageId]] = {}
+        for message_id in ids:
+            groups.setdefault(self.of(message_id), []).append(message_id)
+        return groups

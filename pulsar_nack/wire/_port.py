@@ -1,0 +1,238 @@
+"""The broker's own protocol as a port: what a :class:`~pulsar_nack.Consumer` needs, over one topic or many."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from ..consumer import Delivery, PortTraits
+from ..errors import BrokerError, ClosedError
+from ..ids import MessageId
+from ._consumer import TopicConsumer
+from ._core import Core
+from ._inbox import WireInbox
+from ._many import Member, Members
+from ._selection import Matching, Selection
+from ._subscribe_options import SubscribeOptions
+from ._together import together
+
+MAX_IDS: Final = 1_000
+_LATENCY_S: Final = 0.0005
+_MOST_AHEAD: Final = 50_000
+"""How many messages are fetched ahead in all, where there are many topics or partitions."""
+_LOG: Final = logging.getLogger(__name__)
+
+
+class WirePort:
+    """A :class:`~pulsar_nack.ConsumerPort` that talks to the broker itself; :meth:`open` makes one.
+
+    Acknowledgements return when the broker has confirmed them. On Exclusive and Failover subscriptions a redelivery
+    request brings back everything that is not acknowledged.
+    """
+
+    def __init__(
+        self, core: Core, selection: Selection, options: SubscribeOptions, *, discovery_interval: float = 60.0
+    ) -> None:
+        self._core = core
+        self._selection = selection
+        self._options = options
+        self._interval = discovery_interval
+        self._inbox = WireInbox(self._check_open)
+        self._members = Members(
+            selection, core.lookup, self._make, subscription=options.subscription, gone=self._inbox.drop
+        )
+        self._inactive: Callable[[str, int], None] | None = None
+        self._discovery: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._traits = traits_of(options)
+
+    @classmethod
+    async def open(
+        cls, core: Core, selection: Selection, options: SubscribeOptions, *, discovery_interval: float = 60.0
+    ) -> WirePort:
+        """Subscribe to all topics and partitions.
+
+        :raises BrokerError: one of them cannot be subscribed to; none is then
+        """
+        self = cls(core, selection, options, discovery_interval=discovery_interval)
+        await self._members.open()
+        if self._members.may_grow:
+            self._discovery = asyncio.create_task(self._discover(), name="pulsar_nack.wire discovery")
+        return self
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Return topic or topics, subscription and consumer name."""
+        return self._selection.label, self._options.subscription, self._options.consumer_name or ""
+
+    @property
+    def traits(self) -> PortTraits:
+        """Return what this port promises."""
+        return self._traits
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it was closed, by :meth:`close` or with its client."""
+        return self._closing is not None
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether there is a connection, all of them for several topics or partitions."""
+        return all(member.is_connected for member in self._members)
+
+    @property
+    def is_active(self) -> bool | None:
+        """Return whether this is the consumer that gets messages, on Failover; None where that is not known."""
+        known = [member.is_active for member in self._members]
+        return None if None in known else any(known)
+
+    def watch_inactive(self, call: Callable[[str, int], None]) -> None:
+        """Have ``call`` called with topic and partition when another Failover consumer gets its messages."""
+        self._inactive = call
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"{len(self._inbox)} messages here"
+        return f"<WirePort of {self._selection.label!r} as {self._options.subscription!r}, {state}>"
+
+    # --- the port --------------------------------------------------------------------------------------------------
+
+    async def receive(self) -> Delivery:
+        """Return the next message; cancelling it loses none.
+
+        :raises ClosedError: it, or its client, is closed
+        """
+        return await self._inbox.get()
+
+    def receive_nowait(self) -> Delivery | None:
+        """Return the next message if one is here.
+
+        :raises ClosedError: it, or its client, is closed
+        """
+        self._check_open()
+        return self._inbox.get_nowait()
+
+    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:
+        """Begin to acknowledge a message; ``done`` gets None when the broker has confirmed it, or an error.
+
+        :raises ClosedError: it, or its client, is closed
+        :raises BrokerError: the message is of another topic; ``done`` is not called then
+        """
+        self._check_open()
+        self._members.of(message_id).acknowledge_soon(message_id, done)
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Acknowledge messages; returns when the broker has confirmed it.
+
+        :raises BrokerError: the broker refused, or one is of another topic
+        """
+        self._check_open()
+        if len(ids) == 1:
+            await self._members.of(ids[0]).acknowledge(list(ids))
+            return
+        await together(member.acknowledge(its) for member, its in self._members.grouped(ids).items())
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge everything up to a message, in its topic or partition.
+
+        :raises BrokerError: the broker refused, as on shared subscriptions
+        """
+        self._check_open()
+        await self._members.of(message_id).acknowledge_cumulative(message_id)
+
+    async def redeliver(self, ids: Sequence[MessageId]) -> None:
+        """Have these sent again now, with the entries that they are in.
+
+        :raises BrokerError: it could not be asked for, or one is of another topic
+        """
+        self._check_open()
+        await together(member.redeliver(its) for member, its in self._members.grouped(ids).items())
+
+    async def seek(self, position: MessageId | int) -> None:
+        """Move the subscription, so that this message, or the first from this publish time in ms on, is next.
+
+        A message moves it in its topic or partition; a time, and the ids of the earliest and the latest, everywhere.
+
+        :raises BrokerError: the broker refused, or the message is of another topic
+        """
+        self._check_open()
+        is_of_one = isinstance(position, MessageId) and not _is_end(position)
+        members = [self._members.of(position)] if is_of_one else list(self._members)  # type: ignore[arg-type]
+        await together(member.seek(position) for member in members)
+
+    async def last_message_ids(self) -> list[MessageId]:
+        """Return the id of the last message of each topic or partition; entry -1 where there is none."""
+        self._check_open()
+        return await together(member.last_message_id() for member in self._members)
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription at the broker, and close.
+
+        :raises BrokerError: the broker refused, as it does while others consume
+        """
+        self._check_open()
+        await together(member.unsubscribe() for member in self._members)
+        await self.close()
+
+    async def close(self) -> None:
+        """Give back what is not acknowledged, to others at once; calls that wait get an error. Idempotent."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="pulsar_nack.wire closing")
+            self._inbox.wake_all()
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._discovery is not None:
+            self._discovery.cancel()
+            await asyncio.wait([self._discovery])
+        error = await self._members.aclose()
+        if error is not None:
+            _LOG.warning("closing %s as %s: %s", self._selection.label, self._options.subscription, error)
+        self._inbox.clear()
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _make(self, name: str, partition: int, *, count: int, is_new: bool) -> Member:
+        ahead = min(self._options.receiver_queue_size, max(_MOST_AHEAD // count, 1))
+        changes: dict[str, Any] = {} if ahead == self._options.receiver_queue_size else {"receiver_queue_size": ahead}
+        if is_new:
+            changes["initial_position"] = "earliest"
+        if isinstance(self._selection, Matching):
+            changes["create_topic"] = False  # one that is deleted is not to come back by this
+        options = replace(self._options, **changes) if changes else self._options
+        return TopicConsumer(
+            self._core, name, options, self._inbox.put, partition=partition, became_inactive=self._became_inactive
+        )
+
+    def _became_inactive(self, member: TopicConsumer) -> None:
+        if self._inactive is not None:
+            self._inactive(member.topic, member.partition)
+
+    async def _discover(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            try:
+                await self._members.refresh()
+            except BrokerError as error:
+                _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, error)
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise ClosedError("the port")
+
+
+def traits_of(options: SubscribeOptions) -> PortTraits:
+    """Return what a port with such options promises."""
+    return PortTraits(
+        honours_ids=options.type in {"shared", "key_shared"},
+        redelivery_latency=_LATENCY_S,
+        max_ids_per_request=MAX_IDS,
+        batch_index_ack=options.batch_index_ack,
+        receiver_queue_size=options.receiver_queue_size,
+    )
+
+
+def _is_end(message_id: MessageId) -> bool:
+    return message_id.entry < 0 or message_id.entry == 2**63 - 1

@@ -1,0 +1,143 @@
+"""Which topics a consumer is for: names, or a pattern; and which topics and partitions that means at the moment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal, Protocol
+
+from ..errors import InvalidArgumentError
+from ._together import together
+from ._topics import TopicName, normalize, partition_name, split_partition
+
+_DEFAULT_NAMESPACE: Final = "persistent://public/default/"
+_PREFIX: Final = re.compile(r"(?P<domain>persistent|non-persistent)://(?P<namespace>[\w.=:-]+/[\w.=:-]+)/")
+
+
+TopicsMode = Literal["persistent", "non_persistent", "all"]
+
+
+class Directory(Protocol):
+    """What tells about topics; a :class:`~pulsar_nack.wire._lookup.Lookup` does."""
+
+    async def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has, 0 if it has none."""
+        ...
+
+    async def topics(self, namespace: str, *, pattern: str | None = None, mode: TopicsMode = "persistent") -> list[str]:
+        """Return the topics of a namespace."""
+        ...
+
+
+class Selection(Protocol):
+    """Names of topics, now and later."""
+
+    @property
+    def label(self) -> str:
+        """Return what to call it."""
+        ...
+
+    @property
+    def only(self) -> str | None:
+        """Return the one topic that it is, with whatever partitions; None if there may be several."""
+        ...
+
+    async def members(self, directory: Directory) -> dict[str, int]:
+        """Return the full names of what to consume now, each with its number as a partition, -1 if it is none."""
+        ...
+
+    def may_grow(self, members: Iterable[str]) -> bool:
+        """Return whether there may be more later."""
+        ...
+
+
+class Named:
+    """Topics by their names; those with partitions may get more."""
+
+    def __init__(self, topics: Sequence[str]) -> None:
+        self.topics = tuple(dict.fromkeys(map(normalize, topics)))
+        if not self.topics:
+            raise InvalidArgumentError("topic", topics, "at least one topic")
+        self.label = ", ".join(self.topics)
+
+    @property
+    def only(self) -> str | None:
+        """Return the topic if it is one."""
+        return self.topics[0] if len(self.topics) == 1 else None
+
+    async def members(self, directory: Directory) -> dict[str, int]:
+        """Return the topics, or their partitions."""
+        return await _members(directory, self.topics)
+
+    def may_grow(self, members: Iterable[str]) -> bool:
+        """Return whether one of them has partitions."""
+        return any(member not in self.topics for member in members)
+
+
+class Matching:
+    """All topics of a namespace whose names match a pattern, those of tomorrow too.
+
+    The whole name has to match, ``persistent://tenant/namespace/name``, and of a topic with partitions that of the
+    topic. A pattern that names no namespace is for ``public/default``.
+    """
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        found = _PREFIX.match(pattern.pattern)
+        if found is None and "://" in pattern.pattern:
+            raise InvalidArgumentError(
+                "topic", pattern.pattern, "a pattern that begins with a namespace: persistent://tenant/namespace/..."
+            )
+        text = pattern.pattern if found else f"{_DEFAULT_NAMESPACE}(?:{pattern.pattern})"
+        self._pattern = re.compile(text, pattern.flags)
+        name = TopicName.parse((found[0] if found else _DEFAULT_NAMESPACE) + "any")
+        self._namespace = name.namespace
+        self._mode: TopicsMode = "persistent" if name.domain == "persistent" else "non_persistent"
+        self.label = text
+        self.only: str | None = None
+
+    async def members(self, directory: Directory) -> dict[str, int]:
+        """Return the topics that there are now, or their partitions."""
+        names = await directory.topics(self._namespace, mode=self._mode)
+        topics = dict.fromkeys(split_partition(name)[0] for name in names)
+        return await _members(directory, [topic for topic in topics if self._pattern.fullmatch(topic)])
+
+    def may_grow(self, members: Iterable[str]) -> bool:  # noqa: ARG002
+        """Return True."""
+        return True
+
+
+def selection_of(topic: str | Sequence[str] | re.Pattern[str]) -> Selection:
+    """Return what a user's argument means.
+
+    :raises InvalidArgumentError: no name, list of names or compiled pattern
+    """
+    if isinstance(topic, re.Pattern):
+        if not isinstance(topic.pattern, str):
+            raise InvalidArgumentError("topic", topic, "a pattern of text")
+        return Matching(topic)
+    if isinstance(topic, str):
+        return Named([topic])
+    if not isinstance(topic, Sequence):
+        raise InvalidArgumentError("topic", topic, "a name, a list of names, or a pattern by re.compile")
+    return Named(topic)
+
+
+def name_of(topic: str, partition: int) -> str:
+    """Return the full name of a topic, or of its partition where the name does not tell it already."""
+    name = normalize(topic)
+    return partition_name(name, partition) if partition >= 0 and split_partition(name)[1] < 0 else name
+
+
+async def _members(directory: Directory, topics: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for members in await together(_members_of(directory, topic) for topic in topics):
+        found.update(members)
+    return found
+
+
+async def _members_of(directory: Directory, topic: str) -> Mapping[str, int]:
+    _, own = split_partition(topic)
+    if own >= 0:
+        return {topic: own}
+    count = await directory.partitions(topic)
+    return {partition_name(topic, number): number for number in range(count)} or {topic: -1}

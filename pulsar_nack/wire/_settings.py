@@ -1,0 +1,116 @@
+"""What a consumer of the native client can be told, for type checkers; and which of it goes where."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+
+from pydantic import ValidationError
+
+from ..consumer import Consumer
+from ..errors import InvalidArgumentError
+from ._options import ClientOptions
+from ._subscribe_options import InitialPosition, KeyShared, SubscribeOptions
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from .._delays import Delay
+    from ..backoff import Backoff
+    from ..clock import Clock
+    from ..config import NackConfig
+    from ..consumer import ConsumerTrace, Redelivery
+    from ..ids import MessageId
+    from ..ledger import LogStore
+    from ..nack import HookLike
+
+_OTHER_NAMES: Final = {"durable_subscription": "durable"}
+"""What is called otherwise here than in the options of a subscription, where the consumer has the name already."""
+_OF_CONSUMER: Final = frozenset(inspect.signature(Consumer).parameters) - {"port"}
+OF_SUBSCRIPTION: Final = frozenset(each.name for each in fields(SubscribeOptions)) - {
+    "subscription",
+    "type",
+    "durable",
+} | {*_OTHER_NAMES}
+"""What a subscription can be told beside its name and type."""
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The settings of :class:`~pulsar_nack.Consumer`."""
+
+    redelivery: Redelivery
+    backoff: Backoff | Delay | Sequence[Delay] | None
+    config: NackConfig | None
+    max_local_bytes: int
+    unacked_limit: int | None
+    ack_memory: Delay
+    hooks: Sequence[HookLike]
+    clock: Clock | None
+    durable: str | PathLike[str] | LogStore | None
+    durable_ttl: Delay
+    max_ack_state_bytes: int
+    wall_clock: Clock | None
+    trace: ConsumerTrace | None
+
+
+class Settings(ConsumerSettings, total=False):
+    """Those, and what the broker is told when it is subscribed to."""
+
+    consumer_name: str | None
+    initial_position: InitialPosition
+    priority_level: int
+    properties: Mapping[str, str]
+    subscription_properties: Mapping[str, str]
+    key_shared: KeyShared | None
+    receiver_queue_size: int
+    batch_index_ack: bool
+    ack_group_ms: int
+    max_pending_chunked: int
+    max_chunked_bytes: int
+    chunk_timeout: Delay
+    read_compacted: bool
+    durable_subscription: bool
+    create_topic: bool
+    replicate_subscription_state: bool
+    start_message_id: MessageId | None
+
+
+class Split(NamedTuple):
+    """Settings of the consumer, and of the subscription."""
+
+    consumer: dict[str, Any]
+    subscription: dict[str, Any]
+
+
+def split(settings: Mapping[str, Any]) -> Split:
+    """Return which settings go where.
+
+    :raises InvalidArgumentError: names one that there is not
+    """
+    found = Split({}, {})
+    for name, value in settings.items():
+        if name in _OF_CONSUMER:
+            found.consumer[name] = value
+        elif name in OF_SUBSCRIPTION:
+            found.subscription[_OTHER_NAMES.get(name, name)] = value
+        else:
+            raise InvalidArgumentError(name, value, "no such setting")
+    return found
+
+
+def client_options(options: Mapping[str, Any]) -> ClientOptions:
+    """Return checked options of a client.
+
+    :raises InvalidArgumentError: names the first that is wrong, or unknown
+    """
+    try:
+        return ClientOptions(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidArgumentError):
+            raise cause from None
+        expected = "no such setting" if first["type"] == "extra_forbidden" else first["msg"]
+        raise InvalidArgumentError(".".join(map(str, first["loc"])), first["input"], expected) from None

@@ -1,0 +1,95 @@
+"""Members of a consumer of several topics, without a broker: they note what they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pulsar_nack import BrokerError, Delivery, MessageId
+from pulsar_nack.wire._topics import namespace_of
+
+
+class FakeMember:
+    """Stands for the consumer of one topic or partition.
+
+    :param fails: the errors that its calls raise, by their names
+    """
+
+    def __init__(self, name: str, partition: int = -1, *, fails: Mapping[str, Exception] | None = None) -> None:
+        self.name = self.topic = name
+        self.partition = partition
+        self.fails = dict(fails or {})
+        self.epoch = 1
+        self.is_connected = False
+        self.is_active: bool | None = None
+        self.calls: list[tuple[str, Any]] = []
+        self.received: list[bytes] = []
+
+    def taken(self, delivery: Delivery) -> None:
+        self.received.append(delivery.data)
+
+    async def open(self) -> None:
+        await self._note("open")
+        self.is_connected = True
+
+    async def aclose(self) -> None:
+        await self._note("aclose")
+        self.is_connected = False
+
+    async def unsubscribe(self) -> None:
+        await self._note("unsubscribe")
+
+    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:
+        self.calls.append(("acknowledge_soon", message_id))
+        asyncio.get_running_loop().call_soon(done, self.fails.get("acknowledge_soon"))
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        await self._note("acknowledge", list(ids))
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        await self._note("acknowledge_cumulative", message_id)
+
+    async def redeliver(self, ids: Sequence[MessageId]) -> None:
+        await self._note("redeliver", list(ids))
+
+    async def seek(self, position: MessageId | int) -> None:
+        await self._note("seek", position)
+
+    async def last_message_id(self) -> MessageId:
+        await self._note("last_message_id")
+        return MessageId(1, len(self.calls), self.partition, topic=self.name)
+
+    async def _note(self, call: str, argument: Any = None) -> None:
+        self.calls.append((call, argument))
+        await asyncio.sleep(0)
+        if call in self.fails:
+            raise self.fails[call]
+
+
+class FakeDirectory:
+    """Stands for a lookup: topics and how many partitions they have.
+
+    :param topics: full names with numbers of partitions, 0 for none
+    """
+
+    def __init__(self, **topics: int) -> None:
+        self.topics_by_name = {f"persistent://public/default/{name}": count for name, count in topics.items()}
+        self.fails = False
+
+    async def partitions(self, topic: str) -> int:
+        await asyncio.sleep(0)
+        if self.fails:
+            raise BrokerError("no")
+        return self.topics_by_name.get(topic, 0)
+
+    async def topics(self, namespace: str, *, pattern: str | None = None, mode: str = "persistent") -> list[str]:
+        await asyncio.sleep(0)
+        if self.fails:
+            raise BrokerError("no")
+        return [
+            member
+            for name, count in self.topics_by_name.items()
+            if namespace_of(name) == namespace and mode in {"persistent", "all"} and name.startswith("persistent:")
+            for member in ([f"{name}-partition-{number}" for number in range(count)] or [name])
+        ]

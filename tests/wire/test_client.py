@@ -1,0 +1,152 @@
+"""The client where no broker is needed: what it refuses, how settings are shared out, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+
+import pulsar_nack
+from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, NackConfig
+from pulsar_nack.wire import Client, SubscribeOptions
+from pulsar_nack.wire._settings import ConsumerSettings, Settings, split
+
+NOBODY = "pulsar://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("request_timeout", -1),
+        ("request_timeout", "soon"),
+        ("authentication", "token"),
+        ("max_redirects", -1),
+        ("no_such_thing", 1),
+    ],
+)
+def test_bad_options_are_refused_by_name(name: str, value: Any) -> None:
+    """What the client cannot be told is refused at once, by its name."""
+    with pytest.raises(InvalidArgumentError, match=name):
+        pulsar_nack.connect(NOBODY, **{name: value})
+
+
+@pytest.mark.parametrize("url", ["", "http://localhost:8080", "pulsar://", "localhost:6650", 5])
+def test_bad_addresses_are_refused(url: Any) -> None:
+    """What is no address of a broker is refused at once."""
+    with pytest.raises(InvalidArgumentError, match="url"):
+        pulsar_nack.connect(url)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("type", {"consumer_type": "sharde"}),
+        ("receiver_queue_size", {"receiver_queue_size": 0}),
+        ("discovery_interval", {"discovery_interval": 0}),
+        ("discovery_interval", {"discovery_interval": -1}),
+        ("redelivery", {"redelivery": "somehow"}),
+        ("unacked_limit", {"unacked_limit": 100}),
+        ("ack_memory", {"ack_memory": -1}),
+        ("batch_index_ack_enabled", {"batch_index_ack_enabled": True}),
+        ("port", {"port": None}),
+        ("type", {"type": "shared"}),
+    ],
+)
+async def test_bad_settings_are_refused_before_anything_happens(name: str, settings: dict[str, Any]) -> None:
+    """N24: a wrong or unknown setting of consumer or subscription is refused by name, without a broker."""
+    async with pulsar_nack.connect(NOBODY) as client:
+        with pytest.raises((InvalidArgumentError, TypeError), match=name):
+            client.subscribe("orders", "billing", **settings)
+
+
+@pytest.mark.parametrize("topic", ["", [], 5, "a/b"])
+async def test_bad_topics_are_refused(topic: Any) -> None:
+    """What is no topic is refused, and so is a subscription without a name."""
+    async with pulsar_nack.connect(NOBODY) as client:
+        with pytest.raises(InvalidArgumentError, match="topic"):
+            client.subscribe(topic, "billing")
+        with pytest.raises(InvalidArgumentError, match="subscription"):
+            client.subscribe("orders", "")
+
+
+async def test_a_refused_connection_is_one_clear_error() -> None:
+    """U22: nobody listens: one error of ours that names the address, not a hang."""
+    async with pulsar_nack.connect(NOBODY, connect_timeout=2, request_timeout=2) as client:
+        for topic in ("orders", ["orders", "bills"], re.compile("orders.*")):
+            with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):
+                await asyncio.wait_for(client.subscribe(topic, "billing")._open(), 10)
+        with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):
+            await client.partitions("orders")
+
+
+async def test_a_closed_client_is_of_no_use() -> None:
+    """After closing, which may be done twice and without ever having connected, everything is refused."""
+    client = pulsar_nack.connect(NOBODY)
+    await client.aclose()
+    await client.aclose()
+    assert "closed" in repr(client)
+    with pytest.raises(ClosedError, match="client"):
+        await client.subscribe("orders", "billing")
+    with pytest.raises(ClosedError, match="client"):
+        await client.topics()
+    with pytest.raises(ClosedError, match="client"):
+        async with client:
+            pass
+
+
+def test_every_setting_has_its_place() -> None:
+    """The settings for type checkers are those of consumers and subscriptions, and each goes where it belongs."""
+    hints = get_type_hints(ConsumerSettings, localns=vars(pulsar_nack.wire._settings) | names_for_checkers())
+    of_subscription = {each.name for each in fields(SubscribeOptions)} - {"subscription", "type", "durable"}
+    assert set(Settings.__annotations__) - set(hints) == of_subscription | {"durable_subscription"}
+    every = dict.fromkeys(Settings.__annotations__, None)
+    consumer, subscription = split(every)
+    assert set(consumer) == set(hints)
+    assert set(subscription) == of_subscription | {"durable"}
+
+
+def names_for_checkers() -> dict[str, Any]:
+    """The names that the settings have for type checkers only."""
+    from os import PathLike
+
+    from pulsar_nack.consumer import ConsumerTrace, Redelivery
+    from pulsar_nack.ledger import LogStore
+    from pulsar_nack.nack import HookLike
+
+    names: dict[str, Any] = {name: getattr(pulsar_nack, name) for name in ("Backoff", "Clock", "MessageId")}
+    names |= {"NackConfig": NackConfig, "Delay": float, "PathLike": PathLike, "HookLike": HookLike}
+    return names | {"ConsumerTrace": ConsumerTrace, "Redelivery": Redelivery, "LogStore": LogStore}
+
+
+async def test_the_client_is_of_one_loop() -> None:
+    """In another event loop than its own the client says so."""
+    client = pulsar_nack.connect(NOBODY)
+    async with client:
+        await asyncio.to_thread(asyncio.run, _used_elsewhere(client))
+
+
+async def _used_elsewhere(client: Client) -> None:
+    with pytest.raises(pulsar_nack.WrongLoopError, match="client"):
+        await client.subscribe("orders", "billing")
+
+
+def test_protobuf_is_not_imported_before_it_is_needed() -> None:
+    """Importing the package does not touch protobuf; without it, connecting names the extra."""
+    code = (
+        "import sys, pulsar_nack\n"
+        "assert not [name for name in sys.modules if name.startswith('google')]\n"
+        "sys.modules['google'] = None\n"
+        "try:\n"
+        "    pulsar_nack.connect('pulsar://localhost:6650')\n"
+        "except pulsar_nack.MissingExtraError as error:\n"
+        "    assert error.extra == 'wire', error.extra\n"
+        "else:\n"
+        "    sys.exit('it connected')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr

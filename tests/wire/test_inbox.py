@@ -1,0 +1,98 @@
+"""The inbox of a port: first come, first served, nothing lost, nothing shown that will come again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pulsar_nack import ClosedError, Delivery, MessageId
+from pulsar_nack.wire._inbox import WireInbox
+
+from .stand_ins import FakeMember
+
+
+def delivery(number: int) -> Delivery:
+    """The message of this number."""
+    return Delivery(MessageId(1, number), str(number).encode())
+
+
+async def test_messages_come_in_order_and_make_room() -> None:
+    """What arrived is received in its order, and its source is told of each when it is received, not before."""
+    inbox, source = WireInbox(lambda: None), FakeMember("t")
+    for number in range(3):
+        inbox.put(delivery(number), source)
+    assert (len(inbox), source.received) == (3, [])
+    assert [(await inbox.get()).data for _ in range(2)] == [b"0", b"1"]
+    assert (len(inbox), source.received) == (1, [b"0", b"1"])
+
+
+async def test_waiting_calls_are_served_in_turn() -> None:
+    """Calls that wait get messages in the order in which they came."""
+    inbox, source = WireInbox(lambda: None), FakeMember("t")
+    calls = [asyncio.create_task(inbox.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for number in range(3):
+        inbox.put(delivery(number), source)
+    assert [(await call).data for call in calls] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_a_cancelled_call_loses_nothing(turns: int) -> None:
+    """A call that is cancelled when it has been woken lets the next one have the message."""
+    inbox, source = WireInbox(lambda: None), FakeMember("t")
+    first, second = asyncio.create_task(inbox.get()), asyncio.create_task(inbox.get())
+    await asyncio.sleep(0)
+    inbox.put(delivery(0), source)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    if turns and not second.done():
+        await asyncio.sleep(0)
+    assert first.cancelled()
+    assert (await second).data == b"0"
+    assert source.received == [b"0"]
+
+
+async def test_what_will_come_again_is_dropped() -> None:
+    """After its source lost the connection nothing that came before is shown, nor counted as received; others stay."""
+    inbox, one, other = WireInbox(lambda: None), FakeMember("a"), FakeMember("b")
+    for number in range(3):
+        inbox.put(delivery(number), one)
+        inbox.put(delivery(10 + number), other)
+    one.epoch += 1
+    assert (await inbox.get()).data == b"10"
+    inbox.put(delivery(0), one)
+    assert len(inbox) == 3
+    assert [(await inbox.get()).data for _ in range(3)] == [b"11", b"12", b"0"]
+    assert one.received == [b"0"]
+
+
+async def test_sources_can_be_dropped() -> None:
+    """What came from one source can be dropped, and everything."""
+    inbox, one, other = WireInbox(lambda: None), FakeMember("a"), FakeMember("b")
+    inbox.put(delivery(0), one)
+    inbox.put(delivery(1), other)
+    inbox.drop(one)
+    inbox.drop(one)
+    assert (await inbox.get()).data == b"1"
+    inbox.put(delivery(2), one)
+    inbox.clear()
+    assert len(inbox) == 0
+
+
+async def test_everyone_is_told_of_the_end() -> None:
+    """All calls that wait raise what the check raises, once they are woken, and later ones at once."""
+    is_closed = False
+
+    def check() -> None:
+        if is_closed:
+            raise ClosedError("the port")
+
+    inbox = WireInbox(check)
+    calls = [asyncio.create_task(inbox.get()) for _ in range(2)]
+    await asyncio.sleep(0)
+    is_closed = True
+    inbox.wake_all()
+    assert [type(result) for result in await asyncio.gather(*calls, return_exceptions=True)] == [ClosedError] * 2
+    with pytest.raises(ClosedError):
+        await inbox.get()

@@ -1,0 +1,149 @@
+"""Several topics and partitions as one: all or nothing at first, new ones later, ids find their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pulsar_nack import BrokerError, MessageId
+from pulsar_nack.wire._many import Members
+from pulsar_nack.wire._selection import selection_of
+
+from .stand_ins import FakeDirectory, FakeMember
+
+BASE = "persistent://public/default/"
+PARTED = f"{BASE}parted-partition-"
+
+
+class Maker:
+    """Makes members and keeps them."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, FakeMember] = {}
+        self.told: dict[str, dict[str, Any]] = {}
+        self.fails: dict[str, Mapping[str, Exception]] = {}
+        self.gone: list[str] = []
+
+    def __call__(self, name: str, partition: int, **options: Any) -> FakeMember:
+        self.told[name] = options
+        self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
+        return self.made[name]
+
+    def members(self, topic: Any, directory: FakeDirectory) -> Members:
+        """Members of a selection, made here."""
+
+        def gone(member: Any) -> None:
+            self.gone.append(member.name)
+
+        return Members(selection_of(topic), directory, self, subscription="sub", gone=gone)
+
+
+async def test_all_are_opened() -> None:
+    """Every partition is opened, and knows its number and how many there are."""
+    maker = Maker()
+    members = maker.members("parted", FakeDirectory(parted=3))
+    await members.open()
+    assert [(member.partition, member.is_connected) for member in maker.made.values()] == [
+        (number, True) for number in range(3)
+    ]
+    assert all(told == {"count": 3, "is_new": False} for told in maker.told.values())
+    assert members.may_grow
+    assert await members.aclose() is None
+    assert not any(member.is_connected for member in maker.made.values())
+
+
+async def test_one_that_fails_closes_all() -> None:
+    """When one cannot be opened, its own error is raised, with the topic's name, and all are closed."""
+    maker = Maker()
+    maker.fails[f"{PARTED}1"] = {"open": BrokerError("full")}
+    members = maker.members("parted", FakeDirectory(parted=3))
+    with pytest.raises(BrokerError, match=rf"^subscribing to {PARTED}1 as 'sub': full$"):
+        await members.open()
+    assert all(member.calls[-1][0] == "aclose" for member in maker.made.values())
+    assert len(members) == 0
+
+
+async def test_closing_goes_on_after_an_error() -> None:
+    """All are closed though one fails, and its error is told."""
+    maker = Maker()
+    maker.fails[f"{BASE}a"] = {"aclose": BrokerError("lost")}
+    members = maker.members(["a", "b"], FakeDirectory(a=0, b=0))
+    await members.open()
+    assert str(await members.aclose()) == "lost"
+    assert maker.made[f"{BASE}b"].calls[-1] == ("aclose", None)
+
+
+async def test_new_partitions_join() -> None:
+    """A new partition is consumed from its beginning; one that cannot be opened is tried again the next time."""
+    maker, directory = Maker(), FakeDirectory(parted=1)
+    members = maker.members("parted", directory)
+    await members.open()
+    directory.topics_by_name[f"{BASE}parted"] = 3
+    maker.fails[f"{PARTED}2"] = {"open": BrokerError("not yet")}
+    await members.refresh()
+    assert len(members) == 2
+    assert maker.told[f"{PARTED}1"]["is_new"]
+    assert maker.made[f"{PARTED}2"].calls == [("open", None), ("aclose", None)]
+    maker.fails.clear()
+    await members.refresh()
+    assert len(members) == 3
+    assert maker.made[f"{PARTED}1"].calls == [("open", None)]
+    directory.topics_by_name[f"{BASE}parted"] = 0
+    await members.refresh()
+    assert maker.gone == []
+
+
+async def test_topics_of_a_pattern_come_and_go() -> None:
+    """A topic that matches joins when it appears, and leaves when it is deleted."""
+    maker, directory = Maker(), FakeDirectory(orders=0)
+    members = maker.members(re.compile("orders.*"), directory)
+    await members.open()
+    directory.topics_by_name |= {f"{BASE}orders-b": 2, f"{BASE}bills": 0}
+    del directory.topics_by_name[f"{BASE}orders"]
+    await members.refresh()
+    assert len(members) == 2
+    assert maker.gone == [f"{BASE}orders"]
+    assert maker.made[f"{BASE}orders"].calls[-1] == ("aclose", None)
+    with pytest.raises(BrokerError, match="no topic of this consumer"):
+        members.of(MessageId(1, 2, topic=f"{BASE}orders"))
+
+
+async def test_ids_of_one_topic() -> None:
+    """On one topic any id is of it, unless it names another."""
+    maker = Maker()
+    members = maker.members("plain", FakeDirectory(plain=0))
+    await members.open()
+    for message_id in (MessageId(1, 2), MessageId(1, 2, topic="plain"), MessageId(1, 2, topic=f"{BASE}plain")):
+        assert members.of(message_id) is maker.made[f"{BASE}plain"]
+    with pytest.raises(BrokerError, match="other"):
+        members.of(MessageId(1, 2, topic="other"))
+
+
+async def test_ids_of_partitions() -> None:
+    """On a topic with partitions the number of the partition is enough; without it the id is of none."""
+    maker = Maker()
+    members = maker.members("parted", FakeDirectory(parted=2))
+    await members.open()
+    for topic in (None, "parted", f"{BASE}parted", f"{PARTED}1"):
+        assert members.of(MessageId(1, 2, 1, topic=topic)) is maker.made[f"{PARTED}1"]
+    for wrong in (MessageId(1, 2), MessageId(1, 2, 2)):
+        with pytest.raises(BrokerError, match="no topic of this consumer"):
+            members.of(wrong)
+
+
+async def test_ids_of_several_topics() -> None:
+    """Among several topics an id has to name its own; ids are grouped by their topics."""
+    maker = Maker()
+    members = maker.members(["a", "b"], FakeDirectory(a=0, b=2))
+    await members.open()
+    ids = [MessageId(1, number, topic=f"{BASE}a") for number in range(2)]
+    other = MessageId(2, 0, 1, topic="b")
+    assert members.grouped([ids[0], other, ids[1]]) == {
+        maker.made[f"{BASE}a"]: ids,
+        maker.made[f"{BASE}b-partition-1"]: [other],
+    }
+    with pytest.raises(BrokerError, match="names none"):
+        members.of(MessageId(1, 0))

@@ -1,0 +1,92 @@
+"""Which topics and partitions a consumer is for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from pulsar_nack import BrokerError, InvalidArgumentError
+from pulsar_nack.wire._selection import name_of, selection_of
+
+from .stand_ins import FakeDirectory
+
+BASE = "persistent://public/default/"
+DIRECTORY = FakeDirectory(plain=0, parted=2, other=0)
+
+
+async def test_one_topic_without_partitions() -> None:
+    """A short name is made whole; a topic without partitions is itself, and stays so."""
+    selection = selection_of("plain")
+    assert selection.only == selection.label == f"{BASE}plain"
+    members = await selection.members(DIRECTORY)
+    assert members == {f"{BASE}plain": -1}
+    assert not selection.may_grow(members)
+
+
+async def test_a_topic_with_partitions() -> None:
+    """A topic with partitions is these, and may get more."""
+    selection = selection_of(f"{BASE}parted")
+    members = await selection.members(DIRECTORY)
+    assert members == {f"{BASE}parted-partition-0": 0, f"{BASE}parted-partition-1": 1}
+    assert selection.may_grow(members)
+
+
+async def test_one_partition() -> None:
+    """The name of a partition is that partition, with its number, whatever the broker says."""
+    selection = selection_of("parted-partition-1")
+    members = await selection.members(FakeDirectory(**{"parted-partition-1": 3}))
+    assert members == {f"{BASE}parted-partition-1": 1}
+    assert not selection.may_grow(members)
+
+
+async def test_a_list_of_topics() -> None:
+    """A list is all of its topics and partitions, each once; there is no only one."""
+    selection = selection_of(["plain", "parted", f"{BASE}plain"])
+    assert selection.only is None
+    members = await selection.members(DIRECTORY)
+    assert list(members) == [f"{BASE}plain", f"{BASE}parted-partition-0", f"{BASE}parted-partition-1"]
+    assert selection.may_grow(members)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("p.*", [f"{BASE}plain", f"{BASE}parted-partition-0", f"{BASE}parted-partition-1"]),
+        (f"{BASE}o.*", [f"{BASE}other"]),
+        ("parted|other", [f"{BASE}parted-partition-0", f"{BASE}parted-partition-1", f"{BASE}other"]),
+        ("lai", []),
+        ("persistent://other/space/.*", []),
+        ("non-persistent://public/default/.*", []),
+    ],
+)
+async def test_patterns(pattern: str, found: list[str]) -> None:
+    """A pattern matches whole names of topics in its namespace, not those of partitions, and always may find more."""
+    selection = selection_of(re.compile(pattern))
+    members = await selection.members(DIRECTORY)
+    assert list(members) == found
+    assert selection.only is None
+    assert selection.may_grow(members)
+
+
+@pytest.mark.parametrize("topic", ["", [], [""], 5, None, re.compile(b"x"), re.compile("http://x/.*"), "a/b"])
+def test_nonsense_is_refused(topic: Any) -> None:
+    """What is no name, list or pattern is refused by name."""
+    with pytest.raises(InvalidArgumentError, match="topic"):
+        selection_of(topic)
+
+
+@pytest.mark.parametrize("topic", ["plain", ["plain", "other"], re.compile(".*")])
+async def test_errors_are_plain(topic: Any) -> None:
+    """What the broker says comes as it is, not in a group of errors."""
+    directory = FakeDirectory(plain=0)
+    directory.fails = True
+    with pytest.raises(BrokerError, match=r"^no$"):
+        await selection_of(topic).members(directory)
+
+
+def test_names_of_partitions() -> None:
+    """An id's topic and partition make the full name, also where the topic's name has the partition already."""
+    assert name_of("t", -1) == f"{BASE}t"
+    assert name_of(f"{BASE}t", 2) == name_of("t-partition-2", 2) == f"{BASE}t-partition-2"

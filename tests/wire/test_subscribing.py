@@ -1,0 +1,227 @@
+"""Clients and their consumers as users have them, on a scripted broker and virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pulsar_nack import BrokerError, ClosedError, Consumer, Message, MessageId, NackConfig
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import Client
+from tests.wire.fake_broker import FakeBroker, refuse
+
+BASE = "persistent://public/default/"
+EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+
+
+@asynccontextmanager
+async def connected(broker: FakeBroker) -> AsyncIterator[Client]:
+    """A client of a broker in memory; when it is closed no connection and no task is left."""
+    async with Client(broker.url, dial=broker.dial) as client:
+        yield client
+    assert broker.links == []
+    await asyncio.sleep(1)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    """Receive what must be there."""
+    return [await consumer.receive(timeout=5) for _ in range(count)]
+
+
+async def is_quiet(consumer: Consumer, seconds: float = 5.0) -> bool:
+    """Return whether nothing more is shown."""
+    try:
+        await consumer.receive(timeout=seconds)
+    except TimeoutError:
+        return True
+    return False
+
+
+def now() -> float:
+    """The virtual time, in seconds."""
+    return asyncio.get_running_loop().time()
+
+
+@virtual_time
+async def test_a_nack_comes_back_in_time() -> None:
+    """N33: nacked messages come back by the broker, each at its own time plus the way there and back."""
+    broker = FakeBroker()
+    topic = broker.topic(f"{BASE}orders")
+    async with connected(broker) as client, client.subscribe("orders", "billing", config=EXACT) as consumer:
+        for number in range(3):
+            topic.publish(str(number).encode())
+        messages = await take(consumer, 3)
+        began = now()
+        for message, delay in zip(messages, (3.0, 0.5, 1.5), strict=True):
+            await message.nack(delay=delay)
+        for payload, delay in ((b"1", 0.5), (b"2", 1.5), (b"0", 3.0)):
+            message = await consumer.receive()
+            assert (message.data, message.attempt) == (payload, 2)
+            assert -0.001 < now() - began - delay < 0.01
+            await message.ack()
+        assert await is_quiet(consumer)
+        assert len(topic.subscriptions["billing"].acked) == 3
+        assert consumer.statistics().redelivered_broker == 3
+
+
+@virtual_time
+async def test_an_ack_is_confirmed_when_it_returns() -> None:
+    """U28: when `await ack()` has returned the broker has the acknowledgement."""
+    broker = FakeBroker()
+    topic = broker.topic(f"{BASE}orders")
+    async with connected(broker) as client, client.subscribe("orders", "billing") as consumer:
+        for number in range(50):
+            topic.publish(str(number).encode())
+        for number, message in enumerate(await take(consumer, 50)):
+            await message.ack()
+            assert len(topic.subscriptions["billing"].acked) == number + 1
+
+
+@virtual_time
+async def test_partitions_and_new_ones() -> None:
+    """A topic with partitions is consumed whole, and a new partition from its first message on."""
+    broker = FakeBroker()
+    broker.partitions[f"{BASE}orders"] = 2
+    partitions = [broker.topic(f"{BASE}orders-partition-{number}") for number in range(3)]
+    async with (
+        connected(broker) as client,
+        client.subscribe("orders", "billing", config=EXACT, discovery_interval=30) as consumer,
+    ):
+        for number, partition in enumerate(partitions):
+            partition.publish(str(number).encode())
+        messages = sorted(await take(consumer, 2), key=lambda message: message.data)
+        assert [(message.id.partition, message.topic) for message in messages] == [
+            (number, partitions[number].name) for number in range(2)
+        ]
+        broker.partitions[f"{BASE}orders"] = 3
+        third = await consumer.receive(timeout=31)
+        assert (third.data, third.id.partition) == (b"2", 2)
+        for message in (*messages, third):
+            await consumer.negative_acknowledge(MessageId.from_bytes(message.id.to_bytes()), 0.5)
+        for message in await take(consumer, 3):
+            await message.ack()
+        assert [len(partition.subscriptions["billing"].acked) for partition in partitions] == [1, 1, 1]
+
+
+@virtual_time
+async def test_topics_of_a_pattern() -> None:
+    """A pattern is all topics whose names match it, those that appear later too."""
+    broker = FakeBroker()
+    broker.topic(f"{BASE}orders-a")
+    broker.topic(f"{BASE}bills")
+    async with (
+        connected(broker) as client,
+        client.subscribe(re.compile("orders-.*"), "billing", discovery_interval=5) as consumer,
+    ):
+        broker.topic(f"{BASE}bills").publish(b"bill")
+        broker.topic(f"{BASE}orders-a").publish(b"a")
+        appears = broker.topic(f"{BASE}orders-b")
+        appears.ledger = 8
+        appears.publish(b"b")
+        messages = [await consumer.receive(timeout=6) for _ in range(2)]
+        assert [message.data for message in messages] == [b"a", b"b"]
+        for message in messages:
+            await message.ack()
+        assert await is_quiet(consumer)
+
+
+@virtual_time
+async def test_refusals_have_the_words_of_the_broker() -> None:
+    """U22: what the broker says is in the error, with topic and subscription; nothing is left open."""
+    broker = FakeBroker()
+    broker.partitions[f"{BASE}orders"] = 4
+    async with connected(broker) as client:
+        broker.next("SUBSCRIBE", refuse("AuthorizationError", "not for you"))
+        with pytest.raises(BrokerError, match="not for you") as caught:
+            await client.subscribe("orders", "billing")
+        told = " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert f"{BASE}orders" in told
+        assert "billing" in told
+        async with client.subscribe("orders", "billing") as consumer:
+            broker.topic(f"{BASE}orders-partition-3").publish(b"3")
+            await (await consumer.receive(timeout=1)).ack()
+
+
+@virtual_time
+async def test_closing_the_client_closes_what_it_made() -> None:
+    """A consumer whose client is closed ends: whoever receives is told, and what it held goes to the others."""
+    broker = FakeBroker()
+    topic = broker.topic(f"{BASE}orders")
+    async with connected(broker) as other, other.subscribe("orders", "billing") as second:
+        async with connected_too(broker) as client:
+            consumer = await client.subscribe("orders", "billing")
+            receiving = asyncio.create_task(consumer.receive())
+            await asyncio.sleep(0.1)
+            topic.subscriptions["billing"].is_paused = True
+            await client.aclose()
+            (failed,) = await asyncio.gather(receiving, return_exceptions=True)
+            assert isinstance(failed, ClosedError)
+            await consumer.aclose()
+        topic.subscriptions["billing"].is_paused = False
+        topic.publish(b"x")
+        await (await second.receive(timeout=1)).ack()
+
+
+@asynccontextmanager
+async def connected_too(broker: FakeBroker) -> AsyncIterator[Client]:
+    """One client more."""
+    async with Client(broker.url, dial=broker.dial) as client:
+        yield client
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "failover", "shared", "key_shared"])
+def test_every_type(kind: Any) -> None:
+    """A nacked message alone comes back on every type of subscription, and what is acknowledged does not."""
+    virtual_time(_every_type)(kind)
+
+
+async def _every_type(kind: Any) -> None:
+    broker = FakeBroker()
+    topic = broker.topic(f"{BASE}orders")
+    async with (
+        connected(broker) as client,
+        client.subscribe("orders", "billing", consumer_type=kind, config=EXACT) as consumer,
+    ):
+        for number in range(3):
+            topic.publish(str(number).encode(), partition_key=str(number))
+        first, second, third = await take(consumer, 3)
+        await second.nack(delay=0.5)
+        await first.ack()
+        again = await consumer.receive()
+        assert (again.data, again.attempt) == (b"1", 2)
+        await again.ack()
+        await third.ack()
+        assert await is_quiet(consumer)
+        assert len(topic.subscriptions["billing"].acked) == 3
+
+
+@virtual_time
+async def test_who_becomes_inactive_drops_its_holds() -> None:
+    """On Failover what is held goes with the messages to the consumer that takes over, and is shown by that alone."""
+    broker = FakeBroker()
+    topic = broker.topic(f"{BASE}orders")
+    settings: dict[str, Any] = {"consumer_type": "failover", "config": EXACT}
+    async with (
+        connected(broker) as client,
+        connected_too(broker) as other,
+        client.subscribe("orders", "billing", consumer_name="b", **settings) as first,
+    ):
+        for number in range(3):
+            topic.publish(str(number).encode())
+        done, held, _ = await take(first, 3)
+        await done.ack()
+        await held.nack(delay=2.0)
+        async with other.subscribe("orders", "billing", consumer_name="a", **settings) as second:
+            messages = await take(second, 2)
+            assert [message.data for message in messages] == [b"1", b"2"]
+            assert await is_quiet(first)
+            assert first.statistics().held == first.statistics().kept == 0
+            for message in messages:
+                await message.ack()
+            assert await is_quiet(second)
