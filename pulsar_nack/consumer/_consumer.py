@@ -159,7 +159,7 @@ class Consumer:
         self._server: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._is_closed = False
-        self._yielded_at_ms = 0
+        self._now_ms = self._yielded_at_ms = 0
         self._receive_nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
         self._is_pumping = False
         self._received = self._shown = self._copies = self._replayed = self._nacked = 0
@@ -297,21 +297,23 @@ class Consumer:
                 message = await self._next_message()
                 if self._durable is not None:
                     message = await self._until_noted(message, self._durable)
+            self._now_ms = self._clock.now_ms()
         self._shown += 1
-        if self._clock.now_ms() - self._yielded_at_ms >= _YIELD_AFTER_MS:
+        if self._now_ms - self._yielded_at_ms >= _YIELD_AFTER_MS:
             await self._let_others_run(message)
         return message
 
     def _message_here(self, receive_nowait: Callable[[], Delivery | None]) -> Message | None:
         """Take a message without waiting, if nobody waits and there is one."""
         inbox = self._inbox
-        while not inbox.is_wanted:
-            message = inbox.get_nowait()
-            if message is not None:
+        if inbox.waiters:
+            return None
+        if inbox.ready and (message := inbox.get_nowait()) is not None:
+            self._now_ms = self._clock.now_ms()
+            return message
+        while not self._is_pumping and (delivery := receive_nowait()) is not None:
+            if (message := self._take(delivery)) is not None:
                 return message
-            if self._is_pumping or (delivery := receive_nowait()) is None:
-                return None
-            self._take(delivery)
         return None
 
     async def _next_message(self) -> Message:
@@ -351,7 +353,7 @@ class Consumer:
             message = await self._next_message()
 
     async def _let_others_run(self, message: Message) -> None:
-        self._yielded_at_ms = self._clock.now_ms()
+        self._yielded_at_ms = self._now_ms
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -373,33 +375,38 @@ class Consumer:
             except Exception as error:  # noqa: BLE001 - handed to those who wait
                 self._inbox.fail(error)
             else:
-                self._take(delivery)
+                message = self._take(delivery)
+                if message is not None:
+                    self._put(message)
             finally:
                 self._is_pumping = False
 
-    def _take(self, delivery: Delivery) -> None:
+    def _take(self, delivery: Delivery) -> Message | None:
+        """Look a delivery up; return the message that it is to be shown as, None where it is not."""
         self._received += 1
-        if self._durable is not None and self._states.get(delivery.id) is None:
-            if self._durable.was_acked(delivery.id):
-                self._acknowledging.again(delivery.id)
-                return
-            if self._durable.holds_back(delivery, self._clock.now_ms()):
+        message_id = delivery.id
+        now_ms = self._now_ms = self._clock.now_ms()
+        if self._durable is not None and self._states.get(message_id) is None:
+            if self._durable.was_acked(message_id):
+                self._acknowledging.again(message_id)
+                return None
+            if self._durable.holds_back(delivery, now_ms):
                 if self._note is not None:
-                    self._note("hold", delivery.id, delivery.redelivery_count, reason="not due")
+                    self._note("hold", message_id, delivery.redelivery_count, reason="not due")
                 self._room.note()
-                return
-        due_at_ms = None if self._note is None else self._due_at_ms(delivery.id)
-        verdict = self._states.deliver(delivery.id, delivery.redelivery_count, self._clock.now_ms())
+                return None
+        due_at_ms = None if self._note is None else self._due_at_ms(message_id)
+        verdict = self._states.deliver(message_id, delivery.redelivery_count, now_ms)
         if verdict is Verdict.COPY:
             self._copies += 1
-        elif verdict is Verdict.ACK_AGAIN:
-            self._acknowledging.again(delivery.id)
-        else:
-            self._replayed += verdict is Verdict.REPLAY
-            self._store.pop(delivery.id)
-            record = self._states.get(delivery.id)
-            if record is not None:
-                self._show(delivery, record, due_at_ms)
+            return None
+        if verdict is Verdict.ACK_AGAIN:
+            self._acknowledging.again(message_id)
+            return None
+        self._replayed += verdict is Verdict.REPLAY
+        self._store.pop(message_id)
+        record = self._states.get(message_id)
+        return None if record is None else self._message(delivery, record, due_at_ms)
 
     def _due_at_ms(self, message_id: MessageId) -> int | None:
         """Return the deadline of a message that was asked for, None for others."""
@@ -407,16 +414,19 @@ class Consumer:
         return record.due_at_ms if record is not None and record.state is State.REQUESTED else None
 
     def _show_again(self, delivery: Delivery, record: Record) -> None:
-        self._show(delivery, record, record.due_at_ms)
+        self._put(self._message(delivery, record, record.due_at_ms))
 
-    def _show(self, delivery: Delivery, record: Record, due_at_ms: int | None) -> None:
+    def _message(self, delivery: Delivery, record: Record, due_at_ms: int | None) -> Message:
         if self._note is not None:
             due_in_ms = None if due_at_ms is None else due_at_ms - self._clock.now_ms()
             self._note("arrive", record.id, record.redelivery_count, due_in_ms=due_in_ms)
         if self._holds.ways.may_keep(record.id):
             self._recent.add(delivery)
-        self._inbox.put(Message(self, delivery, record.redelivery_count))
         self._room.note()
+        return Message(self, delivery, record.redelivery_count)
+
+    def _put(self, message: Message) -> None:
+        self._inbox.put(message)
         if len(self._inbox):
             self._room.let_pass()
 

@@ -19,36 +19,33 @@ class Inbox:
         self.wanted = asyncio.Event()
         """Set while somebody waits."""
         self._is_current = is_current
-        self._ready: deque[Message] = deque()
-        self._waiters: deque[asyncio.Future[Message]] = deque()
+        self.ready: deque[Message] = deque()
+        """What nobody has taken yet; not all of it need be current."""
+        self.waiters: deque[asyncio.Future[Message]] = deque()
+        """Calls that wait, not all of them still."""
         self._closed_by: Exception | None = None
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self.ready)
 
     def put(self, message: Message, *, first: bool = False) -> None:
         """Give a message to the call that waits longest, or keep it for the next one."""
-        while self._waiters:
-            waiter = self._waiters.popleft()
+        while self.waiters:
+            waiter = self.waiters.popleft()
             if not waiter.done():
                 self._note_wanted()
                 waiter.set_result(message)
                 return
         self._note_wanted()
         if first:
-            self._ready.appendleft(message)
+            self.ready.appendleft(message)
         else:
-            self._ready.append(message)
-
-    @property
-    def is_wanted(self) -> bool:
-        """Return whether a call may be waiting."""
-        return bool(self._waiters)
+            self.ready.append(message)
 
     def get_nowait(self) -> Message | None:
         """Return a message that is ready, None if none is."""
-        while self._ready:
-            message = self._ready.popleft()
+        while self.ready:
+            message = self.ready.popleft()
             if self._is_current(message):
                 return message
         return None
@@ -58,13 +55,13 @@ class Inbox:
         while True:
             if self._closed_by is not None:
                 raise self._closed_by
-            message = self._ready.popleft() if self._ready else await self._wait()
+            message = self.ready.popleft() if self.ready else await self._wait()
             if self._is_current(message):
                 return message
 
     async def _wait(self) -> Message:
         waiter: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self.waiters.append(waiter)
         self.wanted.set()
         try:
             return await waiter
@@ -77,7 +74,7 @@ class Inbox:
 
     def fail(self, error: Exception) -> None:
         """Raise ``error`` in every call that waits."""
-        waiters, self._waiters = self._waiters, deque()
+        waiters, self.waiters = self.waiters, deque()
         self._note_wanted()
         for waiter in waiters:
             if not waiter.done():
@@ -87,15 +84,15 @@ class Inbox:
         """Raise ``error`` in every call, from now on; the first error stays."""
         if self._closed_by is None:
             self._closed_by = error
-        self._ready.clear()
+        self.ready.clear()
         self.fail(self._closed_by)
 
     def clear(self) -> None:
         """Drop what is ready."""
-        self._ready.clear()
+        self.ready.clear()
 
     def _note_wanted(self) -> None:
-        while self._waiters and self._waiters[0].done():
-            self._waiters.popleft()
-        if not self._waiters:
+        while self.waiters and self.waiters[0].done():
+            self.waiters.popleft()
+        if not self.waiters:
             self.wanted.clear()

@@ -89,7 +89,14 @@ class TopicConsumer:
             options.max_pending_chunked, options.max_chunked_bytes, delay_ms(options.chunk_timeout, "chunk_timeout")
         )
         self._chunk_timer: asyncio.TimerHandle | None = None
-        self._reader = EntryReader(topic, partition, self._ack_sets, self._chunks)
+        self._reader = EntryReader(
+            topic,
+            partition,
+            self._ack_sets,
+            self._chunks,
+            max_bytes=core.options.max_frame_bytes,
+            now_ms=core.clock.now_ms,
+        )
         self._redeliveries = Redeliveries(core.loop, self._ask_again)
         self._queued = 0
         self._rewinds = 0
@@ -283,13 +290,11 @@ class TopicConsumer:
         session = self._session
         if session is None or session.consumer_id != command.consumer_id:
             return
-        permits, deliveries = self._reader.read(
-            command, rest, max_bytes=self._core.options.max_frame_bytes, now_ms=self._core.clock.now_ms()
-        )
+        permits, deliveries = self._reader.read(command, rest)
         self._permits.used(permits)
         if self._seeking.locked():  # the session ends with it
             return
-        if self._is_of_old_epoch(command):
+        if self._rewinds and self._is_of_old_epoch(command):
             self._free(permits)
             return
         shown = len(deliveries)
@@ -314,7 +319,7 @@ class TopicConsumer:
             self._session.permit(permits)
 
     def _is_of_old_epoch(self, command: pb.CommandMessage) -> bool:
-        return bool(self._rewinds) and command.HasField("consumer_epoch") and command.consumer_epoch < self._rewinds
+        return command.HasField("consumer_epoch") and command.consumer_epoch < self._rewinds
 
     def on_active_changed(self, session: Session, is_active: bool) -> None:
         """Drop what was not taken when another consumer gets it from now on."""

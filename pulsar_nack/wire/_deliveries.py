@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from ..consumer import Delivery
 from ..errors import UndecodableMessageError
-from ..ids import MessageId, Position
+from ..ids import MessageId, Position, _delivered_id
 from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._chunks import Chunks, Part, Whole
-from ._entries import Entry, SingleMessage, decode_entry, unpack
+from ._entries import Entry, decode_entry, key_of, ordering_key_of, properties_of, unpack
 
 
 class Arrival(NamedTuple):
@@ -24,14 +25,61 @@ class Arrival(NamedTuple):
     deliveries: list[Delivery]
 
 
+class WireDelivery(Delivery):
+    """A delivery that is made in half the time: those of its kind set each field by a call, as they are frozen."""
+
+    __slots__ = ()
+    __setattr__ = object.__setattr__
+
+    def __init__(
+        self: Any,
+        id: MessageId,
+        data: bytes,
+        *,
+        properties: Mapping[str, str],
+        key: str | None,
+        ordering_key: str | None,
+        redelivery_count: int,
+        publish_time_ms: int,
+        event_time_ms: int,
+        topic: str,
+        native: Any = None,
+        error: Exception | None = None,
+    ) -> None:
+        self.id = id
+        self.data = data
+        self.properties = properties
+        self.key = key
+        self.ordering_key = ordering_key
+        self.redelivery_count = redelivery_count
+        self.publish_time_ms = publish_time_ms
+        self.event_time_ms = event_time_ms
+        self.topic = topic
+        self.native = native
+        self.error = error
+
+
 class EntryReader:
     """Reads the entries of one topic or partition.
 
     :param topic: its full name
     :param ack_sets: is told what of a batch is not to be acknowledged any more
+    :param max_bytes: a message that is larger when it is unpacked is not
+    :param now_ms: tells the time
     """
 
-    def __init__(self, topic: str, partition: int, ack_sets: AckSets, chunks: Chunks) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        ack_sets: AckSets,
+        chunks: Chunks,
+        *,
+        max_bytes: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._now_ms = now_ms
         self._topic = topic
         self._partition = partition
         self._ack_sets = ack_sets
@@ -42,27 +90,22 @@ class EntryReader:
         """Show nothing that comes before this message in its own batch: the broker begins with whole entries."""
         self._first = first if first is not None and first.batch_index > 0 else None
 
-    def read(self, command: pb.CommandMessage, rest: memoryview | bytes, *, max_bytes: int, now_ms: int) -> Arrival:
-        """Take an entry apart. One that cannot be read is a delivery that says so.
-
-        :param max_bytes: a message that is larger when it is unpacked is not
-        """
+    def read(self, command: pb.CommandMessage, rest: memoryview | bytes) -> Arrival:
+        """Take an entry apart. One that cannot be read is a delivery that says so."""
         try:
-            entry = decode_entry(rest, max_message_bytes=max_bytes)
+            entry = decode_entry(rest, max_message_bytes=self._max_bytes)
         except UndecodableMessageError as error:
             return Arrival(self._counted(command, error.batch_size), [self._unreadable(command, bytes(rest), error)])
-        if entry.is_chunk:
-            return Arrival(1, self._part(command, entry, max_bytes, now_ms))
         if entry.is_batch:
             return self._batch(command, entry)
-        return Arrival(1, [self._lone(command, entry, message) for message in entry.messages()])
+        metadata = entry.metadata
+        if metadata.num_chunks_from_msg > 1:
+            return Arrival(1, self._part(command, entry))
+        position = command.message_id
+        message_id = _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic)
+        return tuple.__new__(Arrival, (1, [self._delivery(message_id, command, metadata, metadata, entry.payload)]))
 
     # --- one message an entry ----------------------------------------------------------------------------------------
-
-    def _lone(self, command: pb.CommandMessage, entry: Entry, message: SingleMessage) -> Delivery:
-        position = command.message_id
-        message_id = MessageId(position.ledgerId, position.entryId, self._partition, topic=self._topic)
-        return self._delivery(message_id, command, entry, message)
 
     def _unreadable(
         self, command: pb.CommandMessage, stored: bytes, error: Exception, message_id: MessageId | None = None
@@ -101,8 +144,9 @@ class EntryReader:
                 if message.is_compacted_out:
                     shown &= ~(1 << message.index)
                 else:
+                    message_id = self._member(ledger, number, message.index, size)
                     deliveries.append(
-                        self._delivery(self._member(ledger, number, message.index, size), command, entry, message)
+                        self._delivery(message_id, command, entry.metadata, message.metadata, message.payload)
                     )
         except UndecodableMessageError as error:  # the others too: where they begin is not known
             left = [self._member(ledger, number, each, size) for each in range(index, size) if shown >> each & 1]
@@ -112,7 +156,7 @@ class EntryReader:
         return Arrival(told.bit_count(), deliveries)
 
     def _member(self, ledger: int, entry: int, index: int, size: int) -> MessageId:
-        return MessageId(ledger, entry, self._partition, index, batch_size=size, topic=self._topic)
+        return _delivered_id((ledger, entry, self._partition, index), size, self._topic)
 
     def _before_first(self, ledger: int, entry: int) -> int:
         first = self._first
@@ -122,7 +166,7 @@ class EntryReader:
 
     # --- a part of one -----------------------------------------------------------------------------------------------
 
-    def _part(self, command: pb.CommandMessage, entry: Entry, max_bytes: int, now_ms: int) -> list[Delivery]:
+    def _part(self, command: pb.CommandMessage, entry: Entry) -> list[Delivery]:
         metadata, position = entry.metadata, command.message_id
         part = Part(
             uuid=metadata.uuid,
@@ -132,7 +176,7 @@ class EntryReader:
             position=Position(position.ledgerId, position.entryId),
             payload=entry.payload,
         )
-        whole = self._chunks.add(part, now_ms)
+        whole = self._chunks.add(part, self._now_ms())
         if whole is None:
             return []
         message_id = MessageId(
@@ -143,31 +187,35 @@ class EntryReader:
             chunks=whole.positions,
         )
         try:
-            payload = self._put_together(entry, whole, max_bytes)
+            payload = self._put_together(entry, whole)
         except UndecodableMessageError as error:
             return [self._unreadable(command, whole.payload or b"", error, message_id)]
-        return [self._delivery(message_id, command, entry, SingleMessage(-1, metadata, payload))]
+        return [self._delivery(message_id, command, metadata, metadata, payload)]
 
-    @staticmethod
-    def _put_together(entry: Entry, whole: Whole, max_bytes: int) -> bytes:
+    def _put_together(self, entry: Entry, whole: Whole) -> bytes:
         total = entry.metadata.total_chunk_msg_size
         if whole.payload is None:
             raise UndecodableMessageError(f"payload: {total} bytes in chunks, more than max_chunked_bytes")
         if len(whole.payload) != total:
             raise UndecodableMessageError(f"payload: {len(whole.payload)} bytes in chunks, {total} were to come")
-        return unpack(entry.metadata, whole.payload, max_bytes)
+        return unpack(entry.metadata, whole.payload, self._max_bytes)
 
     def _delivery(
-        self, message_id: MessageId, command: pb.CommandMessage, entry: Entry, message: SingleMessage
+        self,
+        message_id: MessageId,
+        command: pb.CommandMessage,
+        of_entry: pb.MessageMetadata,
+        own: pb.MessageMetadata | pb.SingleMessageMetadata,
+        payload: bytes,
     ) -> Delivery:
-        return Delivery(
-            id=message_id,
-            data=message.payload,
-            properties=message.properties,
-            key=message.key,
-            ordering_key=message.ordering_key,
+        return WireDelivery(
+            message_id,
+            payload,
+            properties=properties_of(own) if own.properties else {},
+            key=key_of(own) if own.HasField("partition_key") else None,
+            ordering_key=ordering_key_of(own) if own.HasField("ordering_key") else None,
             redelivery_count=command.redelivery_count,
-            publish_time_ms=entry.metadata.publish_time,
-            event_time_ms=message.event_time_ms,
+            publish_time_ms=of_entry.publish_time,
+            event_time_ms=own.event_time,
             topic=self._topic,
         )

@@ -36,6 +36,10 @@ _LEAST_MESSAGE: Final = 6  # bytes that a message of a batch takes: its metadata
 _NO_BROKER_METADATA: Final = pb.BrokerEntryMetadata()
 
 
+Metadata = pb.MessageMetadata | pb.SingleMessageMetadata
+"""Of a message: a batch's members have their own kind."""
+
+
 class SingleMessage(NamedTuple):
     """One message of an entry; ``index`` is its place in the batch, -1 if it is not in one.
 
@@ -43,28 +47,23 @@ class SingleMessage(NamedTuple):
     """
 
     index: int  # type: ignore[assignment]  # a tuple has a method of this name
-    metadata: pb.MessageMetadata | pb.SingleMessageMetadata
+    metadata: Metadata
     payload: bytes
 
     @property
     def properties(self) -> dict[str, str]:
         """Return the message's properties."""
-        found = self.metadata.properties
-        return {_text(pair.key): _text(pair.value) for pair in found} if found else {}
+        return properties_of(self.metadata)
 
     @property
     def key(self) -> str | None:
         """Return the key as it was sent: base64 where the producer's key was bytes."""
-        key = self.metadata.partition_key
-        return _text(key) if key or self.metadata.HasField("partition_key") else None
+        return key_of(self.metadata) if self.metadata.HasField("partition_key") else None
 
     @property
     def ordering_key(self) -> str | None:
         """Return the ordering key; bytes that are no UTF-8 as surrogates, so that they can be had back."""
-        key = self.metadata.ordering_key
-        if key or self.metadata.HasField("ordering_key"):
-            return key.decode("utf-8", "surrogateescape")
-        return None
+        return ordering_key_of(self.metadata) if self.metadata.HasField("ordering_key") else None
 
     @property
     def event_time_ms(self) -> int:
@@ -107,6 +106,21 @@ class Entry(NamedTuple):
         if not is_batch(self.metadata):
             return iter((SingleMessage(-1, self.metadata, self.payload),))
         return _messages_of_batch(self.payload, self.metadata.num_messages_in_batch)
+
+
+def properties_of(metadata: Metadata) -> dict[str, str]:
+    """Return the properties of a message."""
+    return {_text(pair.key): _text(pair.value) for pair in metadata.properties}
+
+
+def key_of(metadata: Metadata) -> str:
+    """Return the key of a message that has one."""
+    return _text(metadata.partition_key)
+
+
+def ordering_key_of(metadata: Metadata) -> str:
+    """Return the ordering key of a message that has one."""
+    return metadata.ordering_key.decode("utf-8", "surrogateescape")
 
 
 def is_batch(metadata: pb.MessageMetadata) -> bool:
