@@ -8,6 +8,7 @@ from ._authentication import (
     TokenAuthentication,
 )
 from ._client import Client
+from ._oauth2 import OAuth2Authentication
 from ._options import ClientOptions
 from ._port import WirePort
 from ._subscribe_options import KeyShared, SubscribeOptions
@@ -20,6 +21,7 @@ __all__ = [
     "ClientOptions",
     "KeyShared",
     "NoAuthentication",
+    "OAuth2Authentication",
     "SubscribeOptions",
     "TlsAuthentication",
     "TlsOptions",
