@@ -1,0 +1,251 @@
+"""One case of ``wire.py`` in a process of its own: ``python _wire_side.py '{"case": ..., "side": ...}'`` prints JSON.
+
+The sides are the official asyncio client alone (``official``), pulsar-nack over it (``over``), and pulsar-nack's native
+transport (``native``). Each case runs the same loop on each side; CPU time is that of all threads of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from _memory import resident
+
+import pulsar_nack
+from pulsar_nack import Consumer, NackConfig
+
+Receive = Callable[[], Awaitable[Any]]
+Settle = Callable[[Any], Awaitable[None]]
+PAUSE_S = 0.005
+"""Between two requests that are timed: those that follow closer upon one another are gathered."""
+EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+
+
+@contextlib.asynccontextmanager
+async def official_client(url: str) -> AsyncIterator[Any]:
+    """The official client, closed in the end."""
+    import pulsar
+    import pulsar.asyncio
+
+    client = pulsar.asyncio.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    try:
+        yield client
+    finally:
+        await client.close()
+        await asyncio.sleep(0.05)  # its thread lets go of Python objects
+
+
+@contextlib.asynccontextmanager
+async def official(url: str, topic: str, subscription: str, kind: str, queue: int) -> AsyncIterator[Any]:
+    """A consumer of the official client alone."""
+    import pulsar
+
+    async with official_client(url) as client:
+        yield await client.subscribe(
+            topic,
+            subscription,
+            consumer_type=getattr(pulsar.ConsumerType, kind.capitalize()),
+            receiver_queue_size=queue,
+        )
+
+
+@contextlib.asynccontextmanager
+async def ours(
+    side: str, url: str, topic: str, subscription: str, kind: str, queue: int, **settings: Any
+) -> AsyncIterator[Consumer]:
+    """A consumer of pulsar-nack, over the official client or native."""
+    settings |= {"consumer_type": kind, "receiver_queue_size": queue}
+    async with contextlib.AsyncExitStack() as stack:
+        if side == "over":
+            client = await stack.enter_async_context(official_client(url))
+            yield await stack.enter_async_context(pulsar_nack.subscribe(client, topic, subscription, **settings))
+        else:
+            client = await stack.enter_async_context(pulsar_nack.connect(url))
+            yield await stack.enter_async_context(client.subscribe(topic, subscription, **settings))
+
+
+@contextlib.asynccontextmanager
+async def consuming(
+    side: str, url: str, topic: str, subscription: str, kind: str = "shared", queue: int = 1_000
+) -> AsyncIterator[tuple[Receive, Settle]]:
+    """A consumer's ``receive`` and ``acknowledge``, by side."""
+    if side == "official":
+        async with official(url, topic, subscription, kind, queue) as consumer:
+            yield consumer.receive, consumer.acknowledge
+    elif side == "port":
+        async with ours("native", url, topic, subscription, kind, queue) as consumer:
+            port = consumer.port
+            yield port.receive, lambda delivery: port.acknowledge([delivery.id])
+    else:
+        async with ours(side, url, topic, subscription, kind, queue) as consumer:
+            yield consumer.receive, lambda message: message.ack()
+
+
+class Spent:
+    """Time and CPU time of a ``with`` block."""
+
+    def __enter__(self) -> Spent:
+        gc.collect()
+        gc.freeze()
+        self._cpu, self._began = time.process_time(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds, self.cpu = time.perf_counter() - self._began, time.process_time() - self._cpu
+
+    def per(self, count: int) -> dict[str, float]:
+        """Messages a second, and us of CPU for each."""
+        return {"rate": count / self.seconds, "cpu_us": 1e6 * self.cpu / count}
+
+
+# -- what is measured ------------------------------------------------------------------------------------------------
+
+
+async def rate(side: str, url: str, topic: str, subscription: str, count: int, tasks: int) -> dict[str, float]:
+    """Receive and acknowledge, each task one message after the other; all acknowledgements are awaited."""
+    async with consuming(side, url, topic, subscription) as (receive, settle):
+        left = count
+
+        async def work() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                await settle(await receive())
+
+        await asyncio.sleep(1.0)  # the first messages are fetched ahead, on every side
+        with Spent() as spent:
+            await asyncio.gather(*(work() for _ in range(tasks)))
+    return spent.per(count)
+
+
+async def decode(side: str, url: str, topic: str, subscription: str, count: int) -> dict[str, float]:
+    """Receive from an Exclusive subscription, of which the broker bounds no unacknowledged messages."""
+    async with consuming(side, url, topic, subscription, "exclusive") as (receive, settle):
+        with Spent() as spent:
+            for _ in range(count):
+                message = await receive()
+        await settle(message)
+    return spent.per(count)
+
+
+async def arrival(side: str, url: str, topic: str, subscription: str, count: int) -> dict[str, Any]:
+    """Ms from a redelivery request to the arrival, one after the other, of the only message."""
+    took = []
+    async with ours(side, url, topic, subscription, "shared", 1_000) as consumer:
+        port = consumer.port
+        delivery = await port.receive()
+        for _ in range(count):
+            began = time.perf_counter()
+            await port.redeliver([delivery.id])
+            delivery = await port.receive()
+            took.append(1e3 * (time.perf_counter() - began))
+            await asyncio.sleep(PAUSE_S)
+        await port.acknowledge([delivery.id])
+    return {"ms": took}
+
+
+async def deadlines(side: str, url: str, topic: str, subscription: str, count: int, way: str) -> dict[str, Any]:
+    """How far from its deadline each message comes back, in ms."""
+    delays, due_at, errors = random.Random(5), dict[bytes, float](), list[float]()
+    async with ours(side, url, topic, subscription, "shared", 1_000, config=EXACT, redelivery=way) as consumer:
+        while len(errors) < count:
+            message = await consumer.receive(timeout=30)
+            now = time.monotonic()
+            if message.attempt == 1:
+                delay = delays.uniform(0.05, 3.0)
+                due_at[message.data] = now + delay
+                await message.nack(delay=delay)
+            else:
+                errors.append(1e3 * (now - due_at[message.data]))
+                await message.ack()
+    return {"ms": errors}
+
+
+async def sustained(side: str, url: str, topic: str, subscription: str, seconds: float, way: str) -> dict[str, Any]:
+    """Nack all messages again and again, each after 0.5 to 1.5 s: there are as many as are nacked in a second."""
+    delays, due_at, errors = random.Random(6), dict[bytes, float](), list[float]()
+    async with ours(side, url, topic, subscription, "shared", 1_000, config=EXACT, redelivery=way) as consumer:
+        gc.collect()
+        gc.freeze()
+        cpu, ends_at = time.process_time(), time.monotonic() + seconds
+        while True:
+            message = await consumer.receive(timeout=30)
+            now = time.monotonic()
+            if now > ends_at:
+                break
+            if message.attempt > 1:
+                errors.append(1e3 * (now - due_at[message.data]))
+            delay = delays.uniform(0.5, 1.5)
+            due_at[message.data] = now + delay
+            await message.nack(delay=delay)
+        cpu = time.process_time() - cpu
+    return {"ms": errors, "cpu": cpu / seconds, "per_second": len(errors) / (seconds - 1)}
+
+
+async def connections(side: str, url: str, topic: str, subscription: str, count: int) -> dict[str, float]:
+    """Bytes of a client with one consumer of a topic that holds nothing; resident, as the official client is C++."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def some(many: int) -> int:
+            for _ in range(many):
+                await stack.enter_async_context(consuming(side, url, topic, subscription))
+            gc.collect()
+            return resident()
+
+        before = await some(max(count // 5, 1))
+        return {"bytes": (await some(count) - before) / count}
+
+
+async def prefetched(side: str, url: str, topic: str, subscription: str, count: int) -> dict[str, float]:
+    """Bytes of a message that waits in the client: of so many that are there when the consumer subscribes."""
+    async with consuming(side, url, f"{topic}-warm", subscription) as (receive, settle):
+        await settle(await receive())
+    gc.collect()
+    before = resident()
+    async with consuming(side, url, topic, subscription, queue=count):
+        await asyncio.sleep(4.0)
+        gc.collect()
+        return {"bytes": (resident() - before) / count}
+
+
+def fill(url: str, topic: str, subscriptions: list[str], count: int, size: int, batch: int) -> dict[str, float]:
+    """Make the subscriptions, and send messages for them with the official client; ``batch`` in an entry, 0: one."""
+    import pulsar
+
+    client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    for name in subscriptions:
+        client.subscribe(topic, name, consumer_type=pulsar.ConsumerType.Shared).close()
+    producer = client.create_producer(
+        topic,
+        batching_enabled=batch > 0,
+        batching_max_messages=batch or 1_000,
+        batching_max_publish_delay_ms=50,
+        block_if_queue_full=True,
+        max_pending_messages=5_000,
+    )
+    for number in range(count):
+        producer.send_async(b"%0*d" % (size, number), lambda *_: None)
+    producer.flush()
+    client.close()
+    return {}
+
+
+CASES = {case.__name__: case for case in (rate, decode, arrival, deadlines, sustained, connections, prefetched)}
+
+
+def main() -> None:
+    """Run a case, print what it found."""
+    options = json.loads(sys.argv[1])
+    case = options.pop("case")
+    print(json.dumps(fill(**options) if case == "fill" else asyncio.run(CASES[case](**options))))
+
+
+if __name__ == "__main__":
+    main()

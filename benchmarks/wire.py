@@ -1,0 +1,268 @@
+"""The native wire on a real broker, in one run beside the official asyncio client and pulsar-nack over it.
+
+Run ``python benchmarks/wire.py``; PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name a broker, or one is started (Java 17 and
+Maven). ``--quick`` takes a twentieth of the messages, ``--only NAME`` one case, ``--save`` stores the tables as
+``results/wire.md``. Each case of each side runs in a process of its own; CPU time is that of all its threads.
+Sides take turns, and the median of the rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _report import Report
+from _targets import Targets, ratio
+
+HERE = Path(__file__).parent
+SIDES = {
+    "official": "official client",
+    "over": "pulsar-nack over it",
+    "native": "pulsar-nack native",
+    "port": "its port alone",
+}
+LONGEST_S = 600
+
+
+class Bench:
+    """Runs cases on one broker, and keeps what is to be reached."""
+
+    def __init__(self, url: str, report: Report, sides: Sequence[str], *, is_quick: bool) -> None:
+        self.url = url
+        self.report = report
+        self.is_quick = is_quick
+        self.sides = sides
+        self.targets = Targets()
+        self._topics = 0
+
+    def count(self, full: int) -> int:
+        """Return how many to take: all, or with --quick a twentieth."""
+        return max(full // 20, 20) if self.is_quick else full
+
+    def rounds(self, full: int) -> int:
+        """Return how often to measure."""
+        return 1 if self.is_quick else full
+
+    def among(self, *sides: str) -> list[str]:
+        """Return those of the sides that are to be measured."""
+        return [side for side in sides if side in self.sides]
+
+    def topic(self) -> str:
+        """Return the full name of a fresh topic."""
+        self._topics += 1
+        return f"persistent://public/default/bench-{self._topics}-{uuid.uuid4().hex[:8]}"
+
+    def run(self, case: str, **options: Any) -> dict[str, Any]:
+        """Run a case in a process of its own; return what it prints."""
+        arguments = json.dumps({"case": case, "url": self.url, **options})
+        command = [sys.executable, str(HERE / "_wire_side.py"), arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+        if done.returncode:
+            raise SystemExit(f"{case} {options}: {done.stderr[-2_000:]}")
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    def filled(self, names: Sequence[str], count: int, *, size: int = 32, batch: int = 0) -> str:
+        """Return a fresh topic with these subscriptions, each with so many messages before it."""
+        topic = self.topic()
+        self.run("fill", topic=topic, subscriptions=list(names), count=count, size=size, batch=batch)
+        return topic
+
+
+def rates(bench: Bench) -> None:
+    """Receive and acknowledge 100 000 messages of 32 bytes."""
+    count, sides = bench.count(100_000), bench.among("official", "over", "native", "port")
+    rows: list[list[object]] = []
+    for tasks in (1, 100, 500):
+        some = count if tasks > 1 else count // 5
+        found = in_turns(bench, "rate", sides, some, tasks=tasks)
+        official = found.get("official", {})
+        for side in sides:
+            of = {key: ratio(value, official.get(key)) for key, value in found[side].items()}
+            name = f"{tasks} task{'s' * (tasks > 1)}"
+            rows.append([name, SIDES[side], *found[side].values(), *of.values()])
+            if tasks > 1 and side == "native":
+                bench.targets.check(f"{name}: official rate by native rate", ratio(1.0, of["rate"]), 1 / 0.9)
+                bench.targets.check(f"{name}: native CPU by official CPU", of["cpu_us"], 0.6)
+    columns = ("case", "side", "messages a second", "us CPU each", "rate by official", "CPU by official")
+    bench.report.table(
+        f"{count:,} messages of 32 bytes received and acknowledged (to reach: rate 0.9, CPU 0.6)", columns, rows
+    )
+    bench.report.note(
+        "Each task awaits its acknowledgement before it receives again. A native one returns when the broker has"
+        " confirmed it; the official client's returns before it is sent."
+    )
+
+
+def decoding(bench: Bench) -> None:
+    """Receive what was sent in batches."""
+    count, sides = bench.count(400_000), bench.among("official", "native", "port")
+    found = in_turns(bench, "decode", sides, count, batch=1_000)
+    if "port" in found:
+        bench.targets.check("batches: 100 000 a second by the port's rate", 100_000 / found["port"]["rate"], 1.0)
+    bench.report.table(
+        f"{count:,} messages of 32 bytes in batches of 1 000, received from an Exclusive subscription"
+        " (to reach: 100,000 a second decoded)",
+        ("side", "messages a second", "us CPU each"),
+        [[SIDES[side], *found[side].values()] for side in sides],
+    )
+
+
+def in_turns(
+    bench: Bench, case: str, sides: Sequence[str], count: int, *, batch: int = 0, **options: Any
+) -> dict[str, dict[str, float]]:
+    """Run a case on one topic, each side in its turn, each with a subscription of its own; return the medians."""
+    names = [f"{side}-{number}" for number in range(bench.rounds(3)) for side in sides]
+    topic = bench.filled(names, count, batch=batch)
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    for name in names:
+        side = name.partition("-")[0]
+        found[side].append(bench.run(case, side=side, topic=topic, subscription=name, count=count, **options))
+    return {
+        side: {key: statistics.median(one[key] for one in several) for key in several[0]}
+        for side, several in found.items()
+    }
+
+
+def arrivals(bench: Bench) -> None:
+    """From the redelivery command to the arrival."""
+    if not bench.among("native"):
+        return
+    count = bench.count(2_000)
+    topic = bench.filled(["sub"], 1)
+    found = bench.run("arrival", side="native", topic=topic, subscription="sub", count=count)["ms"]
+    middle, last = at(found, 0.5), at(found, 0.99)
+    bench.targets.check("redelivery to arrival, median ms", middle, 1.0)
+    bench.report.table(
+        "From a redelivery request to the arrival, one at a time, 5 ms apart (to reach: a median of 1 ms)",
+        ("requests", "least ms", "median ms", "p99 ms", "most ms"),
+        [[count, min(found), middle, last, max(found)]],
+    )
+
+
+def errors(bench: Bench) -> None:
+    """400 deadlines."""
+    count, rows = 400, list[list[object]]()
+    ways = (
+        ("over", "auto"),
+        ("over", "broker"),
+        ("native", "auto"),
+        ("native", "broker"),
+        ("native", "local"),
+    )
+    for side, way in ways:
+        if side not in bench.sides:
+            continue
+        topic = bench.filled(["sub"], count)
+        found = bench.run("deadlines", side=side, topic=topic, subscription="sub", count=count, way=way)["ms"]
+        away = [abs(one) for one in found]
+        middle, last = at(away, 0.5), at(away, 0.99)
+        rows.append([SIDES[side], way, middle, last, max(found), max(-min(found), 0.0)])
+        if side == "native":
+            bench.targets.check(f"deadlines, {way}: median ms", middle, 2.0)
+            bench.targets.check(f"deadlines, {way}: p99 ms", last, 15.0)
+            bench.targets.check(f"deadlines, {way}: early by ms", -min(found), 1.0)
+    bench.report.table(
+        f"{count} deadlines uniform in 0.05-3 s, precision 0 bits: error in ms (to reach: median 2, p99 15, early 1)",
+        ("side", "redelivery", "median", "p99", "latest", "earliest"),
+        rows,
+    )
+
+
+def streams(bench: Bench) -> None:
+    """2 000 nacks a second."""
+    per_second, seconds, rows = 2_000, 3.0 if bench.is_quick else 30.0, list[list[object]]()
+    for side in bench.among("over", "native"):
+        topic = bench.filled(["sub"], per_second)
+        found = bench.run("sustained", side=side, topic=topic, subscription="sub", seconds=seconds, way="auto")
+        away = [abs(one) for one in found["ms"]]
+        middle, last = at(away, 0.5), at(away, 0.99)
+        rows.append(
+            [SIDES[side], found["per_second"], middle, last, max(away), -min(0, *found["ms"]), 100 * found["cpu"]]
+        )
+        if side == "native":
+            bench.targets.check("2 000 nacks a second: median ms", middle, 3.0)
+            bench.targets.check("2 000 nacks a second: p99 ms", last, 60.0)
+    bench.report.table(
+        f"2,000 nacks a second for {seconds:.0f} s, delays of 0.5-1.5 s: error in ms (to reach: median 3, p99 60)",
+        ("side", "came back a second", "median", "p99", "most", "earliest", "% of a core"),
+        rows,
+    )
+
+
+def memory(bench: Bench) -> None:
+    """What a connection and a message that waits take."""
+    many, waiting, rows = bench.count(100), 20_000, list[list[object]]()
+    for side in bench.among("official", "over", "native"):
+        client = bench.run("connections", side=side, topic=bench.topic(), subscription="sub", count=many)["bytes"]
+        each = []
+        for size in (32, 1_024):
+            topic = bench.filled(["sub"], waiting, size=size)
+            bench.run("fill", topic=f"{topic}-warm", subscriptions=["sub"], count=1, size=size, batch=0)
+            each.append(bench.run("prefetched", side=side, topic=topic, subscription="sub", count=waiting)["bytes"])
+        rows.append([SIDES[side], client / 1_024, *each])
+    bench.report.table(
+        f"Resident memory: a client with a connection and a consumer ({many} of them); a message that waits in the"
+        f" client ({waiting:,} of them)",
+        ("side", "KiB a connection", "bytes a message of 32", "bytes a message of 1,024"),
+        rows,
+    )
+
+
+def at(values: Sequence[float], share: float) -> float:
+    """Return a percentile."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+CASES = {
+    "rates": rates,
+    "decoding": decoding,
+    "arrivals": arrivals,
+    "deadlines": errors,
+    "sustained": streams,
+    "memory": memory,
+}
+
+
+def beside_a_broker() -> int:
+    """Run this program once more, beside a broker that is started for it."""
+    if shutil.which("java") is None or shutil.which("mvn") is None:
+        print("no broker: set PULSAR_SERVICE_URL and PULSAR_ADMIN_URL, or install Java 17 and Maven")
+        return 0
+    command = [sys.executable, "-m", "tests.broker.standalone", "run", "--", sys.executable, __file__, *sys.argv[1:]]
+    return subprocess.run(command, cwd=HERE.parent, check=False).returncode
+
+
+def main() -> int:
+    """Measure, and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few messages, to see that it runs")
+    parser.add_argument("--only", choices=CASES, action="append", help="this case; may be repeated")
+    parser.add_argument("--side", choices=SIDES, action="append", help="this side; may be repeated")
+    parser.add_argument("--save", action="store_true", help="store the tables in benchmarks/results")
+    options = parser.parse_args()
+    url = os.environ.get("PULSAR_SERVICE_URL")
+    if not url or not os.environ.get("PULSAR_ADMIN_URL"):
+        return beside_a_broker()
+    report = Report("The native wire")
+    bench = Bench(url, report, options.side or list(SIDES), is_quick=options.quick)
+    for name in options.only or CASES:
+        CASES[name](bench)
+    report.note(bench.targets.summary())
+    if options.save:
+        report.save("wire")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
