@@ -1,0 +1,171 @@
+"""Negative acknowledgements on the native wire, exact to 15 ms: half of all errors are below."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from pulsar_nack import Consumer, Message, MessageId
+from tests.broker._native import Errors, native
+from tests.consumer import scenarios
+from tests.consumer.official import nothing_comes, numbered, official_client, payloads, send, take
+
+
+async def sent(url: str, topic: str, messages: list[bytes], *, batched: bool = False) -> None:
+    """Send with the official client."""
+    async with official_client(url) as client:
+        await send(client, topic, messages, batched=batched)
+
+
+async def test_nacks_keep_coming(service_url: str, topic: str) -> None:
+    """N32: one nack each 200 ms with a delay of 1 s: each comes back at its own time while nacking goes on."""
+    errors, fresh = Errors(), asyncio.Queue[Message]()
+
+    async def nack_one_by_one() -> None:
+        for _ in range(25):
+            message = await fresh.get()
+            errors.due(message.data, 1.0)
+            await message.nack(delay=1.0)
+            await asyncio.sleep(0.2)
+
+    await sent(service_url, topic, numbered(25))
+    async with native(service_url, topic) as consumer, asyncio.TaskGroup() as tasks:
+        tasks.create_task(nack_one_by_one())
+        while len(errors.ms) < 25:
+            message = await consumer.receive(timeout=10)
+            if message.attempt == 1:
+                fresh.put_nowait(message)
+                continue
+            errors.came(message.data)
+            await message.ack()
+        assert await nothing_comes(consumer)
+        assert scenarios.all_given_back(consumer)
+    errors.check(25)
+
+
+@pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
+async def test_each_at_its_own_time(service_url: str, topic: str, redelivery: str) -> None:
+    """N33: delays of 3 s, 0.5 s and 1.5 s come back in the order of their times."""
+    errors = Errors()
+    await sent(service_url, topic, numbered(3))
+    async with native(service_url, topic, redelivery=redelivery) as consumer:
+        for message, delay in zip(await take(consumer, 3), (3.0, 0.5, 1.5), strict=True):
+            errors.due(message.data, delay)
+            await message.nack(delay=delay)
+        for payload in (b"1", b"2", b"0"):
+            message = await consumer.receive(timeout=10)
+            errors.came(message.data)
+            assert message.data == payload
+            await message.ack()
+    errors.check(3)
+
+
+async def test_counts_grow(service_url: str, topic: str) -> None:
+    """N34: nacked four times with a delay of 500 ms, a message is seen with the counts 0, 1, 2, 3."""
+    errors, counts = Errors(), []
+    await sent(service_url, topic, [b"x"])
+    async with native(service_url, topic) as consumer:
+        for number in range(5):
+            message = await consumer.receive(timeout=10)
+            if number:
+                errors.came(b"x")
+            counts.append(message.redelivery_count)
+            if number < 4:
+                errors.due(b"x", 0.5)
+                await message.nack(delay=0.5)
+        await message.ack()
+    assert counts == [0, 1, 2, 3, 4]
+    errors.check(4)
+
+
+async def test_only_the_nacked_ones(service_url: str, topic: str) -> None:
+    """N35: of five messages exactly the three that were nacked come again."""
+    errors = Errors()
+    await sent(service_url, topic, numbered(5))
+    async with native(service_url, topic) as consumer:
+        for message in await take(consumer, 5):
+            if message.data in {b"1", b"3"}:
+                await message.ack()
+            else:
+                errors.due(message.data, 0.3)
+                await message.nack(delay=0.3)
+        again = await taken_again(consumer, errors, 3)
+        assert payloads(again) == [b"0", b"2", b"4"]
+        assert await nothing_comes(consumer)
+    errors.check(3)
+
+
+async def taken_again(consumer: Consumer, errors: Errors, count: int) -> list[Message]:
+    """Receive so many that come back, note when, and acknowledge them."""
+    again = []
+    for _ in range(count):
+        message = await consumer.receive(timeout=10)
+        errors.came(message.data)
+        again.append(message)
+    for message in again:
+        await message.ack()
+    return again
+
+
+@pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
+async def test_partitions_and_rebuilt_ids(
+    service_url: str, partitioned_topic: Callable[[int], str], redelivery: str
+) -> None:
+    """N36: on partitions, ids as delivered and ids rebuilt from bytes and topic both bring their messages back."""
+    topic = partitioned_topic(3)
+    await sent(service_url, topic, numbered(12))
+    await _by_id_and_by_rebuilt_id(service_url, topic, redelivery)
+
+
+@pytest.mark.parametrize("redelivery", ["auto", "broker"])
+async def test_a_list_of_topics_and_rebuilt_ids(service_url: str, topic: str, redelivery: str) -> None:
+    """N36: on a list of topics too."""
+    topics = [topic, f"{topic}-b"]
+    for number, each in enumerate(topics):
+        await sent(service_url, each, numbered(6, first=100 * number))
+    await _by_id_and_by_rebuilt_id(service_url, topics, redelivery)
+
+
+async def _by_id_and_by_rebuilt_id(url: str, topic: str | list[str], redelivery: str) -> None:
+    errors = Errors()
+    async with native(url, topic, redelivery=redelivery) as consumer:
+        messages = await take(consumer, 12)
+        for number, message in enumerate(messages):
+            rebuilt = MessageId.from_bytes(message.id.to_bytes(), message.topic)
+            errors.due(message.data, 0.4)
+            await consumer.negative_acknowledge(rebuilt if number % 2 else message.id, 0.4)
+        again = []
+        for _ in range(12):
+            again.append(await consumer.receive(timeout=10))
+            errors.came(again[-1].data)
+        assert payloads(again) == payloads(messages)
+        for number, message in enumerate(again):
+            rebuilt = MessageId.from_bytes(message.id.to_bytes(), message.topic)
+            await consumer.acknowledge(rebuilt if number % 2 else message.id)
+        assert await nothing_comes(consumer, 1.0)
+        assert scenarios.all_given_back(consumer)
+    errors.check(12)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_half_by_message_half_by_id(
+    service_url: str, topic: str, partitioned_topic: Callable[[int], str], partitions: int, batched: bool
+) -> None:
+    """N37: 20 messages, on one topic and on two partitions, all come again, once; after acknowledging, nothing more."""
+    errors = Errors()
+    name = partitioned_topic(partitions) if partitions else topic
+    await sent(service_url, name, numbered(20), batched=batched)
+    async with native(service_url, name) as consumer:
+        for message in await take(consumer, 20):
+            errors.due(message.data, 0.4)
+            await (message.nack(delay=0.4) if int(message.data) % 2 else consumer.negative_acknowledge(message.id, 0.4))
+        again = await taken_again(consumer, errors, 20)
+        assert payloads(again) == sorted(numbered(20))
+        assert await nothing_comes(consumer, 1.0)
+        assert scenarios.all_given_back(consumer)
+    async with native(service_url, name) as second:
+        assert await nothing_comes(second, 1.0)
+    errors.check(20)
