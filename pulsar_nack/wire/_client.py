@@ -61,7 +61,12 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close what is open of its consumers and producers, then the connections. Idempotent."""
+        """Close what is open of its consumers and producers, then the connections. Idempotent.
+
+        :raises WrongLoopError: it was used in another event loop than the one that runs
+        """
+        if self._made is not None and self._made.loop is not asyncio.get_running_loop():
+            raise WrongLoopError("the client")
         self._is_closed = True
         if self._made is None:
             return
@@ -108,6 +113,7 @@ class Client:
             port = await WirePort.open(self._core(), selection, options, discovery_interval=interval)
             self._open.add(port)
             try:
+                self._check_open()  # it may have been closed meanwhile
                 return Consumer(port, **of_consumer)
             except BaseException:
                 await port.close()
@@ -131,9 +137,12 @@ class Client:
         """
         return sorted(await self._core().lookup.topics(normalize_namespace(namespace), pattern=None, mode="persistent"))
 
-    def _core(self) -> Core:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the client")
+
+    def _core(self) -> Core:
+        self._check_open()
         loop = asyncio.get_running_loop()
         if self._made is None:
             pool = Pool(self._url, self._options, dial=self._dial)

@@ -215,6 +215,8 @@ class WirePort:
             await asyncio.sleep(self._interval)
             try:
                 await self._members.refresh()
+            except ClosedError:
+                return
             except BrokerError as error:
                 _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, error)
 

@@ -225,3 +225,40 @@ async def test_who_becomes_inactive_drops_its_holds() -> None:
             for message in messages:
                 await message.ack()
             assert await is_quiet(second)
+
+
+@virtual_time
+async def test_closed_while_it_subscribes() -> None:
+    """A client that is closed while one of its consumers is being opened lets that know, and leaves nothing."""
+    broker = FakeBroker()
+    for turns in range(40):
+        async with connected(broker) as client:
+            subscribing = asyncio.ensure_future(client.subscribe("orders", "billing"))
+            for _ in range(turns):
+                await asyncio.sleep(0.0005)
+            await client.aclose()
+            (opened,) = await asyncio.gather(subscribing, return_exceptions=True)
+            if isinstance(opened, Consumer):
+                with pytest.raises(ClosedError):
+                    await opened.receive()
+                await opened.aclose()
+            else:
+                assert isinstance(opened, ClosedError | BrokerError)
+
+
+@virtual_time
+async def test_a_cancelled_subscribe_leaves_nothing() -> None:
+    """Cancelled at any moment, subscribing to partitions leaves no consumer behind."""
+    broker = FakeBroker()
+    broker.partitions[f"{BASE}orders"] = 3
+    async with connected(broker) as client:
+        for turns in range(40):
+            subscribing = asyncio.ensure_future(client.subscribe("orders", "billing"))
+            for _ in range(turns):
+                await asyncio.sleep(0.0005)
+            subscribing.cancel()
+            (opened,) = await asyncio.gather(subscribing, return_exceptions=True)
+            if isinstance(opened, Consumer):
+                await opened.aclose()
+            await asyncio.sleep(1)
+            assert sum(len(link.consumers) for link in broker.links) == 0
