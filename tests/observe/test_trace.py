@@ -344,6 +344,33 @@ async def test_a_tracker(tmp_path: Path) -> None:
     assert found[3]["attempt"] is None
 
 
+@virtual_time
+async def test_a_tracker_whose_callback_fails(tmp_path: Path) -> None:
+    """A redelivery that fails twice is told once, when it was taken, after an error for each failure."""
+    failures = [BrokerError("one"), BrokerError("two")]
+
+    async def redeliver(ids: Any) -> None:
+        if failures:
+            raise failures.pop(0)
+
+    async with (
+        TraceWriter(tmp_path, wall_clock=LoopClock()) as writer,
+        NegativeAcksTracker(redeliver, EXACT, hooks=[writer.hook("t")]) as tracker,
+    ):
+        tracker.nack_nowait(MessageId(1, 1), 1)
+        await asyncio.sleep(100)
+        assert tracker.statistics().pending == 0
+    found = lines(tmp_path)
+    assert [(each["event"], each["deadline_ms"], each["reason"]) for each in found] == [
+        ("nack", 1_000, None),
+        ("error", None, "redeliver: BrokerError('one')"),
+        ("error", None, "redeliver: BrokerError('two')"),
+        ("redeliver", 1_000, None),
+    ]
+    assert [each["time_ms"] for each in found][:2] == [0, 1_000]
+    assert found[3]["actual_ms"] > 1_000
+
+
 @pytest.mark.parametrize("setting", [{"folder": ""}, {"folder": 3}, {"folder": "x", "max_file_bytes": 5}])
 def test_bad_settings(setting: dict[str, Any]) -> None:
     """A setting that is wrong is refused."""
