@@ -155,12 +155,12 @@ class Holds:
 
     async def _request(self, records: Sequence[Record]) -> None:
         now_ms = self._clock.now_ms()
-        again = {record.id for record in records if not record.is_held}  # a request for this hold has failed
+        reasons = [None if record.is_held else ASKED_AGAIN for record in records]  # else one for this hold has failed
         requests = [self._states.request(record, now_ms) for record in records]
         self._watch_from(self._states.next_request_at())
         ids = [record.id for record in records]
-        for record in records:
-            self._tell_redelivered(record, ASKED_AGAIN if record.id in again else None)
+        for record, reason in zip(records, reasons, strict=True):
+            self._tell_redelivered(record, reason)
         try:
             await self._send(ids)
         except BaseException as error:
