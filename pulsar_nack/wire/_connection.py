@@ -188,6 +188,11 @@ class Connection(asyncio.Protocol):
         if self._room is not None and transport.get_write_buffer_size() > self._options.max_unsent_bytes:
             self.close(ConnectionLostError(f"{self.address}: the broker does not read what it is sent"))
 
+    @property
+    def is_congested(self) -> bool:
+        """Return whether more than ``write_buffer_bytes`` are on their way."""
+        return self._room is not None
+
     async def drained(self) -> None:
         """Wait while more than ``write_buffer_bytes`` are on their way."""
         while self._room is not None and self._error is None:

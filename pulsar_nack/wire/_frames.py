@@ -138,8 +138,12 @@ def encode_command(command: pb.BaseCommand) -> bytes:
 
 def encode_message(command: pb.BaseCommand, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
     """Return the frame of a command with a message: SEND, or MESSAGE where a broker is played."""
+    return encode_command_with(command, encode_rest(metadata, payload))
+
+
+def encode_command_with(command: pb.BaseCommand, rest: bytes) -> bytes:
+    """Return the frame of a command and what follows it, as :func:`encode_rest` makes it."""
     body = command.SerializeToString()
-    rest = encode_rest(metadata, payload)
     return b"".join((_SIZES.pack(4 + len(body) + len(rest), len(body)), body, rest))
 
 

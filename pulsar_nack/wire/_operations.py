@@ -1,0 +1,223 @@
+"""What is sent as one SEND command, with one receipt: a message, a batch, or a part of a message. No I/O."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from ..errors import InvalidArgumentError
+from ..ids import MessageId, Position
+from . import _pulsar_pb2 as pb
+from ._compression import compress
+from ._entries import encode_batch
+from ._frames import encode_command_with, encode_rest
+from ._outgoing import Outgoing, epoch_ms
+
+_METADATA_BYTES: Final = 8 << 10
+"""Most that a frame may be larger than the largest payload; brokers allow 10 KiB."""
+
+
+class Operation:
+    """One SEND; kept until its receipt, so that it can be sent again.
+
+    :param messages: those that it is the last part of; a part that is not the last has none
+    :param sequence_id: of its first message
+    :param highest_sequence_id: of its last message
+    :param rest: what follows the command in the frame
+    :param ends_at: loop time when it has failed, None: never
+    :param message: that it is a part of, None: it is no part
+    :param parts: shared by the parts of one message: where those that were confirmed are
+    """
+
+    __slots__ = (
+        "count",
+        "ends_at",
+        "highest_sequence_id",
+        "is_over",
+        "message",
+        "messages",
+        "parts",
+        "rest",
+        "sequence_id",
+    )
+
+    def __init__(
+        self,
+        messages: Sequence[Outgoing],
+        rest: bytes,
+        *,
+        count: int,
+        sequence_id: int,
+        highest_sequence_id: int,
+        ends_at: float | None,
+        message: Outgoing | None = None,
+        parts: list[Position] | None = None,
+    ) -> None:
+        self.messages = messages
+        self.rest = rest
+        self.count = count
+        self.sequence_id = sequence_id
+        self.highest_sequence_id = highest_sequence_id
+        self.ends_at = ends_at
+        self.message = message
+        self.parts = parts
+        self.is_over: asyncio.Future[None] | None = None
+
+    @property
+    def is_part(self) -> bool:
+        """Return whether it is a part of a message only."""
+        return self.parts is not None
+
+    def frame(self, producer_id: int) -> bytes:
+        """Return the bytes to send for a producer as the broker knows it."""
+        command = pb.BaseCommand(type=pb.BaseCommand.SEND)
+        send = command.send
+        send.producer_id = producer_id
+        send.sequence_id = self.sequence_id
+        if self.count > 1:
+            send.num_messages = self.count
+        if self.highest_sequence_id != self.sequence_id:
+            send.highest_sequence_id = self.highest_sequence_id
+        if self.is_part:
+            send.is_chunk = True
+        return encode_command_with(command, self.rest)
+
+    def stored(self, ledger: int, entry: int, partition: int, topic: str) -> None:
+        """Tell the messages their ids."""
+        if self.parts is not None:
+            self.parts.append(Position(ledger, entry))
+        if self.count > 1:
+            for index, message in enumerate(self.messages):
+                message.stored(MessageId(ledger, entry, partition, index, batch_size=self.count, topic=topic))
+        elif self.messages:
+            self.messages[0].stored(self._single_id(ledger, entry, partition, topic))
+
+    def _single_id(self, ledger: int, entry: int, partition: int, topic: str) -> MessageId:
+        parts = self.parts
+        if not parts or any(part.ledger < 0 for part in parts):
+            return MessageId(ledger, entry, partition, topic=topic)
+        first = MessageId(*parts[0], partition, topic=topic)
+        return MessageId(ledger, entry, partition, topic=topic, first_chunk=first, chunks=parts)
+
+    async def wait_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until it is confirmed or has failed."""
+        if self.is_over is None:
+            self.is_over = loop.create_future()
+        await asyncio.shield(self.is_over)
+
+    def over(self) -> None:
+        """Tell those who wait."""
+        if self.is_over is not None:
+            self.is_over.set_result(None)
+
+
+class Encoding(NamedTuple):
+    """How a producer's messages are encoded.
+
+    :param producer_name: as the broker knows it
+    :param compression: a codec
+    :param max_message_bytes: most of a payload
+    :param part_bytes: most of a part of a message, or None: larger messages are refused
+    """
+
+    producer_name: str
+    compression: pb.CompressionType
+    max_message_bytes: int
+    part_bytes: int | None
+
+
+def single(message: Outgoing, sequence_id: int, encoding: Encoding, ends_at: float | None) -> list[Operation]:
+    """Return how a message is sent by itself: as one, or in parts where it is too large for one.
+
+    :raises InvalidArgumentError: it is too large
+    """
+    metadata = _metadata(encoding, sequence_id)
+    message.fill_entry(metadata)
+    payload = _compressed(metadata, message.data, encoding)
+    if encoding.part_bytes is not None and len(payload) + metadata.ByteSize() > encoding.part_bytes:
+        return list(_parts(message, metadata, payload, encoding.part_bytes, ends_at))
+    _check_size(metadata, payload, encoding)
+    return [_operation([message], metadata, payload, sequence_id, ends_at)]
+
+
+def batch(
+    messages: Sequence[Outgoing], sequence_ids: Sequence[int], encoding: Encoding, ends_at: float | None
+) -> Operation:
+    """Return how messages are sent as one entry.
+
+    :raises InvalidArgumentError: they are too large together
+    """
+    metadata = _metadata(encoding, sequence_ids[0])
+    metadata.num_messages_in_batch = len(messages)
+    if sequence_ids[-1] != sequence_ids[0]:
+        metadata.highest_sequence_id = sequence_ids[-1]
+    messages[0].fill_keys(metadata)
+    payload = _compressed(metadata, encode_batch(map(_of_batch, messages, sequence_ids)), encoding)
+    _check_size(metadata, payload, encoding)
+    return _operation(messages, metadata, payload, sequence_ids[-1], ends_at)
+
+
+def _of_batch(message: Outgoing, sequence_id: int) -> tuple[pb.SingleMessageMetadata, bytes]:
+    metadata = pb.SingleMessageMetadata(sequence_id=sequence_id)
+    message.fill(metadata)
+    return metadata, message.data
+
+
+def _metadata(encoding: Encoding, sequence_id: int) -> pb.MessageMetadata:
+    return pb.MessageMetadata(producer_name=encoding.producer_name, sequence_id=sequence_id, publish_time=epoch_ms())
+
+
+def _compressed(metadata: pb.MessageMetadata, payload: bytes, encoding: Encoding) -> bytes:
+    if not encoding.compression or not payload:
+        return payload
+    metadata.compression = encoding.compression
+    metadata.uncompressed_size = len(payload)
+    return compress(encoding.compression, payload)
+
+
+def _operation(
+    messages: Sequence[Outgoing], metadata: pb.MessageMetadata, payload: bytes, highest: int, ends_at: float | None
+) -> Operation:
+    return Operation(
+        messages,
+        encode_rest(metadata, payload),
+        count=len(messages),
+        sequence_id=metadata.sequence_id,
+        highest_sequence_id=highest,
+        ends_at=ends_at,
+    )
+
+
+def _parts(
+    message: Outgoing, metadata: pb.MessageMetadata, payload: bytes, most: int, ends_at: float | None
+) -> Iterable[Operation]:
+    metadata.uuid = f"{metadata.producer_name}-{metadata.sequence_id}"
+    metadata.total_chunk_msg_size = len(payload)
+    metadata.num_chunks_from_msg = metadata.chunk_id = len(payload)  # as many bytes as these may take
+    size = most - metadata.ByteSize()
+    if size <= 0:
+        raise InvalidArgumentError("properties", message.properties, f"with the keys fewer than {most} bytes")
+    count = -(-len(payload) // size)
+    metadata.num_chunks_from_msg = count
+    parts: list[Position] = []
+    for number in range(count):
+        metadata.chunk_id = number
+        yield Operation(
+            [message] if number == count - 1 else [],
+            encode_rest(metadata, payload[number * size : (number + 1) * size]),
+            count=1,
+            sequence_id=metadata.sequence_id,
+            highest_sequence_id=metadata.sequence_id,
+            ends_at=ends_at,
+            message=message,
+            parts=parts,
+        )
+
+
+def _check_size(metadata: pb.MessageMetadata, payload: bytes, encoding: Encoding) -> None:
+    most, size, more = encoding.max_message_bytes, len(payload), metadata.ByteSize()
+    if size > most:
+        raise InvalidArgumentError("data", f"{size} bytes", f"at most {most} bytes, which the broker takes")
+    if size + more > most + _METADATA_BYTES:
+        raise InvalidArgumentError("properties", f"{more} bytes", f"with the keys at most {_METADATA_BYTES} bytes")

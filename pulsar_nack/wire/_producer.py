@@ -1,0 +1,268 @@
+"""A client's producer: of a topic, with whatever partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from .._delays import Delay
+from ..errors import BrokerError, ClosedError, WouldBlockError
+from ..ids import MessageId
+from ._compression import require_compression
+from ._core import Core
+from ._outgoing import Outgoing
+from ._pending_room import PendingRoom
+from ._producer_options import ProducerOptions
+from ._routing import Routing
+from ._topic_producer import TopicProducer
+from ._topics import partition_name
+
+_LOOK_AGAIN_S: Final = 60.0
+"""How often is looked for new partitions."""
+
+
+class Producer:
+    """Sends messages to a topic. Get it from :meth:`Client.producer`; close it, or use it as ``async with``.
+
+    Messages are confirmed in the order in which they were sent to a partition. When a connection breaks, what is not
+    confirmed is sent again: it may then be stored twice, unless deduplication is on at the broker.
+    """
+
+    def __init__(self, core: Core, topic: str, options: ProducerOptions) -> None:
+        self.topic = topic
+        self._core = core
+        self._options = options
+        self._routing = Routing(options.routing, options.hashing)
+        self._room = PendingRoom(options.max_pending_messages, options.max_pending_bytes)
+        self._producers: list[TopicProducer] = []
+        self._growing: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, core: Core, topic: str, options: ProducerOptions) -> Self:
+        """Connect to the brokers of all partitions.
+
+        :param topic: the full name
+        :raises BrokerRefusedError: the broker said no
+        :raises BrokerError: it cannot be reached
+        :raises MissingExtraError: what its compression needs is not installed
+        """
+        require_compression(options.compression_type)
+        self = cls(core, topic, options)
+        partitions = await core.lookup.partitions(topic)
+        names = [partition_name(topic, number) for number in range(partitions)] if partitions else [topic]
+        self._producers = await self._opened(names)
+        if partitions:
+            self._growing = core.loop.create_task(self._grow(), name=f"pulsar_nack.wire partitions of {topic}")
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closing else f"{self._room.messages} messages unconfirmed"
+        return f"<Producer of {self.topic} as {self.name!r}, {state}>"
+
+    @property
+    def name(self) -> str:
+        """Return its name, which the broker made up unless it was given; of the first partition's producer."""
+        return self._producers[0].name if self._producers else self._options.name or ""
+
+    @property
+    def is_connected(self) -> bool:
+        """Return whether the brokers of all partitions know it now."""
+        return all(producer.is_connected for producer in self._producers)
+
+    @property
+    def last_sequence_id(self) -> int:
+        """Return the sequence id of the last message that was confirmed, of whichever partition; -1: none."""
+        return max((producer.last_sequence_id for producer in self._producers), default=-1)
+
+    @property
+    def pending(self) -> int:
+        """Return how many messages are not confirmed."""
+        return self._room.messages
+
+    # --- sending ---------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        data: bytes | bytearray | memoryview | None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        key: str | bytes | None = None,
+        ordering_key: str | bytes | None = None,
+        event_time_ms: int = 0,
+        deliver_at_ms: int | None = None,
+        deliver_after: Delay | None = None,
+        sequence_id: int | None = None,
+        replicate_to: Sequence[str] | None = None,
+    ) -> MessageId:
+        """Send a message; returns its id when the broker has stored it. Waits while there is no room for it.
+
+        A call that is cancelled may have sent the message all the same.
+
+        :param data: the payload; None: the message says that there is no value for its key
+        :param properties: as the application wants
+        :param key: decides on the partition, the order on Key_Shared, and what compaction keeps; bytes are encoded
+        :param ordering_key: decides on the order on Key_Shared instead of ``key``
+        :param event_time_ms: what the application means by it, epoch ms
+        :param deliver_at_ms: hold it back on Shared and Key_Shared subscriptions until then, epoch ms
+        :param deliver_after: the same, in seconds from now
+        :param sequence_id: grows with each message of a producer of this name; None: the next one
+        :param replicate_to: names of clusters; None: as the namespace has it
+        :return: of which ledger and entry are -1 if the broker has had a message of this sequence id already
+        :raises InvalidArgumentError: names the argument; or the message is too large
+        :raises BrokerRefusedError: the broker said no
+        :raises RequestTimeoutError: not confirmed within ``send_timeout``; it may be stored all the same
+        :raises ClosedError: it is closed, also before the message was confirmed
+        """
+        message = Outgoing(
+            data,
+            properties=properties,
+            key=key,
+            ordering_key=ordering_key,
+            event_time_ms=event_time_ms,
+            deliver_at_ms=deliver_at_ms,
+            deliver_after=deliver_after,
+            sequence_id=sequence_id,
+            replicate_to=replicate_to,
+        )
+        self._check_open()
+        if not self._room.take_nowait(message.size):
+            await self._room.take(message.size)
+        return await self._enqueue(message)
+
+    def send_nowait(self, data: bytes | bytearray | memoryview | None, **about: Any) -> asyncio.Future[MessageId]:
+        """Begin to send a message; return a future that gets what :meth:`send` returns or raises.
+
+        :param about: the other parameters of :meth:`send`
+        :raises InvalidArgumentError: names the argument; or the message is too large
+        :raises WouldBlockError: there is no room; nothing is sent
+        :raises BrokerRefusedError: the broker does not take any for good
+        :raises ClosedError: it is closed
+        """
+        message = Outgoing(data, **about)
+        self._check_open()
+        if not self._room.take_nowait(message.size):
+            raise WouldBlockError("the producer", wanted=1, room=max(self._room.max_messages - self._room.messages, 0))
+        return self._enqueue(message)
+
+    def _enqueue(self, message: Outgoing) -> asyncio.Future[MessageId]:
+        """Hand a message that there is room for to the producer of a partition."""
+        receipt: asyncio.Future[MessageId] = self._core.loop.create_future()
+        message.receipt = receipt
+        try:
+            self._check_open()
+            producer = self._chosen(message)
+            producer.check_open()
+            producer.send(message)
+        except BaseException:
+            self._room.give_back(message.size)
+            raise
+        return receipt
+
+    def _chosen(self, message: Outgoing) -> TopicProducer:
+        producers = self._producers
+        if len(producers) == 1:
+            return producers[0]
+        stays = self._is_filling if self._options.batching else _never
+        return producers[self._routing.partition(message.key, len(producers), stays=stays)]
+
+    def _is_filling(self, partition: int) -> bool:
+        return self._producers[partition].is_filling
+
+    def _on_done(self, message: Outgoing) -> None:
+        self._room.give_back(message.size)
+
+    async def flush(self) -> None:
+        """Send what waits in batches, and return when nothing is unconfirmed.
+
+        Whether all of it was stored is what each :meth:`send` tells.
+        """
+        for producer in self._producers:
+            producer.send_batches()
+        for producer in self._producers:
+            await producer.flush()
+
+    # --- partitions ------------------------------------------------------------------------------------------------
+
+    async def _opened(self, names: Sequence[str]) -> list[TopicProducer]:
+        """Return producers that are connected, or close all and raise what is wrong with one."""
+        made = [TopicProducer(self._core, name, self._options, self._on_done) for name in names]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in made:
+                    group.create_task(each.open(), name=f"pulsar_nack.wire producing to {each.topic}")
+        except BaseException as error:
+            await asyncio.gather(*(each.aclose() for each in made))
+            if isinstance(error, BaseExceptionGroup):
+                raise error.exceptions[0] from None
+            raise
+        return made
+
+    async def _grow(self) -> None:
+        """Produce to partitions that are added."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            known = len(self._producers)
+            with contextlib.suppress(BrokerError):
+                partitions = await self._core.lookup.partitions(self.topic)
+                names = [partition_name(self.topic, number) for number in range(known, partitions)]
+                self._producers += await self._opened(names)
+
+    # --- closing ---------------------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Send what there is, wait for the receipts, a few seconds at most, and close. Idempotent."""
+        if self._closing is None:
+            self._room.close(ClosedError("the producer"))
+            self._closing = self._core.loop.create_task(self._close(), name=f"pulsar_nack.wire closing {self.topic}")
+        await asyncio.shield(self._closing)
+
+    async def close(self) -> None:
+        """Close it; the same as :meth:`aclose`."""
+        await self.aclose()
+
+    async def _close(self) -> None:
+        if self._growing is not None:
+            self._growing.cancel()
+            await asyncio.wait([self._growing])
+        await asyncio.gather(*(producer.aclose() for producer in self._producers))
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise ClosedError("the producer")
+
+
+def _never(_: int) -> bool:
+    return False
+
+
+class Producing:
+    """A producer that is to be made: use it as ``async with``, or await it."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+        self._producer: Producer | None = None
+
+    def __await__(self) -> Generator[Any, None, Producer]:
+        return self._make().__await__()  # type: ignore[no-any-return]
+
+    async def __aenter__(self) -> Producer:
+        self._producer = await self._make()
+        return self._producer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._producer is not None:
+            await self._producer.aclose()

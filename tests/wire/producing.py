@@ -1,0 +1,71 @@
+"""A producer on a scripted broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from pulsar_nack.clock import LoopClock
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._core import Core
+from pulsar_nack.wire._entries import decode_entry
+from pulsar_nack.wire._lookup import Lookup
+from pulsar_nack.wire._options import ClientOptions
+from pulsar_nack.wire._pool import Pool
+from pulsar_nack.wire._producer import Producer
+from pulsar_nack.wire._producer_options import ProducerOptions
+from tests.wire.fake_broker import FakeBroker
+from tests.wire.fake_topics import FakeTopic
+
+TOPIC: Final = "persistent://public/default/t"
+
+
+class Made:
+    """A broker, a client of it, and its producers."""
+
+    def __init__(self, broker: FakeBroker, **settings: Any) -> None:
+        self.broker = broker
+        options = ClientOptions(**settings)
+        pool = Pool(broker.url, options, dial=broker.dial)
+        self.core = Core(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+        self.producers: list[Producer] = []
+
+    @property
+    def topic(self) -> FakeTopic:
+        """Return the topic at the broker."""
+        return self.broker.topic(TOPIC)
+
+    async def open(self, topic: str = TOPIC, **options: Any) -> Producer:
+        """Return a producer that is connected."""
+        producer = await Producer.open(self.core, topic, ProducerOptions(**options))
+        self.producers.append(producer)
+        return producer
+
+    def stored(self, topic: str = TOPIC) -> list[bytes]:
+        """Return the payloads that the broker has, those of batches one by one."""
+        return [message.payload for rest in self.rests(topic) for message in decode_entry(rest).messages()]
+
+    def metadata(self, topic: str = TOPIC) -> list[pb.MessageMetadata]:
+        """Return the metadata of the broker's entries."""
+        return [decode_entry(rest).metadata for rest in self.rests(topic)]
+
+    def rests(self, topic: str = TOPIC) -> list[bytes]:
+        """Return the broker's entries."""
+        return [entry.rest for entry in self.broker.topic(topic).entries]
+
+
+@asynccontextmanager
+async def producing(**settings: Any) -> AsyncIterator[Made]:
+    """Yield a broker and a client; afterwards all is closed, and no task and no connection is left."""
+    before = asyncio.all_tasks()
+    made = Made(FakeBroker(), **settings)
+    try:
+        yield made
+    finally:
+        for producer in made.producers:
+            await producer.aclose()
+        await made.core.pool.aclose()
+    assert asyncio.all_tasks() == before
+    assert made.broker.links == []

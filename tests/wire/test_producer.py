@@ -1,0 +1,543 @@
+"""Producers on a scripted broker and virtual time: what is stored, in which order, and what failures do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from pulsar_nack import (
+    BrokerRefusedError,
+    ClosedError,
+    InvalidArgumentError,
+    MessageId,
+    RequestTimeoutError,
+    WouldBlockError,
+)
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire._entries import decode_entry, unpack
+from tests.wire.fake_broker import as_usual, carried_out_then_cut, cut, later, refuse, silence
+from tests.wire.producing import TOPIC, Made, producing
+
+NUMBERS = [b"%d" % number for number in range(20)]
+
+
+async def sent(producer: Any, payloads: list[bytes], **about: Any) -> list[MessageId]:
+    """Send all at once, and return their ids."""
+    return await asyncio.gather(*(producer.send(payload, **about) for payload in payloads))
+
+
+@virtual_time
+async def test_a_message_is_stored_with_all_that_it_has() -> None:
+    """Payload, properties, keys and times are at the broker as they were given, and the id is that of the entry."""
+    async with producing() as made:
+        producer = await made.open()
+        id_ = await producer.send(
+            b"data",
+            properties={"a": "1", "ü": "ß"},
+            key="k",
+            ordering_key=b"\xff",
+            event_time_ms=17,
+            deliver_at_ms=123,
+            replicate_to=["west"],
+        )
+        assert (id_, id_.topic) == (MessageId(7, 0), TOPIC)
+        entry = decode_entry(made.rests()[0])
+        (message,) = entry.messages()
+        assert (message.payload, message.properties, message.key) == (b"data", {"a": "1", "ü": "ß"}, "k")
+        metadata = entry.metadata
+        assert (metadata.ordering_key, metadata.event_time, metadata.deliver_at_time) == (b"\xff", 17, 123)
+        assert list(metadata.replicate_to) == ["west"]
+        assert metadata.producer_name == producer.name
+
+
+@virtual_time
+async def test_keys_of_bytes_and_messages_without_a_value() -> None:
+    """A key of bytes is base64 and marked so; a message without a value is marked too."""
+    async with producing() as made:
+        producer = await made.open()
+        await producer.send(None, key=b"\x00\xff")
+        metadata = made.metadata()[0]
+        assert (metadata.partition_key, metadata.partition_key_b64_encoded) == ("AP8=", True)
+        assert metadata.null_value
+
+
+@virtual_time
+async def test_messages_are_stored_in_the_order_of_sending() -> None:
+    """What is sent at once is stored in order, with sequence ids that count."""
+    async with producing() as made:
+        producer = await made.open()
+        ids = await sent(producer, NUMBERS)
+        assert made.stored() == NUMBERS
+        assert ids == [MessageId(7, entry) for entry in range(20)]
+        assert [metadata.sequence_id for metadata in made.metadata()] == list(range(20))
+        assert producer.last_sequence_id == 19
+        assert producer.pending == 0
+
+
+@virtual_time
+async def test_a_batch_is_full_by_number() -> None:
+    """Full batches go at once, the rest after the delay; ids have the index and the size of their batch."""
+    async with producing() as made:
+        producer = await made.open(batching=True, batch_max_messages=8, batch_delay=5)
+        began = made.core.loop.time()
+        ids = await sent(producer, NUMBERS)
+        assert made.core.loop.time() - began == pytest.approx(5, abs=0.1)
+        assert made.stored() == NUMBERS
+        assert [metadata.num_messages_in_batch for metadata in made.metadata()] == [8, 8, 4]
+        assert [(metadata.sequence_id, metadata.highest_sequence_id) for metadata in made.metadata()] == [
+            (0, 7),
+            (8, 15),
+            (16, 19),
+        ]
+        assert ids == [MessageId(7, number // 8, -1, number % 8) for number in range(20)]
+        assert [id_.batch_size for id_ in ids] == [8] * 16 + [4] * 4
+
+
+@virtual_time
+async def test_a_batch_is_full_by_bytes_and_one_message_is_none() -> None:
+    """A message that does not fit goes into the next batch; a batch of one is sent as a plain message."""
+    async with producing() as made:
+        producer = await made.open(batching=True, batch_max_bytes=1_000)
+        ids = await sent(producer, [b"a" * 300, b"b" * 300, b"c" * 500, b"d" * 5_000])
+        assert [(id_.entry, id_.batch_index) for id_ in ids] == [(0, 0), (0, 1), (1, -1), (2, -1)]
+
+
+@virtual_time
+async def test_flush_sends_batches_and_waits() -> None:
+    """After a flush what was sent before is stored, long before the delay of the batch."""
+    async with producing() as made:
+        producer = await made.open(batching=True, batch_delay=60)
+        futures = [producer.send_nowait(payload) for payload in NUMBERS]
+        await producer.flush()
+        assert all(future.done() for future in futures)
+        assert made.stored() == NUMBERS
+        assert made.core.loop.time() < 1
+
+
+@virtual_time
+async def test_batches_by_key() -> None:
+    """Each batch has the messages of one key, in order, and the entry has it too."""
+    async with producing() as made:
+        producer = await made.open(batching=True, batch_by_key=True)
+        await asyncio.gather(*(producer.send(payload, key=f"k{number % 3}") for number, payload in enumerate(NUMBERS)))
+        entries = [decode_entry(rest) for rest in made.rests()]
+        assert [entry.metadata.partition_key for entry in entries] == ["k0", "k1", "k2"]
+        for number, entry in enumerate(entries):
+            messages = list(entry.messages())
+            assert [message.payload for message in messages] == NUMBERS[number::3]
+            assert {message.key for message in messages} == {f"k{number}"}
+        ranges = [(entry.metadata.sequence_id, entry.metadata.highest_sequence_id) for entry in entries]
+        assert ranges == [(0, 6), (7, 13), (14, 19)]
+
+
+@virtual_time
+async def test_a_delayed_message_goes_alone_and_keeps_its_place() -> None:
+    """What a batch cannot have is sent by itself, after the batch that was begun before it."""
+    async with producing() as made:
+        producer = await made.open(batching=True, batch_delay=60)
+        before = [producer.send_nowait(payload) for payload in (b"a", b"b")]
+        await producer.send(b"c", deliver_after=5)
+        await asyncio.gather(*before)
+        assert made.stored() == [b"a", b"b", b"c"]
+        delayed = made.metadata()[1]
+        assert delayed.deliver_at_time - delayed.publish_time == pytest.approx(5_000, abs=1_000)
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zlib", "zstd", "snappy"])
+@virtual_time
+async def test_compression(compression: str) -> None:
+    """Single messages, batches and empty ones come out as they went in, by each codec."""
+    async with producing() as made:
+        producer = await made.open(compression=compression, batching=True)
+        await sent(producer, [b"x" * 10_000, b"", b"y"])
+        await producer.send(b"z" * 10_000, deliver_at_ms=1)
+        await producer.send(b"", deliver_at_ms=1)
+        assert made.stored() == [b"x" * 10_000, b"", b"y", b"z" * 10_000, b""]
+        assert (len(made.rests()[1]) < 1_000) == (compression != "none")
+
+
+@pytest.mark.parametrize("compression", ["none", "zlib"])
+@virtual_time
+async def test_chunks(compression: str) -> None:
+    """A message that is too large goes in parts that are not; the id knows all of them."""
+    payload = random.Random(1).randbytes(10_000)
+    async with producing() as made:
+        made.broker.max_message_bytes = 4_096
+        producer = await made.open(chunking=True, compression=compression)
+        small = await producer.send(b"small")
+        id_ = await producer.send(payload, properties={"a": "b"})
+        assert small.parts == ((7, 0),)
+        assert id_.parts == ((7, 1), (7, 2), (7, 3))
+        assert id_.first_chunk == MessageId(7, 1)
+        metadata = made.metadata()[1:]
+        assert [(each.chunk_id, each.num_chunks_from_msg) for each in metadata] == [(0, 3), (1, 3), (2, 3)]
+        assert len({each.uuid for each in metadata}) == 1
+        assert all(len(rest) <= 4_096 + 10 for rest in made.rests())
+        whole = b"".join(decode_entry(rest).payload for rest in made.rests()[1:])
+        assert len(whole) == metadata[0].total_chunk_msg_size
+        assert unpack(metadata[0], whole, 1 << 20) == payload
+
+
+@virtual_time
+async def test_a_message_that_is_too_large_is_refused() -> None:
+    """Without chunking it is refused before anything is sent, in a batch too, and others are not harmed."""
+    async with producing() as made:
+        made.broker.max_message_bytes = 4_096
+        for batching in (False, True):
+            producer = await made.open(batching=batching)
+            with pytest.raises(InvalidArgumentError, match="data: expected at most 4096 bytes"):
+                await producer.send(b"x" * 5_000)
+            with pytest.raises(InvalidArgumentError, match="properties"):
+                await producer.send(b"", properties={"a": "x" * 50_000})
+            await producer.send(b"x")
+            assert producer.pending == 0
+        assert made.stored() == [b"x", b"x"]
+
+
+@virtual_time
+async def test_what_was_not_confirmed_is_sent_again() -> None:
+    """After a lost connection all that is unconfirmed is sent again in order; deduplication drops what was stored."""
+    async with producing() as made:
+        made.broker.deduplicates = True
+        producer = await made.open(batching=True, batch_max_messages=3)
+        await sent(producer, [b"first"])
+        made.broker.next("SEND", carried_out_then_cut)
+        ids = await sent(producer, NUMBERS)
+        assert made.stored() == [b"first", *NUMBERS]
+        assert ids[:3] == [MessageId(-1, -1, -1, index) for index in range(3)]
+        assert ids[3:] == [MessageId(7, 1 + number // 3, -1, number % 3) for number in range(3, 20)]
+        assert len({command.producer_name for command in made.broker.commands("PRODUCER")[1:]}) == 1
+        assert [command.epoch for command in made.broker.commands("PRODUCER")] == [0, 1]
+
+
+@virtual_time
+async def test_parts_of_a_message_survive_a_lost_connection() -> None:
+    """Parts that were not confirmed are sent again after those that were; the message arrives whole."""
+    payload = random.Random(1).randbytes(20_000)
+    async with producing() as made:
+        made.broker.max_message_bytes = 4_096
+        producer = await made.open(chunking=True)
+        made.broker.next("SEND", as_usual, as_usual, cut)
+        id_ = await producer.send(payload)
+        entries = [decode_entry(rest) for rest in made.rests()]
+        parts = {entry.metadata.chunk_id: entry.payload for entry in entries}
+        assert b"".join(parts[number] for number in sorted(parts)) == payload
+        assert len(id_.parts) == len(parts)
+        assert id_.entry == len(entries) - 1
+
+
+@virtual_time
+async def test_connections_that_break_at_any_time_lose_nothing() -> None:
+    """Whatever is cut, before or after it is carried out, all is stored, in order, once with deduplication."""
+    for seed in range(30):
+        chance = random.Random(seed)
+        async with producing(backoff_minimum=0.01, backoff_maximum=0.1) as made:
+            made.broker.deduplicates = True
+            producer = await made.open(batching=chance.random() < 0.5, batch_max_messages=3)
+            made.broker.next(
+                "SEND",
+                *chance.choices([as_usual, cut, carried_out_then_cut], [4, 1, 1], k=12),
+            )
+            made.broker.next("PRODUCER", *chance.choices([as_usual, cut, refuse("ServiceNotReady")], k=2))
+            tasks = []
+            for payload in NUMBERS:
+                tasks.append(asyncio.ensure_future(producer.send(payload)))
+                await asyncio.sleep(chance.choice((0, 0, 0.001, 0.01)))
+            await asyncio.gather(*tasks)
+            assert made.stored() == NUMBERS
+            assert producer.pending == 0
+
+
+@virtual_time
+async def test_a_topic_that_moves() -> None:
+    """A producer whose topic goes to another broker follows it, at once where it is told where it is."""
+    async with producing() as made:
+        producer = await made.open()
+        await producer.send(b"a")
+        for number, is_told in enumerate((False, True)):
+            made.broker.move(TOPIC, f"pulsar://other{number}:6650", tell_where=is_told)
+            began = made.core.loop.time()
+            await producer.send(b"b")
+            assert (made.core.loop.time() - began < 0.02) == is_told
+        assert made.stored() == [b"a", b"b", b"b"]
+
+
+@virtual_time
+async def test_a_refused_message_fails_alone() -> None:
+    """A message that the broker refuses for good raises what the broker said; those around it are stored."""
+    async with producing() as made:
+        producer = await made.open()
+        made.broker.next("SEND", as_usual, refuse("NotAllowedError", "no such thing"))
+        results = await asyncio.gather(*(producer.send(payload) for payload in NUMBERS), return_exceptions=True)
+        assert isinstance(results[1], BrokerRefusedError)
+        assert (results[1].code, results[1].text) == ("NotAllowedError", "no such thing")
+        assert made.stored() == [NUMBERS[0], *NUMBERS[2:]]
+        assert producer.pending == 0
+
+
+@pytest.mark.parametrize("code", ["PersistenceError", "ChecksumError", "ServiceNotReady"])
+@virtual_time
+async def test_a_message_is_sent_again_where_that_may_help(code: str) -> None:
+    """What may pass by itself is not raised: the message is sent again, by the same name and sequence id."""
+    async with producing() as made:
+        producer = await made.open()
+        made.broker.next("SEND", refuse(code), refuse(code))
+        await producer.send(b"a", sequence_id=17)
+        assert made.stored() == [b"a"]
+        assert [command.sequence_id for command in made.broker.commands("SEND")] == [17] * 3
+
+
+@virtual_time
+async def test_a_terminated_topic_ends_a_producer() -> None:
+    """All that is unconfirmed fails, and later messages do so at once."""
+    async with producing() as made:
+        producer = await made.open()
+        made.broker.next("SEND", refuse("TopicTerminatedError", "over"))
+        results = await asyncio.gather(*(producer.send(payload) for payload in NUMBERS[:3]), return_exceptions=True)
+        assert [getattr(result, "code", None) for result in results] == ["TopicTerminatedError"] * 3
+        with pytest.raises(BrokerRefusedError, match="over"):
+            await producer.send(b"later")
+
+
+@virtual_time
+async def test_a_broker_that_is_silent() -> None:
+    """A message that is not confirmed fails after the timeout, and its late receipt confuses nobody."""
+    async with producing() as made:
+        producer = await made.open(send_timeout=10)
+        made.broker.next("SEND", later(12))
+        with pytest.raises(RequestTimeoutError, match="not confirmed within 10 s"):
+            await producer.send(b"late")
+        assert made.core.loop.time() == pytest.approx(10, abs=0.1)
+        await producer.send(b"next")
+        await asyncio.sleep(5)
+        await producer.send(b"last")
+        assert sorted(made.stored()) == [b"last", b"late", b"next"]
+        assert len(made.broker.commands("PRODUCER")) == 1
+
+
+@virtual_time
+async def test_a_broker_that_is_gone_for_too_long() -> None:
+    """The timeout holds while there is no connection too, and tells why there is none; later messages are stored."""
+    async with producing() as made:
+        producer = await made.open(send_timeout=10)
+        node = made.broker.node(made.broker.url)
+        node.kill()
+        with pytest.raises(RequestTimeoutError, match="nobody listens"):
+            await producer.send(b"lost")
+        node.start()
+        await producer.send(b"kept")
+        assert made.stored() == [b"kept"]
+
+
+@virtual_time
+async def test_room_for_unconfirmed_messages() -> None:
+    """A message waits while there is no room, in order; one that is cancelled meanwhile is not sent."""
+    async with producing() as made:
+        producer = await made.open(max_pending_messages=2)
+        made.broker.always("SEND", later(1))
+        tasks = [asyncio.ensure_future(producer.send(payload)) for payload in NUMBERS[:6]]
+        await asyncio.sleep(0.5)
+        assert producer.pending == 2
+        with pytest.raises(WouldBlockError):
+            producer.send_nowait(b"more")
+        tasks[3].cancel()
+        await asyncio.wait(tasks)
+        assert made.stored() == [NUMBERS[number] for number in (0, 1, 2, 4, 5)]
+        assert producer.pending == 0
+
+
+@virtual_time
+async def test_room_in_bytes_lets_a_large_message_in_alone() -> None:
+    """A message larger than all the room waits until it is the only one."""
+    async with producing() as made:
+        producer = await made.open(max_pending_bytes=1_000)
+        made.broker.always("SEND", later(1))
+        tasks = [asyncio.ensure_future(producer.send(b"x" * size)) for size in (500, 5_000, 500)]
+        await asyncio.sleep(0.5)
+        assert [len(call.rest) // 500 for call in made.broker.calls if call.kind == "SEND"] == [1]
+        await asyncio.gather(*tasks)
+        assert [len(payload) for payload in made.stored()] == [500, 5_000, 500]
+
+
+@virtual_time
+async def test_closing_sends_what_there_is() -> None:
+    """What waits in a batch is stored before the producer is closed; later calls are refused."""
+    async with producing() as made:
+        producer = await made.open(batching=True, batch_delay=60)
+        futures = [producer.send_nowait(payload) for payload in NUMBERS]
+        await producer.aclose()
+        assert [await future for future in futures] == [MessageId(7, 0, -1, index) for index in range(20)]
+        with pytest.raises(ClosedError):
+            await producer.send(b"")
+        await producer.aclose()
+        assert len(made.broker.commands("CLOSE_PRODUCER")) == 1
+
+
+@virtual_time
+async def test_closing_on_a_silent_broker_ends() -> None:
+    """What is not confirmed within a few seconds fails with the producer."""
+    async with producing() as made:
+        producer = await made.open()
+        made.broker.always("SEND", silence)
+        made.broker.always("CLOSE_PRODUCER", silence)
+        future = producer.send_nowait(b"")
+        await producer.aclose()
+        assert made.core.loop.time() < 6
+        with pytest.raises(ClosedError):
+            await future
+
+
+@virtual_time
+async def test_a_slow_broker_is_not_flooded() -> None:
+    """While the broker does not read, no more is written than the buffer's bound and one message."""
+    async with producing(write_buffer_bytes=64 << 10) as made:
+        producer = await made.open()
+        (link,) = made.broker.links
+        link.transport.stall()
+        futures = [producer.send_nowait(b"x" * 10_000) for _ in range(100)]
+        await asyncio.sleep(1)
+        assert link.transport.get_write_buffer_size() < 90_000
+        link.transport.go_on()
+        await asyncio.gather(*futures)
+        assert len(made.stored()) == 100
+
+
+@virtual_time
+async def test_opening_is_tried_again() -> None:
+    """What may pass by itself is tried again; what will not is raised with the broker's words."""
+    async with producing() as made:
+        made.broker.next("PRODUCER", refuse("ServiceNotReady"), cut)
+        await made.open()
+        made.broker.next("PRODUCER", refuse("AuthorizationError", "not you"))
+        with pytest.raises(BrokerRefusedError, match="AuthorizationError: not you"):
+            await made.open()
+
+
+@virtual_time
+async def test_sequence_ids_go_on_after_those_of_an_earlier_producer() -> None:
+    """A producer of a name begins after what the broker last had of it; a sequence id that was is not stored again."""
+    async with producing() as made:
+        made.broker.deduplicates = True
+        first = await made.open(name="p")
+        await sent(first, NUMBERS[:3])
+        await first.aclose()
+        second = await made.open(name="p")
+        assert second.last_sequence_id == 2
+        await second.send(b"next")
+        assert await second.send(b"again", sequence_id=1) == MessageId(-1, -1)
+        assert made.stored() == [*NUMBERS[:3], b"next"]
+
+
+async def _partitioned(made: Made, count: int) -> None:
+    made.broker.partitions[TOPIC] = count
+
+
+def _by_partition(made: Made, count: int) -> list[list[bytes]]:
+    return [made.stored(f"{TOPIC}-partition-{number}") for number in range(count)]
+
+
+@virtual_time
+async def test_partitions_in_turn_and_by_key() -> None:
+    """Messages without a key go to all partitions in turn, those of a key to one, that of every other client."""
+    async with producing() as made:
+        await _partitioned(made, 3)
+        producer = await made.open()
+        ids = await sent(producer, NUMBERS[:9])
+        assert [len(stored) for stored in _by_partition(made, 3)] == [3, 3, 3]
+        assert {id_.partition for id_ in ids} == {0, 1, 2}
+        keyed = await sent(producer, NUMBERS[:4], key="order-17")
+        assert {(id_.partition, id_.topic) for id_ in keyed} == {(2, f"{TOPIC}-partition-2")}
+
+
+@virtual_time
+async def test_partitions_are_filled_batch_by_batch() -> None:
+    """With batching a partition keeps getting messages until its batch is sent."""
+    async with producing() as made:
+        await _partitioned(made, 2)
+        producer = await made.open(batching=True, batch_max_messages=5)
+        await sent(producer, NUMBERS)
+        assert sorted(map(len, _by_partition(made, 2))) == [10, 10]
+        assert sum(len(made.rests(f"{TOPIC}-partition-{number}")) for number in range(2)) == 4
+
+
+@virtual_time
+async def test_partitions_that_are_added_are_used() -> None:
+    """A topic that grows gets messages in its new partitions after a while."""
+    async with producing() as made:
+        await _partitioned(made, 1)
+        producer = await made.open()
+        await producer.send(b"a")
+        await _partitioned(made, 2)
+        await asyncio.sleep(61)
+        await sent(producer, [b"b", b"c"])
+        assert sorted(map(len, _by_partition(made, 2))) == [1, 2]
+
+
+@virtual_time
+async def test_a_partition_that_cannot_be_opened_closes_the_others() -> None:
+    """What the broker said of one partition is raised, and nothing stays open."""
+    async with producing() as made:
+        await _partitioned(made, 3)
+        made.broker.next("PRODUCER", as_usual, refuse("AuthorizationError", "not there"), as_usual)
+        with pytest.raises(BrokerRefusedError, match="not there"):
+            await made.open()
+        await asyncio.sleep(1)
+        assert all(not link.producers for link in made.broker.links)
+
+
+@virtual_time
+async def test_a_receipt_out_of_order_has_all_sent_again() -> None:
+    """A receipt for a later message than the first one means that the two sides differ: all is sent anew."""
+    async with producing() as made:
+        made.broker.deduplicates = True
+        producer = await made.open()
+        made.broker.next("SEND", silence, as_usual)
+        results = await sent(producer, NUMBERS[:3])
+        assert len(results) == 3
+        assert len(made.broker.commands("PRODUCER")) == 2
+        assert NUMBERS[1] in made.stored()
+
+
+@pytest.mark.parametrize(
+    ("about", "named"),
+    [
+        ({"properties": {"a": 1}}, "properties"),
+        ({"properties": [("a", "b")]}, "properties"),
+        ({"key": 1}, "key"),
+        ({"ordering_key": 1}, "ordering_key"),
+        ({"event_time_ms": -1}, "event_time_ms"),
+        ({"deliver_at_ms": 1.5}, "deliver_at_ms"),
+        ({"deliver_after": -1}, "deliver_after"),
+        ({"deliver_after": 1, "deliver_at_ms": 1}, "deliver_after"),
+        ({"sequence_id": -1}, "sequence_id"),
+        ({"replicate_to": "west"}, "replicate_to"),
+    ],
+)
+@virtual_time
+async def test_wrong_arguments_are_named(about: dict[str, Any], named: str) -> None:
+    """A message with a wrong argument is refused, by its name, and takes no room."""
+    async with producing() as made:
+        producer = await made.open()
+        with pytest.raises(InvalidArgumentError) as caught:
+            await producer.send(b"", **about)
+        assert caught.value.field == named
+        assert producer.pending == 0
+
+
+@virtual_time
+async def test_only_bytes_are_sent() -> None:
+    """A str is refused, whose encoding nobody told; other kinds of bytes are copied."""
+    async with producing() as made:
+        producer = await made.open()
+        with pytest.raises(InvalidArgumentError, match="data"):
+            await producer.send("text")  # type: ignore[arg-type]
+        data = bytearray(b"abc")
+        sending = asyncio.ensure_future(producer.send(data))
+        await asyncio.sleep(0)
+        data[:] = b"xyz"
+        await sending
+        await producer.send(memoryview(b"def"))
+        assert made.stored() == [b"abc", b"def"]
