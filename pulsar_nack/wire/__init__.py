@@ -11,6 +11,8 @@ from ._client import Client
 from ._oauth2 import OAuth2Authentication
 from ._options import ClientOptions
 from ._port import WirePort
+from ._producer import Producer, Producing
+from ._producer_options import ProducerOptions
 from ._subscribe_options import KeyShared, SubscribeOptions
 from ._tls import TlsOptions
 
@@ -22,6 +24,9 @@ __all__ = [
     "KeyShared",
     "NoAuthentication",
     "OAuth2Authentication",
+    "Producer",
+    "ProducerOptions",
+    "Producing",
     "SubscribeOptions",
     "TlsAuthentication",
     "TlsOptions",

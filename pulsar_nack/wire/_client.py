@@ -20,8 +20,9 @@ from ._lookup import Lookup
 from ._options import ClientOptions
 from ._pool import Pool
 from ._port import WirePort, traits_of
+from ._producer import Producer, Producing
 from ._selection import selection_of
-from ._settings import Settings, client_options, split
+from ._settings import ProducerSettings, Settings, client_options, producer_options, split
 from ._subscribe_options import SubscribeOptions, SubscriptionType
 from ._together import each_tried
 from ._topics import normalize, normalize_namespace
@@ -120,6 +121,31 @@ class Client:
                 raise
 
         return Subscribing(make)
+
+    # --- producers -------------------------------------------------------------------------------------------------
+
+    def producer(self, topic: str, **settings: Unpack[ProducerSettings]) -> Producing:
+        """Produce to a topic, with whatever partitions.
+
+        :param topic: its name
+        :param settings: those of :class:`~pulsar_nack.wire.ProducerOptions` (``batching``, ``compression``, ...)
+        :return: to be used as ``async with``, or awaited; either gives a :class:`~pulsar_nack.wire.Producer`
+        :raises InvalidArgumentError: names the argument
+        :raises MissingExtraError: when entered or awaited: what its compression needs is not installed
+        :raises BrokerError: likewise: it could not be made; with the broker's own words
+        """
+        name = normalize(topic)
+        options = producer_options(settings)
+
+        async def make() -> Producer:
+            producer = await Producer.open(self._core(), name, options)
+            if self._is_closed:
+                await producer.aclose()
+                raise ClosedError("the client")
+            self._open.add(producer)
+            return producer
+
+        return Producing(make)
 
     # --- looking ---------------------------------------------------------------------------------------------------
 

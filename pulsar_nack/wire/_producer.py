@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -248,14 +248,14 @@ def _never(_: int) -> bool:
 
 
 class Producing:
-    """A producer that is to be made: use it as ``async with``, or await it."""
+    """What :meth:`Client.producer` returns: ``async with`` it, or ``await`` it and close the producer yourself."""
 
-    def __init__(self, make: Any) -> None:
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, Producer]]) -> None:
         self._make = make
         self._producer: Producer | None = None
 
     def __await__(self) -> Generator[Any, None, Producer]:
-        return self._make().__await__()  # type: ignore[no-any-return]
+        return self._make().__await__()
 
     async def __aenter__(self) -> Producer:
         self._producer = await self._make()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ..consumer import Consumer
 from ..errors import InvalidArgumentError
 from ._options import ClientOptions
+from ._producer_options import ProducerOptions
 from ._subscribe_options import InitialPosition, KeyShared, SubscribeOptions
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from ..ids import MessageId
     from ..ledger import LogStore
     from ..nack import HookLike
+    from ._producer_options import AccessMode, Compression
+    from ._routing import Hashing, Router
 
+_Model = TypeVar("_Model", bound=BaseModel)
 _OTHER_NAMES: Final = {"durable_subscription": "durable"}
 """What is called otherwise here than in the options of a subscription, where the consumer has the name already."""
 _OF_CONSUMER: Final = frozenset(inspect.signature(Consumer).parameters) - {"port"}
@@ -77,6 +81,29 @@ class Settings(ConsumerSettings, total=False):
     start_message_id: MessageId | None
 
 
+class ProducerSettings(TypedDict, total=False):
+    """The fields of :class:`~pulsar_nack.wire.ProducerOptions`."""
+
+    name: str | None
+    compression: Compression
+    batching: bool
+    batch_by_key: bool
+    batch_delay: Delay
+    batch_max_messages: int
+    batch_max_bytes: int
+    chunking: bool
+    chunk_max_bytes: int | None
+    max_pending_bytes: int
+    max_pending_messages: int
+    send_timeout: Delay | None
+    routing: Literal["round_robin", "single"] | Router
+    hashing: Hashing
+    access_mode: AccessMode
+    properties: Mapping[str, str]
+    initial_sequence_id: int | None
+    initial_subscription: str | None
+
+
 class Split(NamedTuple):
     """Settings of the consumer, and of the subscription."""
 
@@ -105,8 +132,20 @@ def client_options(options: Mapping[str, Any]) -> ClientOptions:
 
     :raises InvalidArgumentError: names the first that is wrong, or unknown
     """
+    return _checked(ClientOptions, options)
+
+
+def producer_options(options: Mapping[str, Any]) -> ProducerOptions:
+    """Return checked options of a producer.
+
+    :raises InvalidArgumentError: names the first that is wrong, or unknown
+    """
+    return _checked(ProducerOptions, options)
+
+
+def _checked(kind: type[_Model], options: Mapping[str, Any]) -> _Model:
     try:
-        return ClientOptions(**options)
+        return kind(**options)
     except ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")

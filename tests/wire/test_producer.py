@@ -18,13 +18,14 @@ from pulsar_nack import (
 )
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._entries import decode_entry, unpack
+from pulsar_nack.wire._producer import Producer
 from tests.wire.fake_broker import as_usual, carried_out_then_cut, cut, later, refuse, silence
 from tests.wire.producing import TOPIC, Made, producing
 
 NUMBERS = [b"%d" % number for number in range(20)]
 
 
-async def sent(producer: Any, payloads: list[bytes], **about: Any) -> list[MessageId]:
+async def sent(producer: Producer, payloads: list[bytes], **about: Any) -> list[MessageId]:
     """Send all at once, and return their ids."""
     return await asyncio.gather(*(producer.send(payload, **about) for payload in payloads))
 
@@ -336,10 +337,10 @@ async def test_a_broker_that_is_gone_for_too_long() -> None:
 async def test_room_for_unconfirmed_messages() -> None:
     """A message waits while there is no room, in order; one that is cancelled meanwhile is not sent."""
     async with producing() as made:
+        made.broker.latency = 0.5
         producer = await made.open(max_pending_messages=2)
-        made.broker.always("SEND", later(1))
         tasks = [asyncio.ensure_future(producer.send(payload)) for payload in NUMBERS[:6]]
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.1)
         assert producer.pending == 2
         with pytest.raises(WouldBlockError):
             producer.send_nowait(b"more")

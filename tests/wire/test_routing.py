@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from pulsar_nack import InvalidArgumentError
+from pulsar_nack.wire import Client, ProducerOptions
 from pulsar_nack.wire._hashes import java_string_hash, murmur3_hash
-from pulsar_nack.wire._producer_options import ProducerOptions
 from pulsar_nack.wire._routing import Routing
+from pulsar_nack.wire._settings import ProducerSettings
 
 
 @pytest.mark.parametrize(
@@ -64,5 +65,10 @@ def test_a_function_decides() -> None:
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], named: str) -> None:
     """A producer's wrong setting is refused by its name."""
-    with pytest.raises(ValueError, match=named):
-        ProducerOptions(**settings)
+    with pytest.raises(InvalidArgumentError, match=named):
+        Client("pulsar://127.0.0.1:1").producer("t", **settings)
+
+
+def test_all_settings_are_known_to_type_checkers() -> None:
+    """What a producer's options have is what the client's method takes."""
+    assert set(ProducerSettings.__annotations__) == set(ProducerOptions.model_fields)
