@@ -565,10 +565,11 @@ class TopicConsumer:
 
 
 def _after(message_id: MessageId) -> MessageId | None:
-    """Return the next message of the same batch, None: it is in none."""
-    if message_id.batch_index < 0:
+    """Return the least id after this one, None after the id that is before or after all."""
+    ledger, entry, partition, index = message_id
+    if not 0 <= entry < _INT64 - 1:
         return None
-    return MessageId(message_id.ledger, message_id.entry, message_id.partition, message_id.batch_index + 1)
+    return MessageId(ledger, entry + 1, partition) if index < 0 else MessageId(ledger, entry, partition, index + 1)
 
 
 def _before(message_id: MessageId) -> MessageId:

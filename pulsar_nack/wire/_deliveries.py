@@ -84,16 +84,20 @@ class EntryReader:
         self._partition = partition
         self._ack_sets = ack_sets
         self._chunks = chunks
-        self._first: MessageId | None = None
+        self._first: tuple[int, int] | None = None
+        self._first_index = 0
 
     def begin_at(self, first: MessageId | None) -> None:
-        """Show nothing that comes before this message in its own batch: the broker begins with whole entries."""
-        self._first = first if first is not None and first.batch_index > 0 else None
+        """Show nothing that comes before this: the broker begins with whole entries, or with one too many."""
+        self._first = None if first is None else (first.ledger, first.entry)
+        self._first_index = 0 if first is None else max(first.batch_index, 0)
 
     def read(self, command: pb.CommandMessage, rest: memoryview | bytes) -> Arrival:
         """Take an entry apart. One that cannot be read is a delivery that says so."""
         try:
             entry = decode_entry(rest, max_message_bytes=self._max_bytes)
+            if self._first is not None and (command.message_id.ledgerId, command.message_id.entryId) < self._first:
+                return Arrival(self._counted(command, entry.metadata.num_messages_in_batch if entry.is_batch else 0), [])
         except UndecodableMessageError as error:
             return Arrival(self._counted(command, error.batch_size), [self._unreadable(command, bytes(rest), error)])
         if entry.is_batch:
@@ -159,10 +163,7 @@ class EntryReader:
         return _delivered_id((ledger, entry, self._partition, index), size, self._topic)
 
     def _before_first(self, ledger: int, entry: int) -> int:
-        first = self._first
-        if first is None or (first.ledger, first.entry) != (ledger, entry):
-            return 0
-        return all_of(first.batch_index)
+        return all_of(self._first_index) if (ledger, entry) == self._first else 0
 
     # --- a part of one -----------------------------------------------------------------------------------------------
 

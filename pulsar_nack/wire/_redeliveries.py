@@ -1,6 +1,6 @@
 """Requests for redelivery, gathered for a moment and sent together, at most 1 000 entries in a command.
 
-The first is sent in the loop's next turn; those that come within the next 2 ms wait for the end of these. Nothing is
+The first is sent in the loop's next turn; those that come within the next millisecond wait for its end. Nothing is
 kept over the end of a connection: the broker then gives everything unacknowledged out again by itself.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 
 MOST_IDS: Final = 1_000
 """In one command; brokers refuse more."""
-SPACING_S: Final = 0.002
+SPACING_S: Final = 0.001
 
 
 class Redeliveries:
