@@ -97,7 +97,9 @@ class EntryReader:
         try:
             entry = decode_entry(rest, max_message_bytes=self._max_bytes)
             if self._first is not None and (command.message_id.ledgerId, command.message_id.entryId) < self._first:
-                return Arrival(self._counted(command, entry.metadata.num_messages_in_batch if entry.is_batch else 0), [])
+                return Arrival(
+                    self._counted(command, entry.metadata.num_messages_in_batch if entry.is_batch else 0), []
+                )
         except UndecodableMessageError as error:
             return Arrival(self._counted(command, error.batch_size), [self._unreadable(command, bytes(rest), error)])
         if entry.is_batch:

@@ -88,7 +88,7 @@ class Consuming:
     ) -> TopicConsumer:
         """Return a consumer that is not open; from the earliest message on unless told otherwise."""
         told = SubscribeOptions(NAME, **{"initial_position": "earliest", **options})
-        put = (arrived or self.arrived).put
+        put = (self.arrived if arrived is None else arrived).put
         consumer = TopicConsumer(self.core, TOPIC, told, put, became_inactive=became_inactive)
         self.consumers.append(consumer)
         return consumer

@@ -351,10 +351,10 @@ async def test_requests_for_redelivery_are_gathered() -> None:
         consumer = await made.open(receiver_queue_size=5_000)
         ids = [delivery.id for delivery in await made.arrived.take(2_102)]
         await consumer.redeliver(ids[:1])
-        await asyncio.sleep(0.0005)
+        await asyncio.sleep(0.0003)
         for each in ids[1:101]:
             await consumer.redeliver([each])
-        await asyncio.sleep(0.0005)
+        await asyncio.sleep(0.0003)
         await consumer.redeliver(ids[101:102])
         await asyncio.sleep(1)
         await consumer.redeliver(ids[102:])
