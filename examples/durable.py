@@ -18,9 +18,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pulsar
-import pulsar.asyncio
-
 import pulsar_nack
 from pulsar_nack.testing import EmbeddedBroker
 
@@ -31,8 +28,8 @@ DELAY = 3.0  # seconds; an hour in real life
 async def work(url: str, folder: str) -> None:
     """Work on the one job: hang at its first attempt, fail at its second, succeed at its third."""
     async with (
-        connected(url) as client,
-        pulsar_nack.subscribe(client, TOPIC, "workers", durable=folder) as consumer,
+        pulsar_nack.connect(url) as client,
+        client.subscribe(TOPIC, "workers", durable=folder) as consumer,
     ):
         print("ready", flush=True)
         async for message in consumer:
@@ -52,11 +49,10 @@ async def main() -> None:
     """Send a job, and see three workers deal with it."""
     with tempfile.TemporaryDirectory() as folder:
         async with broker() as url:
-            async with connected(url) as client, pulsar_nack.subscribe(client, TOPIC, "workers"):
+            async with pulsar_nack.connect(url) as client, client.subscribe(TOPIC, "workers"):
                 pass  # makes the subscription, so that it begins before the job
             async with worker(url, folder) as process:
-                async with connected(url) as client:
-                    producer = await client.create_producer(TOPIC)
+                async with pulsar_nack.connect(url) as client, client.producer(TOPIC) as producer:
                     await producer.send(b"job")
                 await says(process, "attempt 1")
                 print("killed in the middle of the job")
@@ -95,17 +91,6 @@ async def says(process: asyncio.subprocess.Process, text: str) -> None:
     said = (await asyncio.wait_for(process.stdout.readline(), 20)).decode().strip()
     assert said == text, said
     print(f"worker {process.pid}: {said}")
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[pulsar.asyncio.Client]:
-    """A client of the official library; do not give it a Python logger, it can deadlock."""
-    client = pulsar.asyncio.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    try:
-        yield client
-    finally:
-        await client.close()
-        await asyncio.sleep(0.05)  # its threads end a moment later; a process that exits before that may abort
 
 
 @asynccontextmanager

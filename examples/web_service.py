@@ -23,10 +23,7 @@ from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any
 
-import pulsar
-import pulsar.asyncio
-
-import pulsar_nack
+import pulsar_nack.wire
 from pulsar_nack.testing import EmbeddedBroker
 
 TOPIC = "example-web-jobs"
@@ -36,7 +33,7 @@ MOST_BYTES = 1_000_000
 class Service:
     """The web side and the consumer's side of the service."""
 
-    def __init__(self, consumer: pulsar_nack.Consumer, producer: Any) -> None:
+    def __init__(self, consumer: pulsar_nack.Consumer, producer: pulsar_nack.wire.Producer) -> None:
         self.consumer = consumer
         self.producer = producer
         self.worker: asyncio.Task[None] | None = None
@@ -98,25 +95,23 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
 async def main(port: int, seconds: float | None) -> None:
     """Serve until told to stop."""
     stopping = stop_signals()
-    async with broker() as url:
-        client = pulsar.asyncio.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        try:
-            producer = await client.create_producer(TOPIC)
-            async with pulsar_nack.subscribe(client, TOPIC, "web-service") as consumer:
-                service = Service(consumer, producer)
-                service.worker = asyncio.create_task(service.work())
-                server = await asyncio.start_server(service.serve_one, "127.0.0.1", port)
-                print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await stopping.wait()
-                server.close()  # no new requests
-                service.worker.cancel()  # no new message; one in hand is not acknowledged, so it is not lost
-                await asyncio.wait([service.worker])
-            # The consumer is closed: what it still held went back to the broker, for other consumers.
-        finally:
-            await client.close()
-            await asyncio.sleep(0.05)  # its threads end a moment later; a process that exits before that may abort
+    async with (
+        broker() as url,
+        pulsar_nack.connect(url) as client,
+        client.producer(TOPIC) as producer,
+        client.subscribe(TOPIC, "web-service") as consumer,
+    ):
+        service = Service(consumer, producer)
+        service.worker = asyncio.create_task(service.work())
+        server = await asyncio.start_server(service.serve_one, "127.0.0.1", port)
+        print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await stopping.wait()
+        server.close()  # no new requests
+        service.worker.cancel()  # no new message; one in hand is not acknowledged, so it is not lost
+        await asyncio.wait([service.worker])
+        # The consumer is closed: what it still held went back to the broker, for other consumers.
     print("stopped", flush=True)
 
 

@@ -4,7 +4,8 @@
     python examples/worker.py            # works until Ctrl-C
     python examples/worker.py --once     # ends when its sample jobs are done
 
-It uses the broker at PULSAR_SERVICE_URL, or an embedded one for as long as it runs.
+It uses the broker at PULSAR_SERVICE_URL, or an embedded one for as long as it runs. With a client of the official
+library it is pulsar_nack.subscribe(client, TOPIC, ...) instead, and the rest is the same.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
-
-import pulsar
-import pulsar.asyncio
 
 import pulsar_nack
 from pulsar_nack.testing import EmbeddedBroker
@@ -61,23 +59,20 @@ async def handle(message: pulsar_nack.Message) -> bool:
 
 async def main(*, once: bool) -> None:
     """Send the sample jobs, then work."""
-    async with broker() as url:
-        # The client's own logging is quieted here; do not give it a Python logger, it can deadlock.
-        client = pulsar.asyncio.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        try:
-            async with pulsar_nack.subscribe(client, TOPIC, "workers", backoff=RETRY_DELAYS) as consumer:
-                producer = await client.create_producer(TOPIC)
-                for job in SAMPLE_JOBS:
-                    await producer.send(json.dumps(job).encode())
-                settled = 0
-                async for message in consumer:
-                    settled += await handle(message)
-                    if once and settled == len(SAMPLE_JOBS):
-                        break
-                log(f"{consumer.statistics().nacked} failures came back at their own times")
-        finally:
-            await client.close()
-            await asyncio.sleep(0.05)  # its threads end a moment later; a process that exits before that may abort
+    async with (
+        broker() as url,
+        pulsar_nack.connect(url) as client,
+        client.subscribe(TOPIC, "workers", backoff=RETRY_DELAYS) as consumer,
+        client.producer(TOPIC) as producer,
+    ):
+        for job in SAMPLE_JOBS:
+            await producer.send(json.dumps(job).encode())
+        settled = 0
+        async for message in consumer:
+            settled += await handle(message)
+            if once and settled == len(SAMPLE_JOBS):
+                break
+        log(f"{consumer.statistics().nacked} failures came back at their own times")
 
 
 @asynccontextmanager

@@ -17,6 +17,8 @@ from tests.consumer import scenarios
 from tests.consumer.durable_worker import working
 from tests.consumer.official import nothing_comes, numbered, payloads, send, subscribed, take
 
+pytestmark = pytest.mark.usefixtures("transport")
+
 
 async def unload(admin: Admin, topic: str) -> None:
     """Have the broker drop all connections of a topic; the client reconnects, and gets what is unacknowledged."""

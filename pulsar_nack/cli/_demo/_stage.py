@@ -105,7 +105,6 @@ async def _connect(
     # Its threads end a moment after close() returns; a process that exits before that may abort.
     stack.push_async_callback(asyncio.sleep, 0.05)
     stack.push_async_callback(_quietly, client.close)
-    producer = await client.create_producer(topic, batching_enabled=False, send_timeout_millis=_TIMEOUT * 1000)
     official = await client.subscribe(
         topic,
         "official",
@@ -115,6 +114,7 @@ async def _connect(
     over = await stack.enter_async_context(subscribe(client, topic, "over-official", config=config))
     native_client = await stack.enter_async_context(connect(url, request_timeout=_TIMEOUT))
     native = await stack.enter_async_context(native_client.subscribe(topic, "native", config=config))
+    producer = await stack.enter_async_context(native_client.producer(topic, send_timeout=_TIMEOUT))
     if not is_ours:
         # Without subscriptions a broker removes the topic in its own time.
         stack.push_async_callback(_quietly, official.unsubscribe)
