@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..consumer import Delivery
-from ..errors import UndecodableMessageError
+from ..errors import InvalidArgumentError, ProtocolError, UndecodableMessageError
 from ..ids import MessageId, Position, _delivered_id
 from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
@@ -93,32 +93,59 @@ class EntryReader:
         self._first_index = 0 if first is None else max(first.batch_index, 0)
 
     def read(self, command: pb.CommandMessage, rest: memoryview | bytes) -> Arrival:
-        """Take an entry apart. One that cannot be read is a delivery that says so."""
+        """Take an entry apart. One that cannot be read is a delivery that says so.
+
+        :raises ProtocolError: its id is none
+        """
         try:
-            entry = decode_entry(rest, max_message_bytes=self._max_bytes)
+            try:
+                entry = decode_entry(rest, max_message_bytes=self._max_bytes)
+            except UndecodableMessageError as error:
+                unreadable = self._unreadable(command, bytes(rest), error)
+                return Arrival(self._counted(command, error.batch_size), [unreadable])
             if self._first is not None and (command.message_id.ledgerId, command.message_id.entryId) < self._first:
-                return Arrival(
-                    self._counted(command, entry.metadata.num_messages_in_batch if entry.is_batch else 0), []
-                )
-        except UndecodableMessageError as error:
-            return Arrival(self._counted(command, error.batch_size), [self._unreadable(command, bytes(rest), error)])
-        if entry.is_batch:
-            return self._batch(command, entry)
-        metadata = entry.metadata
-        if metadata.num_chunks_from_msg > 1:
-            return Arrival(1, self._part(command, entry))
-        position = command.message_id
-        message_id = _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic)
-        return tuple.__new__(Arrival, (1, [self._delivery(message_id, command, metadata, metadata, entry.payload)]))
+                size = entry.metadata.num_messages_in_batch if entry.is_batch else 0
+                return Arrival(self._counted(command, size), [])
+            return self._plain(command, entry) if entry.is_plain else self._with_more(command, entry)
+        except InvalidArgumentError as error:
+            raise ProtocolError(f"command MESSAGE: {error}") from error
 
     # --- one message an entry ----------------------------------------------------------------------------------------
+
+    def _plain(self, command: pb.CommandMessage, entry: Entry) -> Arrival:
+        """Show a message that has nothing but its payload: the hot path."""
+        position = command.message_id
+        delivery = WireDelivery(
+            _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic),
+            entry.payload,
+            properties={},
+            key=None,
+            ordering_key=None,
+            redelivery_count=command.redelivery_count,
+            publish_time_ms=entry.metadata.publish_time,
+            event_time_ms=0,
+            topic=self._topic,
+        )
+        return tuple.__new__(Arrival, (1, [delivery]))
+
+    def _with_more(self, command: pb.CommandMessage, entry: Entry) -> Arrival:
+        if entry.is_batch:
+            return self._batch(command, entry)
+        if entry.is_chunk:
+            return Arrival(1, self._part(command, entry))
+        return Arrival(1, [self._lone(command, entry)])
+
+    def _lone(self, command: pb.CommandMessage, entry: Entry) -> Delivery:
+        position, metadata = command.message_id, entry.metadata
+        message_id = _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic)
+        return self._delivery(message_id, command, metadata, metadata, entry.payload)
 
     def _unreadable(
         self, command: pb.CommandMessage, stored: bytes, error: Exception, message_id: MessageId | None = None
     ) -> Delivery:
         position = command.message_id
         return Delivery(
-            id=message_id or MessageId(position.ledgerId, position.entryId, self._partition, topic=self._topic),
+            id=message_id or _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic),
             data=stored,
             redelivery_count=command.redelivery_count,
             topic=self._topic,
@@ -140,23 +167,28 @@ class EntryReader:
         told = whole & remaining_of(command.ack_set) if command.ack_set else whole
         ledger, number = command.message_id.ledgerId, command.message_id.entryId
         shown = told & ~self._before_first(ledger, number)
+        is_shown = None if shown == whole else _flags(shown, size)
+        hidden: list[int] = []
         deliveries: list[Delivery] = []
         index = 0
         try:
             for message in entry.messages():
                 index = message.index + 1
-                if not shown >> message.index & 1:
+                if is_shown is not None and not is_shown[message.index]:
                     continue
                 if message.is_compacted_out:
-                    shown &= ~(1 << message.index)
+                    hidden.append(message.index)
                 else:
                     message_id = self._member(ledger, number, message.index, size)
                     deliveries.append(
                         self._delivery(message_id, command, entry.metadata, message.metadata, message.payload)
                     )
         except UndecodableMessageError as error:  # the others too: where they begin is not known
-            left = [self._member(ledger, number, each, size) for each in range(index, size) if shown >> each & 1]
-            deliveries.extend(self._unreadable(command, b"", error, each) for each in left)
+            left = [each for each in range(index, size) if is_shown is None or is_shown[each]]
+            deliveries.extend(
+                self._unreadable(command, b"", error, self._member(ledger, number, each, size)) for each in left
+            )
+        shown &= ~_bits(hidden, size)
         if shown != whole:
             self._ack_sets.narrow((ledger, number), shown)
         return Arrival(told.bit_count(), deliveries)
@@ -182,18 +214,27 @@ class EntryReader:
         whole = self._chunks.add(part, self._now_ms())
         if whole is None:
             return []
-        message_id = MessageId(
-            *whole.positions[-1],
-            self._partition,
-            topic=self._topic,
-            first_chunk=MessageId(*whole.positions[0], self._partition),
-            chunks=whole.positions,
-        )
+        try:
+            message_id = self._whole_id(whole)
+        except InvalidArgumentError as error:
+            wrong = UndecodableMessageError(f"payload: its chunks are not where they should be: {error}")
+            return [self._unreadable(command, whole.payload or b"", wrong)]
         try:
             payload = self._put_together(entry, whole)
         except UndecodableMessageError as error:
             return [self._unreadable(command, whole.payload or b"", error, message_id)]
         return [self._delivery(message_id, command, metadata, metadata, payload)]
+
+    def _whole_id(self, whole: Whole) -> MessageId:
+        """Return the id of a message in chunks: their order is that of the message, not of their positions."""
+        positions = sorted(whole.positions)
+        return MessageId(
+            *positions[-1],
+            self._partition,
+            topic=self._topic,
+            first_chunk=MessageId(*positions[0], self._partition),
+            chunks=positions,
+        )
 
     def _put_together(self, entry: Entry, whole: Whole) -> bytes:
         total = entry.metadata.total_chunk_msg_size
@@ -222,3 +263,18 @@ class EntryReader:
             event_time_ms=own.event_time,
             topic=self._topic,
         )
+
+
+def _flags(bits: int, size: int) -> list[bool]:
+    """Return the lowest bits one by one; asking a large number for each would be quadratic."""
+    return [bit == "1" for bit in reversed(f"{bits:0{size}b}")]
+
+
+def _bits(indexes: list[int], size: int) -> int:
+    """Return a number of which these bits are set; likewise in linear time."""
+    if not indexes:
+        return 0
+    data = bytearray((size + 7) // 8)
+    for index in indexes:
+        data[index >> 3] |= 1 << (index & 7)
+    return int.from_bytes(data, "little")

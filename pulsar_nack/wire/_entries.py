@@ -14,6 +14,7 @@ Nothing here knows of connections: whatever is wrong with an entry concerns that
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
@@ -32,7 +33,16 @@ DEFAULT_MAX_MESSAGE_BYTES: Final = 128 << 20
 _MAGIC_BROKER: Final = b"\x0e\x02"
 _SIZE: Final = struct.Struct(">I")
 _HEADERS: Final = struct.Struct(">2sII")  # magic, checksum, size of the metadata
+_LEAST_USUAL: Final = _HEADERS.size + 2
+_NAME: Final = 0x0A  # begins metadata: the producer's name, of less than 128 bytes
+_AFTER_NAME: Final = re.compile(
+    rb"\x10[\x80-\xff]{0,9}[\x00-\x7f]"  # sequence id
+    rb"\x18[\x80-\xff]{0,9}[\x00-\x7f]"  # publish time
+    rb"(?:\x48[\x80-\xff]{0,4}[\x00-\x7f])?"  # size before compression
+)
+"""What follows in the metadata of a message without anything of its own: asking for each other field costs more."""
 _LEAST_MESSAGE: Final = 6  # bytes that a message of a batch takes: its metadata's size and its payload's
+_MOST_MESSAGES: Final = 1_000_000  # of a batch that cannot be read, lest its count be taken for memory
 _NO_BROKER_METADATA: Final = pb.BrokerEntryMetadata()
 
 
@@ -82,11 +92,13 @@ class Entry(NamedTuple):
     :param metadata: of the entry; ``producer_name``, ``sequence_id`` and ``publish_time`` are there for sure
     :param payload: of the message or batch, decompressed; of a chunk as it came
     :param broker_metadata: what the broker added when it stored the entry, empty if nothing
+    :param is_plain: it is one message with nothing but its payload: neither key nor properties, nor any other field
     """
 
     metadata: pb.MessageMetadata
     payload: bytes
     broker_metadata: pb.BrokerEntryMetadata
+    is_plain: bool
 
     @property
     def is_batch(self) -> bool:
@@ -137,19 +149,19 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
     """
     if type(rest) is not bytes:
         rest = bytes(rest)
-    metadata, payload, broker_metadata = _usual_parts(rest) or _parts(rest)
-    try:
-        if not metadata.publish_time or not metadata.sequence_id:
+    metadata, payload, broker_metadata, is_plain = _usual_parts(rest) or _parts(rest)
+    if not is_plain or len(payload) > max_message_bytes:
+        try:
             _check_required(metadata)
-        if metadata.num_chunks_from_msg <= 1:
-            payload = unpack(metadata, payload, max_message_bytes)
-            _check_count(metadata.num_messages_in_batch, len(payload))
-        elif metadata.encryption_keys:
-            raise _encrypted(metadata)
-    except UndecodableMessageError as error:
-        error.batch_size = _batch_size(metadata)
-        raise
-    return tuple.__new__(Entry, (metadata, payload, broker_metadata))
+            if metadata.num_chunks_from_msg <= 1:
+                payload = unpack(metadata, payload, max_message_bytes)
+                _check_count(metadata.num_messages_in_batch, len(payload))
+            elif metadata.encryption_keys:
+                raise _encrypted(metadata)
+        except UndecodableMessageError as error:
+            error.batch_size = _batch_size(metadata)
+            raise
+    return tuple.__new__(Entry, (metadata, payload, broker_metadata, is_plain))
 
 
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
@@ -177,28 +189,30 @@ def encode_batch(messages: Iterable[tuple[pb.SingleMessageMetadata, bytes]]) -> 
     return b"".join(parts)
 
 
-_Parts = tuple[pb.MessageMetadata, bytes, pb.BrokerEntryMetadata]
+_Parts = tuple[pb.MessageMetadata, bytes, pb.BrokerEntryMetadata, bool]
 
 
 def _usual_parts(rest: bytes) -> _Parts | None:
     """Return the parts of an entry as it usually is, None if it is not: :func:`_parts` tells the difference."""
-    if len(rest) < _HEADERS.size:
+    if len(rest) < _LEAST_USUAL:
         return None
     magic, told, size = _HEADERS.unpack_from(rest)
     end = _HEADERS.size + size
     if magic != MAGIC_CHECKSUM or end > len(rest) or google_crc32c.value(rest[6:]) != told:
         return None
     try:
-        return pb.MessageMetadata.FromString(rest[_HEADERS.size : end]), rest[end:], _NO_BROKER_METADATA
+        metadata = pb.MessageMetadata.FromString(rest[_HEADERS.size : end])
     except (DecodeError, UnicodeDecodeError):
         return None
+    is_plain = rest[10] == _NAME and rest[11] < 0x80 and _AFTER_NAME.fullmatch(rest, 12 + rest[11], end) is not None
+    return metadata, rest[end:], _NO_BROKER_METADATA, is_plain
 
 
 def _parts(rest: bytes) -> _Parts:
     broker_metadata, at = _NO_BROKER_METADATA, 0
     if rest.startswith(_MAGIC_BROKER):
         broker_metadata, at = _broker_metadata(rest)
-    return *_checked(rest, at), broker_metadata
+    return *_checked(rest, at), broker_metadata, False
 
 
 def _broker_metadata(rest: bytes) -> tuple[pb.BrokerEntryMetadata, int]:
@@ -251,7 +265,7 @@ def _damaged(rest: bytes, at: int, problem: str) -> UndecodableMessageError:
 
 
 def _batch_size(metadata: pb.MessageMetadata) -> int:
-    return max(metadata.num_messages_in_batch, 1) if is_batch(metadata) else 0
+    return min(max(metadata.num_messages_in_batch, 1), _MOST_MESSAGES) if is_batch(metadata) else 0
 
 
 def _check_count(count: int, size: int) -> None:
@@ -260,6 +274,8 @@ def _check_count(count: int, size: int) -> None:
 
 
 def _check_required(metadata: pb.MessageMetadata) -> None:
+    if metadata.publish_time and metadata.sequence_id and metadata.producer_name:
+        return
     for name in ("producer_name", "sequence_id", "publish_time"):
         if not metadata.HasField(name):
             raise UndecodableMessageError(f"metadata: without {name}")

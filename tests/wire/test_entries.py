@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import google_crc32c
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pulsar_nack import UndecodableMessageError
 from pulsar_nack.wire import _pulsar_pb2 as pb
@@ -145,6 +149,56 @@ def test_text_that_is_no_text_does_not_hide_a_message() -> None:
     body = raw.replace(b"value", b"v\xfflue")
     (message,) = decode_entry(checked(SIZE.pack(len(body)) + body)).messages()
     assert message.properties == {"key": "v\ufffdlue"}
+
+
+# --- plain ones ------------------------------------------------------------------------------------------------------
+
+PLAIN_FIELDS = {"producer_name", "sequence_id", "publish_time", "uncompressed_size"}
+
+
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 2**32 - 1])
+def test_a_message_of_nothing_but_its_payload_is_plain(value: int) -> None:
+    """Whatever the numbers in its metadata are."""
+    for of_message in (
+        pb.MessageMetadata(producer_name="p", sequence_id=value, publish_time=value),
+        pb.MessageMetadata(producer_name="", sequence_id=value << 32, publish_time=5, uncompressed_size=value),
+    ):
+        entry = decode_entry(encode_rest(of_message, b"hello"))
+        assert entry.is_plain
+        assert (entry.payload, entry.metadata) == (b"hello", of_message)
+        assert not entry.is_batch
+
+
+@given(st.sets(st.sampled_from(sorted(pb.MessageMetadata.DESCRIPTOR.fields_by_name))))
+def test_a_message_with_anything_else_is_not_plain(names: set[str]) -> None:
+    """Each field of the metadata that is there, even with its default, counts."""
+    of_message = metadata()
+    for name in names - PLAIN_FIELDS - {"encryption_keys", "compression", "num_messages_in_batch"}:
+        field = pb.MessageMetadata.DESCRIPTOR.fields_by_name[name]
+        if name == "properties":
+            of_message.properties.add(key="", value="")
+        elif name == "replicate_to":
+            of_message.replicate_to.append("")
+        else:
+            setattr(of_message, name, field.default_value)
+    entry = decode_entry(encode_rest(of_message, b"hello"))
+    assert entry.is_plain == ({field.name for field, _ in of_message.ListFields()} <= PLAIN_FIELDS)
+
+
+def test_mutations_of_plain_messages_are_plain_or_not() -> None:
+    """What is taken for plain has no other fields, whatever bytes it is made of."""
+    chance = random.Random(1)
+    raw = metadata(uncompressed_size=5).SerializeToString()
+    count = 0
+    for _ in range(20_000):
+        changed = bytearray(raw)
+        changed[chance.randrange(len(raw))] = chance.choice((*raw, 0, 0x7F, 0x80, chance.randrange(256)))
+        with suppress(UndecodableMessageError):
+            entry = decode_entry(checked(SIZE.pack(len(changed)) + bytes(changed) + b"hello"))
+            names = {field.name for field, _ in entry.metadata.ListFields()}
+            assert not entry.is_plain or names in (PLAIN_FIELDS, PLAIN_FIELDS - {"uncompressed_size"})
+            count += entry.is_plain
+    assert count > 1_000
 
 
 # --- what is not -----------------------------------------------------------------------------------------------------
