@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._pipeline_shared import AsJson, Master, Out, Overwrite, Paths, deliver, read, refuse_existing, session
+from ._pipeline_shared import AsJson, Master, Out, Overwrite, Paths, deliver, refuse_existing, session, tell_refused
 
 
 def register(app: typer.Typer) -> None:
@@ -29,9 +29,12 @@ def accuracy(
     """Show how early and late messages came back, and when nothing came although something was due."""
     with session(master) as spark:
         from ..pipeline import accuracy as find
+        from ..pipeline import read_traces
 
         refuse_existing(spark, out, overwrite=overwrite)
-        found = find(read(spark, paths), early=early, late=late, starvation=starvation, event=event)
+        read = read_traces(spark, paths)
+        found = find(read.traces, early=early, late=late, starvation=starvation, event=event)
+        tell_refused(read, out)
         tables = {
             "lateness": found.lateness.orderBy("topic", "subscription", "delay_class", "attempt"),
             "starvation": found.starvation.orderBy("topic", "subscription", "from_ms"),

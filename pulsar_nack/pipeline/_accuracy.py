@@ -15,13 +15,13 @@ from ._arguments import milliseconds
 from ._checks import require_columns
 from ._messages import lateness, with_nacks
 from ._starvation import slice_ms, starvation_windows
-from .schemas import IDENTITY, TRACE
+from .schemas import ASKED_AGAIN, IDENTITY, TRACE
 
 DELAY_CLASSES: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0)
 PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
 UNKNOWN: Final = "unknown"
 _GROUP: Final = ("topic", "subscription", "delay_class", "attempt")
-_NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "reason"}]
+_NEEDED: Final = [name for name in TRACE.fieldNames() if name != "v"]
 
 
 class Accuracy(NamedTuple):
@@ -67,7 +67,7 @@ def accuracy(
     :param starvation: the shortest span without a redelivery that is reported, in seconds
     :param delay_classes: bounds of the classes of asked delays, in seconds, in order; a bound belongs to the class
         below. Arrivals whose nack is not in the trace are of the class ``unknown``
-    :param event: ``arrive``, or ``redeliver`` for when redelivery was asked for, in traces that know no arrivals
+    :param event: ``arrive``, or ``redeliver`` for when redelivery was asked for first, in traces that know no arrivals
     :raises InvalidArgumentError: a column is missing, or an argument is out of range
     """
     require_columns(df, TRACE, _NEEDED)
@@ -77,6 +77,8 @@ def accuracy(
     starved_ms = milliseconds("starvation", starvation, least=1)
     classes = _delay_class(delay_classes)
     _check_percentiles(percentiles)
+    if event == "redeliver":
+        df = df.where(~(sf.col("event") == event) | ~sf.col("reason").eqNullSafe(ASKED_AGAIN))
     counted = counts(with_nacks(df, event), classes, slice_ms(starved_ms)).persist()
     return Accuracy(
         _lateness(histogram(counted), percentiles, early_ms, late_ms),

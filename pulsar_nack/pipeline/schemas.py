@@ -18,13 +18,26 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("the pipeline", str(error.name), "spark") from error
 
-__all__ = ["EVENTS", "HOLES", "IDENTITY", "MAX_TIME_MS", "METADATA", "QUARANTINE", "TRACE", "TRACE_VERSION"]
+__all__ = [
+    "ASKED_AGAIN",
+    "EVENTS",
+    "HOLES",
+    "IDENTITY",
+    "MAX_TIME_MS",
+    "METADATA",
+    "QUARANTINE",
+    "TRACE",
+    "TRACE_VERSION",
+]
 
 TRACE_VERSION: Final = 1
 """The version that is read; lines of any other go to quarantine."""
 
 EVENTS: Final = ("nack", "redeliver", "arrive", "ack", "cancel", "hold", "error")
 """The kinds of events."""
+
+ASKED_AGAIN: Final = "asked again"
+"""The reason of a ``redeliver`` for which there was one before: that failed, or brought nothing."""
 
 MAX_TIME_MS: Final = 253_402_300_799_999
 """The last millisecond of the year 9999: a later time is a mistake, as is a negative one."""

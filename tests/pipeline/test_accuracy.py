@@ -100,14 +100,18 @@ def test_starvation_up_to_the_end(spark: SparkSession) -> None:
 
 
 def test_requests_stand_for_arrivals(spark: SparkSession) -> None:
-    """In traces without arrivals the lateness is that of the requests."""
+    """In traces without arrivals the lateness is that of the requests, not of those that are made again."""
     df = events(
         spark,
         {"event": "nack", "time_ms": 0, "entry": 1, "delay_ms": 100, "deadline_ms": 100},
         {"event": "redeliver", "time_ms": 103, "entry": 1, "deadline_ms": 100, "actual_ms": 103, "attempt": 1},
-    )
-    (row,) = accuracy(df, event="redeliver").lateness.collect()
+        {"event": "redeliver", "time_ms": 9_000, "entry": 1, "deadline_ms": 100, "actual_ms": 9_000, "attempt": 1,
+         "reason": "asked again"},
+    )  # fmt: skip
+    found = accuracy(df, event="redeliver")
+    (row,) = found.lateness.collect()
     assert (row.arrivals, row.delay_class, row.max_ms) == (1, "0-1 s", 3)
+    assert found.beyond.count() == 0
 
 
 @pytest.mark.parametrize(

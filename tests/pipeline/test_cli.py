@@ -61,7 +61,7 @@ def test_retries_writes_parquet(
     assert run(capsys, "retries", trace, "--out", str(out), "--overwrite")[0] == 0
 
 
-@pytest.mark.parametrize("job", ["retries", "plan"])
+@pytest.mark.parametrize("job", ["accuracy", "retries", "plan"])
 def test_what_is_refused_is_written_too(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path, job: str
 ) -> None:
@@ -81,7 +81,7 @@ def test_wrong_argument_leaves_nothing(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path
 ) -> None:
     """An argument out of range is found before anything is written."""
-    for job, option in (("retries", "--poison-at"), ("plan", "--max-bits")):
+    for job, option in (("accuracy", "--early"), ("retries", "--poison-at"), ("plan", "--max-bits")):
         code, _, err = run(capsys, job, trace, "--out", str(tmp_path / "out"), option, "-1")
         assert code == 2, err
         assert option.strip("-").replace("-", "_") in err
