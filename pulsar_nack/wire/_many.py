@@ -115,7 +115,10 @@ class Members:
 
         :raises BrokerError: the first that failed
         """
-        wanted = await self._selection.members(self._directory)
+        try:
+            wanted = await self._selection.members(self._directory)
+        except BrokerError as error:
+            raise self._told(self._selection.label, error) from error
         count = len(wanted)
         made = {name: self._make(name, partition, count=count, is_new=False) for name, partition in wanted.items()}
         try:
@@ -130,9 +133,13 @@ class Members:
         try:
             await member.open()
         except BrokerError as error:
-            told = copy(error)  # the same one may be raised for other topics too
-            told.args = (f"subscribing to {name} as {self._subscription!r}: {error}",)
-            raise told from error
+            raise self._told(name, error) from error
+
+    def _told(self, name: str, error: BrokerError) -> BrokerError:
+        """Return the same error, with what was tried."""
+        told = copy(error)  # the same one may be raised for other topics too
+        told.args = (f"subscribing to {name} as {self._subscription!r}: {error}",)
+        return told
 
     async def refresh(self) -> None:
         """Open what is new and close what is gone; what fails is logged, and tried the next time.

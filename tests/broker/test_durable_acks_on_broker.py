@@ -15,7 +15,7 @@ from tests.broker._admin import Admin
 from tests.broker.standalone import Standalone
 from tests.consumer import scenarios
 from tests.consumer.durable_worker import working
-from tests.consumer.official import nothing_comes, numbered, payloads, send, subscribed, take
+from tests.consumer.official import is_over_wire, nothing_comes, numbered, payloads, send, subscribed, take
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -119,9 +119,10 @@ async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, t
         await asyncio.gather(*(message.ack() for message in messages[:20]))
         receiving = asyncio.create_task(consumer.receive(timeout=120))
         await asyncio.to_thread(own_broker.kill)
-        await asyncio.gather(*(message.ack() for message in messages[20:30]))
+        acking = asyncio.gather(*(message.ack() for message in messages[20:30]))  # the native client waits for receipts
         await asyncio.sleep(11)
         await asyncio.to_thread(own_broker.start)
+        await acking
         for message in messages[30:]:
             await message.nack(3.0)
         again = [await receiving, *await take(consumer, 9, timeout=60)]
@@ -143,7 +144,8 @@ async def test_acks_outlive_a_kill_of_both(own_broker: Standalone, tmp_path: Pat
     await asyncio.sleep(4)
     async with subscribed(url, topic, durable=folder, ack_memory=3.0) as (_, consumer):
         assert await nothing_comes(consumer, 2.0)
-        assert consumer.statistics().acked_again == 50
+        again = consumer.statistics().acked_again
+        assert again <= 50 if is_over_wire() else again == 50  # the broker may have kept some of what it had confirmed
     assert await is_done(url, topic)
 
 

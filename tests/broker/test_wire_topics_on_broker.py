@@ -1,0 +1,228 @@
+"""Consumers of the native client over many topics on a real broker: what appears, what goes, where ids belong."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+import pulsar_nack
+from pulsar_nack import BrokerError, BrokerRefusedError, MessageId, UndecodableMessageError
+from pulsar_nack.wire import Client
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._frames import encode_message
+from tests.broker._admin import Admin
+from tests.consumer.official import EXACT, nothing_comes, numbered, payloads, take
+
+
+@pytest.fixture
+async def client(service_url: str) -> AsyncIterator[Client]:
+    """A native client."""
+    async with pulsar_nack.connect(service_url) as native:
+        yield native
+
+
+async def produce(client: Client, topic: str, messages: list[bytes], **options: Any) -> list[MessageId]:
+    """Send messages, each in an entry of its own."""
+    async with client.producer(topic) as producer:
+        return [await producer.send(message, **options) for message in messages]
+
+
+async def grow(admin: Admin, topic: str, count: int) -> None:
+    """Give a topic more partitions."""
+    name = topic.removeprefix("persistent://public/default/")
+    await asyncio.to_thread(admin.request, "POST", f"persistent/public/default/{name}/partitions", count)
+
+
+async def test_new_partitions_join(client: Client, admin: Admin, partitioned_topic: Callable[[int], str]) -> None:
+    """A partition that is added is consumed within the interval, from its first message on."""
+    topic = partitioned_topic(2)
+    async with client.subscribe(topic, "sub", discovery_interval=0.5) as consumer:
+        await grow(admin, topic, 4)
+        sent = await produce(client, f"{topic}-partition-3", [b"new"])
+        message = await consumer.receive(timeout=15)
+        assert (message.data, message.id, message.id.partition) == (b"new", sent[0], 3)
+        await message.ack()
+        await produce(client, topic, numbered(20))
+        messages = await take(consumer, 20)
+        assert payloads(messages) == sorted(numbered(20))
+        assert len({each.id.partition for each in messages}) == 4
+        for each in messages:
+            await each.ack()
+    async with client.subscribe(topic, "sub") as after:
+        assert await nothing_comes(after)
+
+
+async def test_topics_of_a_pattern_come_and_go(client: Client, admin: Admin, topic: str) -> None:
+    """Topics that match join when they appear; one that is deleted leaves, and does not come back by itself."""
+    first, second = f"{topic}-a", f"{topic}-b"
+    await produce(client, first, [b"before"])
+    async with client.subscribe(re.compile(f"{re.escape(topic)}-.*"), "sub", discovery_interval=0.5) as consumer:
+        await produce(client, first, [b"a"])
+        message = await consumer.receive(timeout=15)
+        assert (message.data, message.topic) == (b"a", first)
+        await message.ack()
+        await produce(client, second, [b"b"])
+        message = await consumer.receive(timeout=15)
+        assert (message.data, message.topic) == (b"b", second)
+        await message.ack()
+        await asyncio.to_thread(admin.delete, first)
+        await asyncio.sleep(2)
+        assert first not in await client.topics()
+        assert second in await client.topics()
+        await produce(client, second, [b"b2"])
+        await (await consumer.receive(timeout=15)).ack()
+    await asyncio.to_thread(admin.delete, second)
+
+
+async def test_ids_belong_to_their_topics(client: Client, partitioned_topic: Callable[[int], str], topic: str) -> None:
+    """On partitions and another topic ids find their own, acknowledged and asked for by number and topic alone."""
+    parted = partitioned_topic(3)
+    async with client.subscribe([parted, topic], "sub", redelivery="broker", config=EXACT) as consumer:
+        await produce(client, parted, numbered(9))
+        await produce(client, topic, numbered(3, 9))
+        for message in await take(consumer, 12):
+            await consumer.negative_acknowledge(MessageId.from_bytes(message.id.to_bytes(), message.topic), 0.2)
+        again = await take(consumer, 12)
+        assert payloads(again) == sorted(numbered(12))
+        for message in again:
+            await consumer.port.acknowledge([MessageId.from_bytes(message.id.to_bytes(), message.topic)])
+    async with client.subscribe([parted, topic], "sub") as after:
+        assert await nothing_comes(after)
+
+
+async def test_seeking_and_looking(client: Client, partitioned_topic: Callable[[int], str]) -> None:
+    """A message moves its partition, a time and the earliest move all; the last ids are those that were sent."""
+    topic = partitioned_topic(2)
+    async with client.subscribe(topic, "sub") as consumer:
+        sent = await produce(client, topic, numbered(6))
+        await asyncio.sleep(0.2)
+        middle_ms = round(time.time() * 1000)
+        await asyncio.sleep(0.2)
+        later = await produce(client, topic, numbered(6, 10))
+        for message in await take(consumer, 12):
+            await message.ack()
+        last = {message_id.partition: message_id for message_id in await consumer.port.last_message_ids()}
+        assert last == {partition: max(each for each in later if each.partition == partition) for partition in (0, 1)}
+        await consumer.seek(middle_ms)
+        messages = await take(consumer, 6)
+        assert sorted(message.id for message in messages) == sorted(later)
+        for message in messages:
+            await message.ack()
+        assert await nothing_comes(consumer)
+        target = min(each for each in sent if each.partition == 1)
+        await consumer.seek(target)
+        of_one = sorted(each for each in [*sent, *later] if each.partition == 1)
+        messages = await take(consumer, len(of_one))
+        assert sorted(message.id for message in messages) == of_one
+        for message in messages:
+            await message.ack()
+        await consumer.seek(MessageId(-1, -1))
+        messages = await take(consumer, 12)
+        assert sorted(message.id for message in messages) == sorted([*sent, *later])
+        for message in messages:
+            await message.ack()
+        assert await nothing_comes(consumer)
+
+
+async def test_refusals_have_the_words_of_the_broker(client: Client, topic: str) -> None:
+    """U22: what the broker refuses is told in its own words, with topic and subscription, and leaves no consumer."""
+    async with client.subscribe(topic, "sub", consumer_type="exclusive"):
+        with pytest.raises(BrokerRefusedError, match=f"subscribing to {topic} as 'sub': .*Exclusive") as caught:
+            await client.subscribe(topic, "sub", consumer_type="exclusive")
+        assert caught.value.code == "ConsumerBusy"
+    with pytest.raises(BrokerError, match="no-such-tenant"):
+        await client.subscribe("persistent://no-such-tenant/space/topic", "sub")
+
+
+async def test_unsubscribing(client: Client, admin: Admin, partitioned_topic: Callable[[int], str]) -> None:
+    """After unsubscribing the broker knows the subscription no more; while others consume it refuses."""
+    topic = partitioned_topic(2)
+    consumer = await client.subscribe(topic, "sub")
+    other = await client.subscribe(topic, "sub")
+    with pytest.raises(BrokerError):
+        await consumer.port.unsubscribe()
+    await other.aclose()
+    await consumer.port.unsubscribe()
+    await consumer.aclose()
+    stats = await asyncio.to_thread(admin.stats, f"{topic}-partition-0")
+    assert stats["subscriptions"] == {}
+
+
+async def test_a_failover_consumer_hands_over(client: Client, topic: str) -> None:
+    """U31: on Failover the one that takes over gets what the other holds; the other drops it and shows it no more."""
+    settings: dict[str, Any] = {"consumer_type": "failover", "config": EXACT}
+    async with client.subscribe(topic, "sub", consumer_name="b", **settings) as first:
+        await produce(client, topic, numbered(5))
+        messages = await take(first, 5)
+        await messages[0].ack()
+        for message in messages[1:4]:
+            await message.nack(delay=3)
+        async with client.subscribe(topic, "sub", consumer_name="a", **settings) as second:
+            handed_over = await take(second, 4)
+            assert payloads(handed_over) == numbered(4, 1)
+            for message in handed_over:
+                await message.ack()
+            assert await nothing_comes(first, 4.0)
+            assert first.statistics().held == 0
+            assert await nothing_comes(second)
+
+
+async def test_what_cannot_be_read_stops_nothing(client: Client, topic: str) -> None:
+    """A message that is encrypted, as it seems, is shown with its error between the others, and can be acknowledged."""
+    async with client.subscribe(topic, "sub") as consumer:
+        await produce(client, topic, [b"0"])
+        await send_encrypted(client, topic)
+        await produce(client, topic, [b"2"])
+        first, second, third = await take(consumer, 3)
+        assert (first.data, third.data) == (b"0", b"2")
+        assert isinstance(second.error, UndecodableMessageError)
+        with pytest.raises(UndecodableMessageError, match="encrypted"):
+            assert second.data
+        await second.nack(delay=0.1)
+        again = await consumer.receive(timeout=10)
+        assert again.attempt == 2
+        for message in (first, again, third):
+            await message.ack()
+    async with client.subscribe(topic, "sub") as after:
+        assert await nothing_comes(after)
+
+
+async def send_encrypted(client: Client, topic: str) -> None:
+    """Send what says that it is encrypted."""
+    connection = await client._core().lookup.broker(topic)
+    receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    class Events:
+        def on_receipt(self, command: Any) -> None:
+            receipt.set_result(None)
+
+        def on_send_error(self, command: Any) -> None:
+            receipt.set_exception(BrokerError(command.message))
+
+        def on_closed_by_broker(self, assigned_url: str | None) -> None:
+            pass
+
+        def on_connection_lost(self, error: Exception) -> None:
+            pass
+
+    request_id, producer_id = connection.request_id(), connection.producer_id()
+    asked = pb.BaseCommand(type=pb.BaseCommand.PRODUCER)
+    asked.producer.topic, asked.producer.producer_id, asked.producer.request_id = topic, producer_id, request_id
+    connection.add_producer(producer_id, Events())
+    name = (await connection.request(asked, request_id)).producer_success.producer_name
+    sending = pb.BaseCommand(type=pb.BaseCommand.SEND)
+    sending.send.producer_id, sending.send.sequence_id = producer_id, 0
+    metadata = pb.MessageMetadata(producer_name=name, sequence_id=0, publish_time=1, encryption_algo="RSA/AES")
+    metadata.encryption_keys.add(key="key", value=b"secret")
+    connection.send(encode_message(sending, metadata, b"nobody can read this"))
+    await receipt
+    request_id = connection.request_id()
+    closing = pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER)
+    closing.close_producer.producer_id, closing.close_producer.request_id = producer_id, request_id
+    await connection.request(closing, request_id)
+    connection.remove_producer(producer_id)
