@@ -177,7 +177,7 @@ class FakeSubscription:
         return next((each for each in ready if each.permits > 0), None)
 
     def _hand_out(self, entry: FakeEntry, consumer: FakeConsumer) -> None:
-        consumer.permits -= entry.messages
+        consumer.permits -= self._unacked(entry)
         consumer.pending[entry.place] = entry
         command = pb.BaseCommand(type=pb.BaseCommand.MESSAGE)
         command.message.consumer_id = consumer.id
@@ -189,6 +189,11 @@ class FakeSubscription:
         if self.has_one_reader:
             command.message.consumer_epoch = self.epoch
         consumer.send(command, entry.rest)
+
+    def _unacked(self, entry: FakeEntry) -> int:
+        """Return how many permits an entry takes: as many as it has messages that are not acknowledged."""
+        words = self.unacked_indexes.get(entry.place)
+        return entry.messages if words is None else sum((word & 2**64 - 1).bit_count() for word in words)
 
     def _choose_active(self) -> None:
         if self.kind != SubType.Failover:
