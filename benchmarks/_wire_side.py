@@ -19,7 +19,7 @@ from typing import Any
 from _memory import resident
 
 import pulsar_nack
-from pulsar_nack import Consumer, NackConfig
+from pulsar_nack import Consumer, Message, NackConfig
 
 Receive = Callable[[], Awaitable[Any]]
 Settle = Callable[[Any], Awaitable[None]]
@@ -83,6 +83,13 @@ async def consuming(
         async with ours("native", url, topic, subscription, kind, queue) as consumer:
             port = consumer.port
             yield port.receive, lambda delivery: port.acknowledge([delivery.id])
+    elif side == "soon":
+        async with ours("native", url, topic, subscription, kind, queue) as consumer:
+
+            async def settle(message: Message) -> None:
+                message.ack_soon()
+
+            yield consumer.receive, settle
     else:
         async with ours(side, url, topic, subscription, kind, queue) as consumer:
             yield consumer.receive, lambda message: message.ack()

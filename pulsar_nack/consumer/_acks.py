@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,7 @@ class Acks:
 
     :param on_settled: called with the record of what was acknowledged
     :param on_failed: called with the record of what could not be, whether its time came meanwhile, and the error
+    :param on_unheard: called with the record and the error of one that failed and that nobody waits for
     :param durable: where acknowledgements are noted once the port has taken them, and before they are reported
     """
 
@@ -41,6 +42,7 @@ class Acks:
         tasks: asyncio.TaskGroup,
         on_settled: Callable[[Record], None],
         on_failed: Callable[..., None],
+        on_unheard: Callable[[Record, Exception], None],
         durable: DurableNacks | None = None,
     ) -> None:
         self.acked = 0
@@ -51,6 +53,7 @@ class Acks:
         self._tasks = tasks
         self._on_settled = on_settled
         self._on_failed = on_failed
+        self._on_unheard = on_unheard
         self._durable = durable
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
@@ -63,21 +66,37 @@ class Acks:
         self._copies: deque[MessageId] = deque()
         self._has_copies = asyncio.Event()
 
-    async def acknowledge(self, message_id: MessageId) -> None:
-        """Acknowledge one; nothing happens when it is done already. A cancelled call does not stop it."""
+    def acknowledge(self, message_id: MessageId) -> Awaitable[None]:
+        """Begin to acknowledge one, and return what waits for the outcome. Nothing happens when it is done already.
+
+        Who does not wait any more does not stop it. Await it at once.
+        """
         if self._soon is None:
-            await self._with_task(message_id)
-            return
+            return self._with_task(message_id)
         call = self._calls.get(message_id)
+        waiter: asyncio.Future[None] = self._loop.create_future()
         if call is None:
             if self._is_done(message_id):
-                return
+                waiter.set_result(None)
+                return waiter
             call = self._begin(message_id, self._soon)
-        waiter: asyncio.Future[Exception | None] = self._loop.create_future()
         call.waiters.append(waiter)
-        error = await waiter
+        return waiter
+
+    def acknowledge_soon(self, message_id: MessageId) -> None:
+        """Begin to acknowledge one; nobody waits for the outcome."""
+        if message_id in self._calls or message_id in self._in_flight or self._is_done(message_id):
+            return
+        if self._soon is not None:
+            self._begin(message_id, self._soon)
+            return
+        record = self._states.begin_ack(message_id)
+        self._begin_task(record).add_done_callback(partial(self._on_end_of_task, record))
+
+    def _on_end_of_task(self, record: Record, task: asyncio.Task[Exception | None]) -> None:
+        error = None if task.cancelled() else task.result()
         if error is not None:
-            raise error
+            self._on_unheard(record, error)
 
     def _is_done(self, message_id: MessageId) -> bool:
         return self._states.get(message_id) is None and self._states.is_settled(message_id)
@@ -88,28 +107,30 @@ class Acks:
         if self._is_over:
             raise ClosedError("the consumer")
         record = self._states.begin_ack(message_id)
-        call = self._calls[message_id] = _Call(record)
+        call = self._calls[record.id] = _Call(self._answered, record)
         try:
-            soon(record.id, partial(self._answered, call))
+            soon(record.id, call)
         except Exception as error:
-            self._answered(call, error)
+            del self._calls[record.id]
+            self._failed(record, error)
             raise
         return call
 
     def _answered(self, call: _Call, error: Exception | None) -> None:
         record = call.record
-        if self._calls.get(record.id) is not call:  # given up meanwhile
+        if self._calls.pop(record.id, None) is not call:  # given up meanwhile
             return
-        del self._calls[record.id]
         if error is None:
             self.acked += 1
             self._states.settle(record.id, self._clock.now_ms())
             self._on_settled(record)
         else:
             self._failed(record, error)
+            if not call.waiters:
+                self._on_unheard(record, error)
         for waiter in call.waiters:
             if not waiter.done():
-                waiter.set_result(error)
+                _resolve(waiter, error)
         if self._all_answered is not None and not self._calls and not self._all_answered.done():
             self._all_answered.set_result(None)
 
@@ -120,12 +141,14 @@ class Acks:
         if task is None:
             if self._is_done(message_id):
                 return
-            record = self._states.begin_ack(message_id)
-            task = self._tasks.create_task(self._carry_out(record))
-            self._in_flight[message_id] = task
+            task = self._begin_task(self._states.begin_ack(message_id))
         error = await asyncio.shield(task)
         if error is not None:
             raise error
+
+    def _begin_task(self, record: Record) -> asyncio.Task[Exception | None]:
+        task = self._in_flight[record.id] = self._tasks.create_task(self._carry_out(record))
+        return task
 
     async def _carry_out(self, record: Record) -> Exception | None:
         try:
@@ -196,10 +219,22 @@ class Acks:
 
 
 class _Call:
-    """An acknowledgement that has no task, and the calls that wait for it."""
+    """An acknowledgement that has no task, and the calls that wait for it; to be called with its outcome."""
 
-    __slots__ = ("record", "waiters")
+    __slots__ = ("_answered", "record", "waiters")
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, answered: Callable[[_Call, Exception | None], None], record: Record) -> None:
+        self._answered = answered
         self.record = record
-        self.waiters: list[asyncio.Future[Exception | None]] = []
+        self.waiters: list[asyncio.Future[None]] = []
+
+    def __call__(self, error: Exception | None) -> None:
+        self._answered(self, error)
+
+
+def _resolve(waiter: asyncio.Future[None], error: Exception | None) -> None:
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)
+        waiter.exception()  # whoever waits may have been cancelled in this turn of the loop

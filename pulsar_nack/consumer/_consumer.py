@@ -7,6 +7,7 @@ waits for one, and the acknowledgements. Opening starts it, closing ends it, fro
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from ._durable import DurableHome, DurableNacks, Outcome
     from ._gated import Gated
 
+_log = logging.getLogger("pulsar_nack.consumer")
 DEFAULT_MAX_LOCAL_BYTES: Final = 64 * 1024 * 1024
 DEFAULT_UNACKED_LIMIT: Final = 50_000
 DEFAULT_DURABLE_TTL: Final = timedelta(days=7)
@@ -226,6 +228,7 @@ class Consumer:
                         tasks=tasks,
                         on_settled=self._on_settled,
                         on_failed=self._on_ack_failed,
+                        on_unheard=self._on_ack_unheard,
                         durable=durable,
                     )
                     runs = (self._pump(), self._acks.run(), self._holds.watch())
@@ -455,6 +458,17 @@ class Consumer:
         else:
             await self._acknowledge(_checked(message))
 
+    def acknowledge_soon(self, message: Message | MessageId) -> None:
+        """Acknowledge without waiting for the outcome, as :meth:`Message.ack_soon`.
+
+        :raises AlreadySettledError: as :meth:`Message.ack` raises it
+        :raises ClosedError: the consumer is closed
+        """
+        if isinstance(message, Message):
+            message.ack_soon()
+        else:
+            self._acknowledge_soon(_checked(message))
+
     async def negative_acknowledge(self, message: Message | MessageId, delay: Delay | None = None) -> None:
         """Have a message, or whatever has this id, shown again after ``delay``; see :meth:`Message.nack`.
 
@@ -522,6 +536,10 @@ class Consumer:
     def _acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         self._ensure_open()
         return self._acknowledging.acknowledge(message_id)
+
+    def _acknowledge_soon(self, message_id: MessageId) -> None:
+        self._ensure_open()
+        self._acknowledging.acknowledge_soon(message_id)
 
     async def _negative_acknowledge(
         self, message_id: MessageId, delay: Delay | None, message: Message | None = None
@@ -602,14 +620,23 @@ class Consumer:
             self._note("ack", record.id, record.redelivery_count, reason="ack")
         if record.before_ack is not State.IN_WORK:
             self._holds.drop(record.id)
-        self._recent.pop(record.id)
-        self._room.changed()
+        if len(self._recent):
+            self._recent.pop(record.id)
+        if self._room.waiting:
+            self._room.changed()
 
     def _on_ack_failed(self, record: Record, *, was_due: bool, error: BaseException) -> None:
         if self._note is not None:
             self._note("error", record.id, record.redelivery_count, reason=f"ack: {error!r}")
         if was_due:
             self._holds.hold_again(record)
+
+    def _on_ack_unheard(self, record: Record, error: Exception) -> None:
+        """Nobody else will settle the message: it is shown again, as if it had been nacked."""
+        if self._is_closed or self._states.get(record.id) is not record or record.state is not State.IN_WORK:
+            return
+        _log.warning("%r could not be acknowledged, and is shown again: %s", record.id, error)
+        self._holds.hold(self._states.hold(record.id), self._delay_ms(record.id, None), self._recent.pop(record.id))
 
     # --- looking ---------------------------------------------------------------------------------------------------
 

@@ -67,6 +67,9 @@ class Recent:
         self._bytes = 0
         self._shown: OrderedDict[MessageId, Delivery] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._shown)
+
     def add(self, delivery: Delivery) -> None:
         """Note what is shown."""
         self.pop(delivery.id)

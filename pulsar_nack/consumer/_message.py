@@ -118,17 +118,38 @@ class Message:
         :raises BrokerError: the acknowledgement failed
         :raises ClosedError: the consumer is closed
         """
+        before = self._begin_ack()
+        try:
+            await self._consumer._acknowledge(self._delivery.id)
+        except BaseException:
+            self._settled_as = before
+            raise
+        self._settled_as = ACKED
+
+    def ack_soon(self) -> None:
+        """Acknowledge it without waiting for the outcome: a fraction of the work of :meth:`ack`.
+
+        For work that may be done twice: if the process ends at once the message comes again. Closing the consumer
+        waits for the outcome; where the acknowledgement fails the message is shown again, as if it had been nacked.
+
+        :raises AlreadySettledError: as :meth:`ack` raises it
+        :raises ClosedError: the consumer is closed
+        """
+        before = self._begin_ack()
+        try:
+            self._consumer._acknowledge_soon(self._delivery.id)
+        except BaseException:
+            self._settled_as = before
+            raise
+
+    def _begin_ack(self) -> str | None:
+        """Note an acknowledgement; return what was before, for the case that it fails."""
         before = self._settled_as
         if before == NACKED:
             self._check_uncontested()
             self._consumer._check_attempt(self)
         self._settled_as = ACKED
-        try:
-            await self._consumer._acknowledge(self.id)
-        except BaseException:
-            self._settled_as = NACKED if before == NACKED else None
-            raise
-        self._settled_as = ACKED
+        return before if before == NACKED else None
 
     def _check_uncontested(self) -> None:
         """Tell a task that lost the race: another one's nack is under way, or came in this turn of the loop."""

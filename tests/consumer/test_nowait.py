@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import AlreadySettledError, BrokerError, ClosedError, Consumer, MessageId, NackConfig
-from pulsar_nack.testing import virtual_time
+from pulsar_nack.testing import FakePort, virtual_time
 from tests.consumer.nowait_port import NowaitPort
 
 Done = Callable[[Exception | None], None]
@@ -154,3 +154,66 @@ async def test_closing_ends_when_all_is_answered() -> None:
     port.asked[0][1](None)
     await asyncio.gather(acknowledging, closing)
     assert asyncio.get_running_loop().time() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kind", [FakePort, NowaitPort])
+@virtual_time
+async def test_acknowledging_without_waiting(kind: type[FakePort]) -> None:
+    """``ack_soon`` returns at once, by message and by id, asks the port once for each, and closing waits for it."""
+    port = kind()
+    async with Consumer(port) as consumer:
+        for _ in range(3):
+            port.topic.publish(b"x")
+        first, second, third = [await consumer.receive() for _ in range(3)]
+        first.ack_soon()
+        first.ack_soon()
+        consumer.acknowledge_soon(first)
+        consumer.acknowledge_soon(second.id)
+        with pytest.raises(AlreadySettledError):
+            await first.nack()
+        await first.ack()
+        await turns()
+        assert consumer.statistics().acked == 2
+        port.delay_next("acknowledge", 1.0)
+        third.ack_soon()
+        await asyncio.sleep(0)
+    assert sum(len(ids) for ids in port.requests("acknowledge")) == 3
+    with pytest.raises(ClosedError):
+        third.ack_soon()
+    with pytest.raises(ClosedError):
+        consumer.acknowledge_soon(third.id)
+
+
+@pytest.mark.parametrize("kind", [FakePort, NowaitPort])
+@virtual_time
+async def test_a_failure_that_nobody_waits_for_is_a_nack(
+    kind: type[FakePort], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where ``ack_soon`` fails the message is shown again after the consumer's delay, and a warning says so."""
+    port = kind()
+    async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        port.fail_next("acknowledge", error=BrokerError("no"))
+        message.ack_soon()
+        again = await consumer.receive(timeout=10)
+        assert again.attempt == 2
+        assert asyncio.get_running_loop().time() == pytest.approx(2.0, abs=0.3)
+        assert "could not be acknowledged" in caplog.text
+        await again.ack()
+        assert consumer.statistics().unacked == 0
+
+
+@virtual_time
+async def test_a_port_that_refuses_at_once_is_heard() -> None:
+    """``ack_soon`` raises what the port raises at once, and nothing changed."""
+    port = SilentPort()
+    async with Consumer(port) as consumer:
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        port.refusal = BrokerError("no")
+        with pytest.raises(BrokerError, match="no"):
+            message.ack_soon()
+        assert consumer.statistics().in_work == 1
+        await message.nack(delay=0.1)
+        assert (await consumer.receive(timeout=1)).attempt == 2
