@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ..consumer import Delivery
 from ..errors import InvalidArgumentError, ProtocolError, UndecodableMessageError
@@ -11,6 +11,7 @@ from ..ids import MessageId, Position, _delivered_id
 from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._chunks import Chunks, Part, Whole
+from ._delivery import WireDelivery, plain_delivery
 from ._entries import Entry, decode_entry, key_of, ordering_key_of, properties_of, unpack
 
 
@@ -23,40 +24,6 @@ class Arrival(NamedTuple):
 
     permits: int
     deliveries: list[Delivery]
-
-
-class WireDelivery(Delivery):
-    """A delivery that is made in half the time: those of its kind set each field by a call, as they are frozen."""
-
-    __slots__ = ()
-    __setattr__ = object.__setattr__
-
-    def __init__(
-        self: Any,
-        id: MessageId,
-        data: bytes,
-        *,
-        properties: Mapping[str, str],
-        key: str | None,
-        ordering_key: str | None,
-        redelivery_count: int,
-        publish_time_ms: int,
-        event_time_ms: int,
-        topic: str,
-        native: Any = None,
-        error: Exception | None = None,
-    ) -> None:
-        self.id = id
-        self.data = data
-        self.properties = properties
-        self.key = key
-        self.ordering_key = ordering_key
-        self.redelivery_count = redelivery_count
-        self.publish_time_ms = publish_time_ms
-        self.event_time_ms = event_time_ms
-        self.topic = topic
-        self.native = native
-        self.error = error
 
 
 class EntryReader:
@@ -115,16 +82,12 @@ class EntryReader:
     def _plain(self, command: pb.CommandMessage, entry: Entry) -> Arrival:
         """Show a message that has nothing but its payload: the hot path."""
         position = command.message_id
-        delivery = WireDelivery(
+        delivery = plain_delivery(
             _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic),
             entry.payload,
-            properties={},
-            key=None,
-            ordering_key=None,
-            redelivery_count=command.redelivery_count,
-            publish_time_ms=entry.metadata.publish_time,
-            event_time_ms=0,
-            topic=self._topic,
+            command.redelivery_count,
+            entry.metadata.publish_time,
+            self._topic,
         )
         return tuple.__new__(Arrival, (1, [delivery]))
 
@@ -170,31 +133,32 @@ class EntryReader:
         is_shown = None if shown == whole else _flags(shown, size)
         hidden: list[int] = []
         deliveries: list[Delivery] = []
-        index = 0
+        read = 0
+        partition, topic = self._partition, self._topic
+        count, published = command.redelivery_count, entry.metadata.publish_time
         try:
-            for message in entry.messages():
-                index = message.index + 1
-                if is_shown is not None and not is_shown[message.index]:
+            for index, metadata, payload in entry.members():
+                read = index + 1
+                if is_shown is not None and not is_shown[index]:
                     continue
-                if message.is_compacted_out:
-                    hidden.append(message.index)
+                if metadata is None:
+                    member = _delivered_id((ledger, number, partition, index), size, topic)
+                    deliveries.append(plain_delivery(member, payload, count, published, topic))
+                elif metadata.compacted_out:
+                    hidden.append(index)
                 else:
-                    message_id = self._member(ledger, number, message.index, size)
-                    deliveries.append(
-                        self._delivery(message_id, command, entry.metadata, message.metadata, message.payload)
-                    )
+                    member = _delivered_id((ledger, number, partition, index), size, topic)
+                    deliveries.append(self._delivery(member, command, entry.metadata, metadata, payload))
         except UndecodableMessageError as error:  # the others too: where they begin is not known
-            left = [each for each in range(index, size) if is_shown is None or is_shown[each]]
+            left = [each for each in range(read, size) if is_shown is None or is_shown[each]]
             deliveries.extend(
-                self._unreadable(command, b"", error, self._member(ledger, number, each, size)) for each in left
+                self._unreadable(command, b"", error, _delivered_id((ledger, number, partition, each), size, topic))
+                for each in left
             )
         shown &= ~_bits(hidden, size)
         if shown != whole:
             self._ack_sets.narrow((ledger, number), shown)
         return Arrival(told.bit_count(), deliveries)
-
-    def _member(self, ledger: int, entry: int, index: int, size: int) -> MessageId:
-        return _delivered_id((ledger, entry, self._partition, index), size, self._topic)
 
     def _before_first(self, ledger: int, entry: int) -> int:
         return all_of(self._first_index) if (ledger, entry) == self._first else 0

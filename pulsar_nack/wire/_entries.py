@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple, cast
 
 import google_crc32c
 from google.protobuf.message import DecodeError
@@ -41,6 +41,11 @@ _AFTER_NAME: Final = re.compile(
     rb"(?:\x48[\x80-\xff]{0,4}[\x00-\x7f])?"  # size before compression
 )
 """What follows in the metadata of a message without anything of its own: asking for each other field costs more."""
+_PLAIN_MEMBER: Final = re.compile(
+    rb"\x18(?:[\x00-\x7f]|[\x80-\xff][\x00-\x7f])"  # payload size, below 16 KiB
+    rb"(?:\x40[\x80-\xff]{0,9}[\x00-\x7f])?"  # sequence id
+)
+"""The metadata of a message of a batch without anything of its own."""
 _LEAST_MESSAGE: Final = 6  # bytes that a message of a batch takes: its metadata's size and its payload's
 _MOST_MESSAGES: Final = 1_000_000  # of a batch that cannot be read, lest its count be taken for memory
 _NO_BROKER_METADATA: Final = pb.BrokerEntryMetadata()
@@ -86,6 +91,10 @@ class SingleMessage(NamedTuple):
         return isinstance(self.metadata, pb.SingleMessageMetadata) and self.metadata.compacted_out
 
 
+Member = tuple[int, pb.SingleMessageMetadata | None, bytes]
+"""Index, metadata and payload of a message of a batch; None: its metadata tells nothing but sizes and sequence id."""
+
+
 class Entry(NamedTuple):
     """An entry whose checksum was right.
 
@@ -117,7 +126,15 @@ class Entry(NamedTuple):
         """
         if not is_batch(self.metadata):
             return iter((SingleMessage(-1, self.metadata, self.payload),))
-        return _messages_of_batch(self.payload, self.metadata.num_messages_in_batch)
+        members = _members(self.payload, self.metadata.num_messages_in_batch, is_plain=_is_never_plain)
+        return (SingleMessage(index, cast("Metadata", metadata), payload) for index, metadata, payload in members)
+
+    def members(self) -> Iterator[Member]:
+        """Return what :meth:`messages` does of a batch, in half the time where its messages are plain.
+
+        :raises UndecodableMessageError: likewise
+        """
+        return _members(self.payload, self.metadata.num_messages_in_batch)
 
 
 def properties_of(metadata: Metadata) -> dict[str, str]:
@@ -286,10 +303,12 @@ def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
     return UndecodableMessageError(f"payload: encrypted with the key {keys}")
 
 
-def _messages_of_batch(payload: bytes, count: int) -> Iterator[SingleMessage]:
+def _members(
+    payload: bytes, count: int, is_plain: Callable[[bytes, int, int], object] = _PLAIN_MEMBER.fullmatch
+) -> Iterator[Member]:
     """Cut a batch up. In line: the hot path of batches."""
     at, end = 0, len(payload)
-    size_of, parse, new = _SIZE.unpack_from, pb.SingleMessageMetadata.FromString, tuple.__new__
+    size_of, parse = _SIZE.unpack_from, pb.SingleMessageMetadata.FromString
     for index in range(count):
         start = at + 4
         if start > end:
@@ -297,14 +316,30 @@ def _messages_of_batch(payload: bytes, count: int) -> Iterator[SingleMessage]:
         middle = start + size_of(payload, at)[0]
         if middle > end:
             raise _damaged_batch(index, count, f"metadata of {middle - start} bytes where {end - start} are left")
-        try:
-            metadata = parse(payload[start:middle])
-        except (DecodeError, UnicodeDecodeError) as error:
-            raise _damaged_batch(index, count, f"metadata: {error}") from error
-        at = middle + metadata.payload_size
+        if is_plain(payload, start, middle):
+            metadata, size = None, payload[start + 1]
+            if size >= 0x80:
+                size += (payload[start + 2] - 1) << 7
+        else:
+            metadata, size = _single_metadata(parse, payload[start:middle], index, count)
+        at = middle + size
         if not middle <= at <= end:
-            raise _damaged_batch(index, count, f"{metadata.payload_size} bytes where {end - middle} are left")
-        yield new(SingleMessage, (index, metadata, payload[middle:at]))
+            raise _damaged_batch(index, count, f"{size} bytes where {end - middle} are left")
+        yield index, metadata, payload[middle:at]
+
+
+def _single_metadata(
+    parse: Callable[[bytes], pb.SingleMessageMetadata], data: bytes, index: int, count: int
+) -> tuple[pb.SingleMessageMetadata, int]:
+    try:
+        metadata = parse(data)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise _damaged_batch(index, count, f"metadata: {error}") from error
+    return metadata, metadata.payload_size
+
+
+def _is_never_plain(_payload: bytes, _start: int, _end: int) -> bool:
+    return False
 
 
 def _damaged_batch(index: int, count: int, problem: str) -> UndecodableMessageError:

@@ -15,7 +15,8 @@ from pathlib import Path
 import google_crc32c
 
 from pulsar_nack import ProtocolError, UndecodableMessageError
-from pulsar_nack.wire._entries import decode_entry
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._entries import Entry, decode_entry
 from pulsar_nack.wire._frames import FrameDecoder
 from tests.wire.recorded import recorded
 
@@ -120,6 +121,7 @@ def read(data: bytes, limit: int = LIMIT) -> str:
 
 def read_entry(rest: bytes, limit: int = LIMIT) -> str:
     """Read an entry, and all that a user may ask for."""
+    entry, payloads = None, []
     try:
         entry = decode_entry(rest, max_message_bytes=limit)
         assert len(entry.payload) <= max(limit, len(rest))
@@ -130,9 +132,26 @@ def read_entry(rest: bytes, limit: int = LIMIT) -> str:
             assert message.event_time_ms >= 0
             assert message.is_compacted_out in (False, True)
             assert len(message.payload) <= len(entry.payload)
+            payloads.append((message.index, message.payload))
     except UndecodableMessageError as error:
+        check_members(entry, payloads, str(error))
         return told(error, PARTS, "unreadable: " + str(error).partition(":")[0])
+    check_members(entry, payloads, "")
     return "a message"
+
+
+def check_members(entry: Entry | None, payloads: list[tuple[int, bytes]], problem: str) -> None:
+    """Compare with the fast way to read a batch: the same payloads, the same error."""
+    if entry is None or not entry.is_batch:
+        return
+    found, said = [], ""
+    try:
+        for index, metadata, payload in entry.members():
+            assert metadata is None or isinstance(metadata, pb.SingleMessageMetadata)
+            found.append((index, payload))
+    except UndecodableMessageError as error:
+        said = str(error)
+    assert (found, said) == (payloads, problem)
 
 
 def told(error: Exception, beginnings: tuple[str, ...], result: str) -> str:

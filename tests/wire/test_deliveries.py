@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
 import pytest
 
 from pulsar_nack import MessageId, ProtocolError, UndecodableMessageError
+from pulsar_nack.consumer import Delivery
 from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._ack_sets import AckSets, all_of, words_of
 from pulsar_nack.wire._chunks import Chunks
 from pulsar_nack.wire._compression import compress
 from pulsar_nack.wire._deliveries import Arrival, EntryReader
+from pulsar_nack.wire._delivery import PlainDelivery
 from pulsar_nack.wire._entries import encode_batch
 from pulsar_nack.wire._frames import FrameDecoder, encode_rest
 from tests.wire.mutations import LIMIT, mutations
@@ -67,6 +72,20 @@ def test_a_plain_message() -> None:
     assert (delivery.data, delivery.redelivery_count, delivery.publish_time_ms) == (b"hello", 4, 9)
     assert (delivery.properties, delivery.key, delivery.ordering_key, delivery.event_time_ms) == ({}, None, None, 0)
     assert (delivery.topic, delivery.error) == (TOPIC, None)
+
+
+def test_a_plain_delivery_is_like_any_other() -> None:
+    """It can be shown, copied, pickled and changed in a copy; its properties are nobody else's."""
+    _, (delivery,) = Reader().read(encode_rest(metadata(), b"hello"), count=4)
+    assert type(delivery) is PlainDelivery
+    ordinary = Delivery(MessageId(3, 7, 2, topic=TOPIC), b"hello", redelivery_count=4, publish_time_ms=9, topic=TOPIC)
+    assert repr(delivery) == repr(ordinary).replace("Delivery(", "PlainDelivery(")
+    assert copy.copy(delivery) == pickle.loads(pickle.dumps(delivery)) == ordinary
+    assert copy.deepcopy(delivery) == ordinary
+    assert replace(delivery, data=b"x", key="k") == replace(ordinary, data=b"x", key="k")
+    assert asdict(delivery) == asdict(ordinary)
+    delivery.properties["a"] = "1"  # type: ignore[index]
+    assert delivery.properties == {}
 
 
 def test_a_message_with_all_there_is() -> None:

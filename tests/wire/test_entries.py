@@ -201,6 +201,30 @@ def test_mutations_of_plain_messages_are_plain_or_not() -> None:
     assert count > 1_000
 
 
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 255, 256, 16_383, 16_384, 70_000])
+def test_members_that_are_plain(size: int) -> None:
+    """Their metadata is not even parsed, up to 16 KiB; that of larger ones is, and they are the same."""
+    payloads = [bytes([1]) * size, b"x", bytes([2]) * size]
+    members = list(decode_entry(batch(payloads)).members())
+    assert [(index, payload) for index, _, payload in members] == list(enumerate(payloads))
+    assert [metadata is None for _, metadata, _ in members] == [size < 16_384, True, size < 16_384]
+
+
+@given(st.sets(st.sampled_from(sorted(pb.SingleMessageMetadata.DESCRIPTOR.fields_by_name))))
+def test_members_with_anything_else_are_not_plain(names: set[str]) -> None:
+    """Each field that is there, even with its default, counts."""
+    single = pb.SingleMessageMetadata()
+    for name in names - {"payload_size"}:
+        if name == "properties":
+            single.properties.add(key="", value="")
+        else:
+            setattr(single, name, pb.SingleMessageMetadata.DESCRIPTOR.fields_by_name[name].default_value)
+    rest = encode_rest(metadata(num_messages_in_batch=1), encode_batch([(single, b"hello")]))
+    ((_, found, payload),) = decode_entry(rest).members()
+    assert payload == b"hello"
+    assert found == (None if names <= {"payload_size", "sequence_id"} else single)
+
+
 # --- what is not -----------------------------------------------------------------------------------------------------
 
 
