@@ -167,6 +167,9 @@ class EntryReader:
 
     def _part(self, command: pb.CommandMessage, entry: Entry) -> list[Delivery]:
         metadata, position = entry.metadata, command.message_id
+        if not 0 <= metadata.chunk_id < metadata.num_chunks_from_msg:
+            impossible = f"chunk: number {metadata.chunk_id} of {metadata.num_chunks_from_msg}"
+            return [self._unreadable(command, entry.payload, UndecodableMessageError(impossible))]
         part = Part(
             uuid=metadata.uuid,
             index=metadata.chunk_id,

@@ -1,0 +1,232 @@
+"""Acknowledgements on their way and requests for redelivery: what goes together, and when; on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from pulsar_nack.errors import BrokerError, ClosedError, ConnectionLostError
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._ack_groups import AckGroup, AckGroups, Done
+from pulsar_nack.wire._redeliveries import SPACING_S, Redeliveries
+
+
+class Sender:
+    """A session that keeps what it is to send; ``receipts`` are to be set by the test, None: it gives none."""
+
+    def __init__(self, *, gives_receipts: bool = True) -> None:
+        self.sent: list[dict[tuple[int, int], int]] = []
+        self.receipts: list[asyncio.Future[pb.BaseCommand]] = []
+        self.is_lost = False
+        self._gives_receipts = gives_receipts
+
+    def send_acks(self, group: AckGroup) -> asyncio.Future[pb.BaseCommand] | None:
+        """Keep a group."""
+        if self.is_lost:
+            raise ConnectionLostError("lost")
+        self.sent.append(dict(group.entries))
+        if not self._gives_receipts:
+            return None
+        self.receipts.append(asyncio.get_running_loop().create_future())
+        return self.receipts[-1]
+
+    def confirm(self, number: int = -1) -> None:
+        """Give a receipt."""
+        self.receipts[number].set_result(pb.BaseCommand())
+
+
+class Told:
+    """What a call was told, by number."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, Exception | None] = {}
+
+    def call(self, number: int) -> Done:
+        """Return what is to be called for a number; once."""
+
+        def done(error: Exception | None) -> None:
+            assert number not in self.of
+            self.of[number] = error
+
+        return done
+
+
+def groups(group_ms: int = 2) -> AckGroups:
+    """Return an empty one."""
+    return AckGroups(asyncio.get_running_loop(), group_ms)
+
+
+@virtual_time
+async def test_one_is_sent_in_the_next_turn() -> None:
+    """While nothing is unanswered the acknowledgements of one turn go together in the next."""
+    sender, told, acks = Sender(), Told(), groups()
+    acks.connected(sender)
+    for number in range(3):
+        acks.add((1, number), 0, told.call(number))
+    assert sender.sent == []
+    await asyncio.sleep(0)
+    assert sender.sent == [{(1, 0): 0, (1, 1): 0, (1, 2): 0}]
+    assert told.of == {}
+    sender.confirm()
+    await asyncio.sleep(0)
+    assert told.of == {0: None, 1: None, 2: None}
+    assert len(acks) == 0
+
+
+@virtual_time
+async def test_others_wait_for_the_receipt_or_the_time() -> None:
+    """While one is unanswered others are gathered until its receipt comes, or the group time is over."""
+    sender, told, acks = Sender(), Told(), groups(group_ms=2)
+    acks.connected(sender)
+    acks.add((1, 0), 0, told.call(0))
+    await asyncio.sleep(0)
+    acks.add((1, 1), 0, told.call(1))
+    await asyncio.sleep(0.001)
+    assert len(sender.sent) == 1
+    sender.confirm()
+    await asyncio.sleep(0)
+    assert len(sender.sent) == 2
+    acks.add((1, 2), 0, told.call(2))
+    await asyncio.sleep(0.0019)
+    assert len(sender.sent) == 2
+    await asyncio.sleep(0.0002)
+    assert len(sender.sent) == 3
+
+
+@virtual_time
+async def test_one_entry_of_several_members() -> None:
+    """Members of one entry that go together leave what none of them acknowledges."""
+    sender, told, acks = Sender(), Told(), groups()
+    acks.connected(sender)
+    acks.add((1, 0), 0b1110, told.call(0))
+    acks.add((1, 0), 0b1101, told.call(1))
+    acks.flush()
+    assert sender.sent == [{(1, 0): 0b1100}]
+
+
+@virtual_time
+async def test_all_is_sent_again_in_order() -> None:
+    """What is unanswered when the connection is lost goes first over the next connection."""
+    sender, told, acks = Sender(), Told(), groups()
+    acks.connected(sender)
+    acks.add((1, 0), 0, told.call(0))
+    acks.flush()
+    acks.add((1, 1), 0, told.call(1))
+    acks.flush()
+    sender.confirm(1)
+    await asyncio.sleep(0)
+    acks.disconnected()
+    acks.add((1, 2), 0, told.call(2))
+    await asyncio.sleep(1)
+    assert told.of == {1: None}
+    other = Sender()
+    acks.connected(other)
+    assert other.sent == [{(1, 0): 0}, {(1, 2): 0}]
+    for number in range(2):
+        other.confirm(number)
+    await asyncio.sleep(0)
+    assert told.of == {0: None, 1: None, 2: None}
+
+
+@virtual_time
+async def test_a_connection_that_breaks_while_sending() -> None:
+    """A connection that refuses a group, or whose receipt is the loss, is as one that is lost: it is sent again."""
+    sender, told, acks = Sender(), Told(), groups()
+    acks.connected(sender)
+    acks.add((1, 0), 0, told.call(0))
+    acks.flush()
+    sender.receipts[0].set_exception(ConnectionLostError("lost"))
+    await asyncio.sleep(0)
+    sender.is_lost = True
+    acks.add((1, 1), 0, told.call(1))
+    acks.flush()
+    acks.disconnected()
+    other = Sender(gives_receipts=False)
+    acks.connected(other)
+    await asyncio.sleep(0)
+    assert other.sent == [{(1, 0): 0}, {(1, 1): 0}]
+    assert told.of == {0: None, 1: None}
+
+
+@virtual_time
+async def test_errors_are_of_their_group() -> None:
+    """An error goes to those calls whose acknowledgements were in the command, also where a call has several."""
+    sender, told, acks = Sender(), Told(), groups()
+    acks.connected(sender)
+    acks.add_all({(1, number): 0 for number in range(1_500)}, told.call(0))
+    acks.add((2, 0), 0, told.call(1))
+    acks.flush()
+    assert [len(sent) for sent in sender.sent] == [1_000, 501]
+    sender.confirm(1)
+    await asyncio.sleep(0)
+    assert told.of == {1: None}
+    error = BrokerError("no")
+    sender.receipts[0].set_exception(error)
+    await asyncio.sleep(0)
+    assert told.of == {0: error, 1: None}
+
+
+@virtual_time
+async def test_giving_up() -> None:
+    """All that is not confirmed hears of the end, sent or not; nothing is left."""
+    sender, told, acks = Sender(), Told(), groups()
+    acks.connected(sender)
+    acks.add((1, 0), 0, told.call(0))
+    acks.flush()
+    acks.add((1, 1), 0, told.call(1))
+    settled = asyncio.create_task(acks.settled())
+    await asyncio.sleep(0)
+    acks.fail(ClosedError("it"))
+    assert [type(error) for error in told.of.values()] == [ClosedError, ClosedError]
+    await settled
+    assert len(acks) == 0
+    assert sender.receipts[0].cancelled()
+
+
+@virtual_time
+async def test_cumulative_ones_go_at_once_and_in_order() -> None:
+    """A cumulative acknowledgement is a command of its own, behind what was gathered before it."""
+    sender, told, acks = Sender(), Told(), groups()
+    acks.connected(sender)
+    acks.add((1, 0), 0, told.call(0))
+    acks.add_cumulative((1, 5), 0b10, told.call(1))
+    assert sender.sent == [{(1, 0): 0}, {(1, 5): 0b10}]
+
+
+@pytest.mark.parametrize("count", [1, 1_000, 1_001, 3_000])
+@virtual_time
+async def test_redeliveries_are_cut(count: int) -> None:
+    """No command has more than 1 000 entries, each entry is asked for once."""
+    sent: list[Sequence[tuple[int, int]]] = []
+    asked = Redeliveries(asyncio.get_running_loop(), sent.append)
+    wanted = [(1, number) for number in range(count)]
+    asked.add(wanted)
+    asked.add(wanted)
+    await asyncio.sleep(0)
+    assert [len(each) for each in sent] == [1_000] * (count // 1_000) + ([count % 1_000] if count % 1_000 else [])
+    assert [position for each in sent for position in each] == wanted
+    assert len(asked) == 0
+
+
+@virtual_time
+async def test_redeliveries_wait_a_moment_for_one_another() -> None:
+    """The first goes in the next turn, those that follow within the moment go at its end, together."""
+    loop = asyncio.get_running_loop()
+    sent: list[tuple[float, int]] = []
+    asked = Redeliveries(loop, lambda some: sent.append((loop.time(), len(some))))
+    for number in range(10):
+        asked.add([(1, number)])
+        await asyncio.sleep(SPACING_S / 10 * 0.999)
+    await asyncio.sleep(1)
+    asked.add([(1, 0)])
+    asked.add([])
+    await asyncio.sleep(0)
+    assert [count for _, count in sent] == [1, 9, 1]
+    assert sent[1][0] == pytest.approx(SPACING_S)
+    asked.add([(1, 0)])
+    asked.clear()
+    await asyncio.sleep(1)
+    assert len(sent) == 3

@@ -1,0 +1,219 @@
+"""Chunked messages put together: order, copies, bounds; pure, and through a topic's consumer on a scripted broker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsar_nack.ids import Position
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._chunks import Chunks, Part, Whole
+from pulsar_nack.wire._compression import compress
+from tests.wire.consuming import Consuming, consuming
+from tests.wire.fake_topics import FakeEntry, metadata_of
+from tests.wire.frames import message_rest
+
+
+def part(index: int, entry: int, payload: bytes = b"x", *, uuid: str = "u", count: int = 3, total: int = 3) -> Part:
+    """Return a part."""
+    return Part(uuid, index, count, total, Position(1, entry), payload)
+
+
+def chunks(most: int = 10, max_bytes: int = 1_000, timeout_ms: int = 1_000) -> Chunks:
+    """Return room for chunked messages."""
+    return Chunks(most, max_bytes, timeout_ms)
+
+
+@given(st.permutations(range(4)), st.lists(st.integers(0, 3), max_size=3))
+def test_any_order_and_copies(order: list[int], copies: list[int]) -> None:
+    """Whatever order parts come in, and however often, the message is whole with the last one that was missing."""
+    there = chunks()
+    arriving = [*order[:3], *(each for each in copies if each in order[:3]), order[3]]
+    wholes = [there.add(part(index, index, b"%d" % index, count=4, total=4), 0) for index in arriving]
+    assert wholes[:-1] == [None] * (len(wholes) - 1)
+    assert wholes[-1] == Whole(tuple(Position(1, index) for index in range(4)), b"0123")
+    assert (len(there), there.bytes, there.next_at()) == (0, 0, None)
+
+
+def test_messages_mixed() -> None:
+    """Parts of several messages may come mixed."""
+    there = chunks()
+    assert there.add(part(0, 0, b"a", uuid="a", count=2, total=2), 0) is None
+    assert there.add(part(0, 1, b"b", uuid="b", count=2, total=2), 0) is None
+    assert there.add(part(1, 2, b"A", uuid="a", count=2, total=2), 0) == Whole((Position(1, 0), Position(1, 2)), b"aA")
+    assert there.add(part(1, 3, b"B", uuid="b", count=2, total=2), 0) == Whole((Position(1, 1), Position(1, 3)), b"bB")
+
+
+def test_a_message_that_was_sent_twice() -> None:
+    """Parts that were sent again count instead of the first ones, whose entries belong to the message too."""
+    there = chunks()
+    there.add(part(0, 0, b"a"), 0)
+    there.add(part(1, 1, b"b"), 0)
+    there.add(part(0, 5, b"A"), 0)
+    there.add(part(0, 0, b"a"), 0)
+    there.add(part(1, 6, b"B"), 0)
+    whole = there.add(part(2, 7, b"C"), 0)
+    assert whole == Whole(tuple(Position(1, entry) for entry in (0, 1, 5, 6, 7)), b"ABC")
+    assert there.bytes == 0
+
+
+def test_too_many_messages() -> None:
+    """The oldest message is given up for a new one, its parts go back, those of the others stay."""
+    there = chunks(most=2)
+    for entry, uuid in enumerate("abc"):
+        there.add(part(0, entry, uuid=uuid), 0)
+    assert (len(there), there.next_at()) == (2, 0)
+    assert there.given_up(0) == [Position(1, 0)]
+    assert there.given_up(0) == []
+    assert there.bytes == 2
+
+
+def test_too_many_bytes() -> None:
+    """When parts take more room than there is the oldest messages are given up."""
+    there = chunks(max_bytes=100)
+    there.add(part(0, 0, bytes(60), uuid="a", count=2, total=100), 0)
+    there.add(part(0, 1, bytes(60), uuid="b", count=2, total=100), 0)
+    assert there.given_up(0) == [Position(1, 0)]
+    assert there.bytes == 60
+    there.add(part(0, 2, bytes(101), uuid="c", count=2, total=100), 0)  # a liar
+    assert there.bytes <= 100
+
+
+def test_too_large_for_all_the_room() -> None:
+    """A message larger than all the room is counted, not kept, so that it can be told and acknowledged."""
+    there = chunks(max_bytes=100)
+    assert there.add(part(0, 0, bytes(60), count=2, total=120), 0) is None
+    assert there.bytes == 0
+    assert there.add(part(1, 1, bytes(60), count=2, total=120), 0) == Whole((Position(1, 0), Position(1, 1)), None)
+
+
+def test_parts_that_take_too_long() -> None:
+    """A message whose parts do not all come in time is given up at that time, and not before."""
+    there = chunks(timeout_ms=1_000)
+    there.add(part(0, 0, uuid="a"), 0)
+    there.add(part(1, 1, uuid="a"), 900)
+    there.add(part(0, 2, uuid="b"), 500)
+    assert there.next_at() == 1_000
+    assert there.given_up(999) == []
+    assert there.given_up(1_000) == [Position(1, 0), Position(1, 1)]
+    assert there.next_at() == 1_500
+    there.clear()
+    assert (there.next_at(), there.bytes) == (None, 0)
+
+
+def test_the_same_name_for_another_message() -> None:
+    """Parts that tell another size or count are of another message: the first one is given up."""
+    there = chunks()
+    there.add(part(0, 0, b"a"), 0)
+    assert there.add(part(0, 1, b"b", count=2, total=2), 0) is None
+    assert there.given_up(0) == [Position(1, 0)]
+    assert there.add(part(1, 2, b"c", count=2, total=2), 0) == Whole((Position(1, 1), Position(1, 2)), b"bc")
+
+
+# --- through a consumer ---
+
+
+def publish(made: Consuming, payload: bytes, size: int, *, uuid: str = "u", skip: int = -1, **fields: Any) -> None:
+    """Store a message in chunks of ``size`` bytes, all but one."""
+    parts = [payload[at : at + size] for at in range(0, len(payload), size)]
+    for index, each in enumerate(parts):
+        metadata = metadata_of(uuid=uuid, chunk_id=index, num_chunks_from_msg=len(parts), **fields)
+        metadata.total_chunk_msg_size = len(payload)
+        if index != skip:
+            made.topic.append(message_rest(metadata, each))
+
+
+@virtual_time
+async def test_arrives_whole_and_is_done_whole() -> None:
+    """A chunked message is shown once, acknowledged with all its entries, and comes again whole; permits are right."""
+    async with consuming() as made:
+        made.topic.publish(b"before")
+        publish(made, b"0123456789", 2, properties=None, partition_key="k")
+        consumer = await made.open(receiver_queue_size=2)
+        before, whole = await made.arrived.take(2)
+        assert (whole.data, whole.key, len(whole.id.chunks)) == (b"0123456789", "k", 5)
+        assert whole.id.position == made.topic.entries[-1].place
+        await consumer.redeliver([whole.id])
+        (again,) = await made.arrived.take()
+        assert (again.id, again.data, again.redelivery_count) == (whole.id, whole.data, 1)
+        await consumer.acknowledge([whole.id])
+        assert len(made.subscription.acked) == 5
+        told: list[Exception | None] = []
+        consumer.acknowledge_soon(before.id, told.append)
+        await asyncio.sleep(1)
+        assert told == [None]
+        assert made.permits() in {1, 2}
+
+
+@pytest.mark.parametrize("codec", [pb.ZLIB, pb.LZ4, pb.ZSTD, pb.SNAPPY])
+@virtual_time
+async def test_compressed_before_it_was_cut(codec: Any) -> None:
+    """The parts together are unpacked, not each by itself."""
+    async with consuming() as made:
+        data = random.Random(1).randbytes(5_000)
+        publish(made, compress(codec, data), 1_000, compression=codec, uncompressed_size=len(data))
+        await made.open()
+        (whole,) = await made.arrived.take()
+        assert whole.data == data
+
+
+@virtual_time
+async def test_chunks_that_cannot_be_read() -> None:
+    """Too large, parts not as long as told, a part that cannot be: these are errors that can be acknowledged."""
+    async with consuming() as made:
+        publish(made, bytes(100), 40)
+        metadata = metadata_of(uuid="liar", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=5)
+        for index in range(2):
+            metadata.chunk_id = index
+            made.topic.append(message_rest(metadata, b"x"))
+        metadata.chunk_id, metadata.uuid = 2, "none"
+        made.topic.append(message_rest(metadata, b"x"))
+        consumer = await made.open(max_chunked_bytes=99)
+        deliveries = await made.arrived.take(3)
+        assert ["max_chunked_bytes" in str(each.error) for each in deliveries] == [True, False, False]
+        assert str(deliveries[2].error) == "chunk: number 2 of 2"
+        await consumer.acknowledge([each.id for each in deliveries])
+        assert len(made.subscription.acked) == 6
+
+
+@virtual_time
+async def test_a_part_that_is_missing_blocks_nothing() -> None:
+    """Parts whose message never gets whole go back to the broker again and again, unacknowledged; they use no room."""
+    async with consuming() as made:
+        publish(made, b"0123456789", 2, skip=2)
+        consumer = await made.open(receiver_queue_size=2, chunk_timeout=10)
+        for number in range(5):
+            made.topic.publish(b"%d" % number)
+        assert len(await made.arrived.take(5)) == 5
+        await asyncio.sleep(65)
+        told = made.broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES")
+        assert [len(each.message_ids) for each in told] == [4] * 6
+        assert made.subscription.acked == set()
+        assert made.permits() in {1, 2}
+        assert consumer.is_connected
+
+
+@virtual_time
+async def test_more_messages_mixed_than_there_is_room_for() -> None:
+    """Messages that are given up because others needed their room come whole later."""
+    async with consuming() as made:
+        entries: list[FakeEntry] = []
+        for index in range(3):
+            for number in range(6):
+                metadata = metadata_of(uuid=f"u{number}", chunk_id=index, num_chunks_from_msg=3)
+                metadata.total_chunk_msg_size = 3
+                entries.append(made.topic.append(message_rest(metadata, b"%d" % number)))
+        consumer = await made.open(max_pending_chunked=4)
+        seen: set[bytes] = set()
+        async with asyncio.timeout(600):
+            while len(seen) < 6:
+                (whole,) = await made.arrived.take()
+                await consumer.acknowledge([whole.id])
+                seen.add(whole.data)
+        assert len(made.subscription.acked) == 18
