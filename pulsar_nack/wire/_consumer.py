@@ -42,6 +42,8 @@ _EARLIEST: Final = MessageId(-1, -1)
 Sink = Callable[[Delivery, "TopicConsumer"], None]
 
 _CLOSE_TIMEOUT_S: Final = 5.0
+_LASTING_S: Final = 1.0
+"""Sessions that end sooner, one after the other, are begun at longer and longer intervals."""
 _LOG: Final = logging.getLogger(__name__)
 _INT64: Final = 1 << 63
 _GIVE_BACK_AFTER_S: Final = 1.0
@@ -101,6 +103,8 @@ class TopicConsumer:
         self._queued = 0
         self._rewinds = 0
         self._start = options.start_message_id
+        self._subscribed_at = 0.0
+        self._short_lived = 0
         self._sought: MessageId | None = None
         self._moved_to: str | None = None
         self._session: Session | None = None
@@ -211,6 +215,7 @@ class TopicConsumer:
 
     def _enter(self, session: Session) -> None:
         self._session = session
+        self._subscribed_at = self._loop.time()
         self.last_error = None
         self.subscribed_times += 1
         self._acks.connected(session)
@@ -238,6 +243,8 @@ class TopicConsumer:
         """Subscribe again."""
         if session is self._session:
             self.last_error = error
+            has_lasted = self._loop.time() - self._subscribed_at >= _LASTING_S
+            self._short_lived = 0 if has_lasted or self._seeking.locked() else self._short_lived + 1
             self._leave()
             if self._closing is None:
                 self._subscribe_again()
@@ -264,7 +271,7 @@ class TopicConsumer:
 
     async def _resubscribe(self) -> None:
         backoff = self._core.options.backoff()
-        attempt = 0
+        attempt = self._short_lived
         while self._session is None:
             if attempt or self._may_subscribe.is_set():
                 await asyncio.sleep(float(backoff(attempt)))
@@ -367,15 +374,14 @@ class TopicConsumer:
         :raises ClosedError: it is closed; ``done`` is not called
         """
         self._check_open()
-        if message_id.batch_index >= 0 or message_id.is_chunked:
-            entries = self._entries([message_id])
-            if not entries:
-                self._loop.call_soon(done, None)
-            else:
-                self._acks.add_all(entries, done)
+        if message_id.is_chunked:
+            self._acks.add_all(self._entries([message_id]), done)
             return
-        self._ack_sets.acked(message_id)
-        self._acks.add((message_id.ledger, message_id.entry), 0, done)
+        remaining = self._ack_sets.acked(message_id)
+        if remaining and not self._options.batch_index_ack:
+            self._loop.call_soon(done, None)
+        else:
+            self._acks.add((message_id.ledger, message_id.entry), remaining, done)
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to and including a message; returns when the broker has confirmed it.

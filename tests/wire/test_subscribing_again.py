@@ -332,6 +332,25 @@ async def test_the_broker_closes_it_at_once() -> None:
 
 
 @virtual_time
+async def test_sessions_that_do_not_last() -> None:
+    """A broker that closes the consumer each time shortly after it subscribed is asked more and more rarely."""
+    async with consuming(backoff_minimum=0.1, backoff_maximum=10) as made:
+        made.topic.publish(b"a")
+        consumer = await made.open()
+        made.broker.always("FLOW", cut)
+        made.broker.cut()
+        await asyncio.sleep(100)
+        assert 10 <= consumer.subscribed_times <= 30
+        made.broker.normally("FLOW")
+        assert [delivery.data for delivery in await made.arrived.take()] == [b"a"]
+        await asyncio.sleep(2)
+        began, times = now(), consumer.subscribed_times
+        made.broker.cut()
+        await subscribed(consumer, times + 1)
+        assert now() - began < 0.2
+
+
+@virtual_time
 async def test_questions_are_asked_again() -> None:
     """The last message id is asked for again when the connection breaks, for as long as a request may take."""
     async with consuming(request_timeout=5) as made:
