@@ -152,4 +152,5 @@ async def test_nothing_is_lost(seed: int) -> None:
         assert sum(message_id.is_chunked for message_id in work.seen) == 5
         assert len(made.topic.entries) == 40 * 2 + 5 * 4
         await asyncio.sleep(10)
-        assert made.arrived.take_nowait() == []
+        copies = made.arrived.take_nowait()  # asked for before the acknowledgement that ended it all
+        assert {delivery.id for delivery in copies} <= work.asked
