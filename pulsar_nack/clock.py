@@ -46,7 +46,9 @@ class LoopClock:
     """
 
     def __init__(self) -> None:
-        self._time = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        is_plain = getattr(type(loop), "time", None) is asyncio.BaseEventLoop.time
+        self._time: Callable[[], float] = time.monotonic if is_plain else loop.time  # without a call in between
 
     def now_ms(self) -> int:
         """Return the loop's time in ms, rounded down."""

@@ -73,22 +73,20 @@ class Acks:
         """
         if self._soon is None:
             return self._with_task(message_id)
-        call = self._calls.get(message_id)
         waiter: asyncio.Future[None] = self._loop.create_future()
+        call = self._begin(message_id, self._soon)
         if call is None:
-            if self._is_done(message_id):
-                waiter.set_result(None)
-                return waiter
-            call = self._begin(message_id, self._soon)
-        call.waiters.append(waiter)
+            waiter.set_result(None)
+        else:
+            call.waiters.append(waiter)
         return waiter
 
     def acknowledge_soon(self, message_id: MessageId) -> None:
         """Begin to acknowledge one; nobody waits for the outcome."""
-        if message_id in self._calls or message_id in self._in_flight or self._is_done(message_id):
-            return
         if self._soon is not None:
             self._begin(message_id, self._soon)
+            return
+        if message_id in self._in_flight or self._is_done(message_id):
             return
         record = self._states.begin_ack(message_id)
         self._begin_task(record).add_done_callback(partial(self._on_end_of_task, record))
@@ -103,10 +101,21 @@ class Acks:
 
     # --- on ports that need no task ----------------------------------------------------------------------------------
 
-    def _begin(self, message_id: MessageId, soon: AckSoon) -> _Call:
+    def _begin(self, message_id: MessageId, soon: AckSoon) -> _Call | None:
+        """Return the call that is under way for a message, a new one if need be; None: it is acknowledged."""
+        call = self._calls.get(message_id)
+        if call is not None:
+            return call
+        states = self._states
+        record = states.get(message_id)
+        if record is None and states.is_settled(message_id):
+            return None
         if self._is_over:
             raise ClosedError("the consumer")
-        record = self._states.begin_ack(message_id)
+        if record is None:
+            record = states.begin_ack(message_id)
+        else:
+            states.start_ack(record)
         call = self._calls[record.id] = _Call(self._answered, record)
         try:
             soon(record.id, call)

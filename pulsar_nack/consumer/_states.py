@@ -255,9 +255,16 @@ class States:
         if record is None:
             record = Record(message_id, State.IN_WORK, self._counts.pop(message_id, 0))
             self._add(record)
-        record.before_ack = record.state
-        self._move(record, State.ACKING)
+        self.start_ack(record)
         return record
+
+    def start_ack(self, record: Record) -> None:
+        """The same for what is known."""
+        before = record.before_ack = record.state
+        if before is State.IN_WORK:
+            record.state = State.ACKING  # which counts as in work too
+        else:
+            self._move(record, State.ACKING)
 
     def ack_failed(self, record: Record) -> bool:
         """Put it back where it was; True when its time came meanwhile."""
@@ -269,15 +276,15 @@ class States:
 
     def settle(self, message_id: MessageId, now_ms: int) -> None:
         """Note that it is acknowledged."""
-        record = self._records.get(message_id)
+        record = self._records.pop(message_id, None)
         if record is not None:
-            self._remove(record)
+            self._forget(record)
         if self.batches.acked(message_id):
-            key = entry_key(message_id)
-            self._settled[key] = now_ms
-            self._settled.move_to_end(key)
-            if len(self._settled) > _MOST_SETTLED:
-                self._settled.popitem(last=False)
+            settled, key = self._settled, entry_key(message_id)
+            settled[key] = now_ms
+            settled.move_to_end(key)
+            if len(settled) > _MOST_SETTLED:
+                settled.popitem(last=False)
 
     def settle_through(self, message_id: MessageId, now_ms: int) -> list[MessageId]:
         """Forget everything up to and including ``message_id`` in its partition; return those; O(unacknowledged)."""
@@ -321,23 +328,26 @@ class States:
 
     def _add(self, record: Record) -> None:
         self._records[record.id] = record
-        self.unanswered.discard(record.id)
+        if self.unanswered:
+            self.unanswered.discard(record.id)
         self._count(record.state, 1)
         if self.in_work > self._most_in_work:
             self._forget_oldest()
 
     def _remove(self, record: Record) -> None:
         del self._records[record.id]
+        self._forget(record)
+
+    def _forget(self, record: Record) -> None:
         self._count(record.state, -1)
         if record.state is State.REQUESTED:
             self.batches.requested(record.id, -1)
 
     def _move(self, record: Record, state: State) -> None:
-        if record.state is not State.IN_WORK or state is not State.ACKING:  # which count as one
-            self._count(record.state, -1)
-            self._count(state, 1)
-            if (record.state is State.REQUESTED) is not (state is State.REQUESTED):
-                self.batches.requested(record.id, 1 if state is State.REQUESTED else -1)
+        self._count(record.state, -1)
+        self._count(state, 1)
+        if (record.state is State.REQUESTED) is not (state is State.REQUESTED):
+            self.batches.requested(record.id, 1 if state is State.REQUESTED else -1)
         record.state = state
 
     def _count(self, state: State, change: int) -> None:
