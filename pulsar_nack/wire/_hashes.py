@@ -1,4 +1,4 @@
-"""The hashes of keys by which clients choose a partition; a key goes to the same one whichever client sends it."""
+"""The hashes of keys by which clients choose a partition: those of the Java client, which has its keys at the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CACHED: Final = 4_096
 
 @lru_cache(_CACHED)
 def java_string_hash(key: str) -> int:
-    """Return ``String.hashCode`` of Java without its sign, 0 to 2**31 - 1; every client's default but C++'s."""
+    """Return ``String.hashCode`` of Java without its sign, 0 to 2**31 - 1; the Java client's default."""
     found = 0
     data = key.encode("utf-16-le", "surrogatepass")
     for (unit,) in struct.iter_unpack("<H", data):

@@ -33,7 +33,7 @@ def assemble() -> Path:
     cache = cache_folder()
     home = cache / f"pulsar-{VERSION}"
     cache.mkdir(parents=True, exist_ok=True)
-    with _lock(cache / f"pulsar-{VERSION}.lock"):
+    with locked(cache / f"pulsar-{VERSION}.lock"):
         if not is_whole(home):
             _assemble_into(home)
     return home / "lib"
@@ -87,7 +87,7 @@ def _assemble_into(home: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f"{home.name}.part-", dir=home.parent, ignore_cleanup_errors=True) as made:
         fresh = Path(made) / "fresh"
         fresh.mkdir()
-        _copy_dependencies(maven, fresh / "lib")
+        copy_dependencies(maven, POM, fresh / "lib")
         if not any((fresh / "lib").glob("pulsar-broker-*.jar")):
             raise AssemblyError("Maven reported success, but pulsar-broker is not among the jars")
         (fresh / "stamp").write_text(_stamp(fresh))
@@ -96,8 +96,9 @@ def _assemble_into(home: Path) -> None:
         fresh.rename(home)
 
 
-def _copy_dependencies(maven: str, lib: Path) -> None:
-    command = [maven, "-q", "-B", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
+def copy_dependencies(maven: str, pom: Path, lib: Path) -> None:
+    """Fetch what a pom depends on into a folder; raises AssemblyError if Maven fails."""
+    command = [maven, "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
     try:
         done = subprocess.run(
             [*command, "-DincludeScope=runtime"],
@@ -122,7 +123,8 @@ def _stamp(home: Path) -> str:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes out that lock the same file."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

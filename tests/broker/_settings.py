@@ -49,6 +49,7 @@ SETTINGS = {
     "topicLevelPoliciesEnabled": "false",
     "loadBalancerEnabled": "false",
     "allowEphemeralPorts": "true",
+    "nettyMaxFrameSizeBytes": str((5 << 20) + (10 << 10)),  # of BookKeeper, for the largest messages of the broker
     "journalSyncData": "false",
     "diskUsageThreshold": "0.99",
     "diskUsageWarnThreshold": "0.98",
