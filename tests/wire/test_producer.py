@@ -322,7 +322,7 @@ async def test_a_broker_that_is_silent() -> None:
 @virtual_time
 async def test_a_broker_that_is_gone_for_too_long() -> None:
     """The timeout holds while there is no connection too, and tells why there is none; later messages are stored."""
-    async with producing() as made:
+    async with producing(backoff_maximum=1) as made:
         producer = await made.open(send_timeout=10)
         node = made.broker.node(made.broker.url)
         node.kill()
