@@ -10,6 +10,7 @@ from ..errors import InvalidArgumentError
 from ._together import together
 from ._topics import TopicName, normalize, partition_name, split_partition
 
+_SYSTEM_PREFIX: Final = "__"
 _DEFAULT_NAMESPACE: Final = "persistent://public/default/"
 _PREFIX: Final = re.compile(r"(?P<domain>persistent|non-persistent)://(?P<namespace>[\w.=:-]+/[\w.=:-]+)/")
 
@@ -78,7 +79,7 @@ class Matching:
     """All topics of a namespace whose names match a pattern, those of tomorrow too.
 
     The whole name has to match, ``persistent://tenant/namespace/name``, and of a topic with partitions that of the
-    topic. A pattern that names no namespace is for ``public/default``.
+    topic. A pattern that names no namespace is for ``public/default``. The broker's own topics are left out.
     """
 
     def __init__(self, pattern: re.Pattern[str]) -> None:
@@ -99,7 +100,11 @@ class Matching:
         """Return the topics that there are now, or their partitions."""
         names = await directory.topics(self._namespace, mode=self._mode)
         topics = dict.fromkeys(split_partition(name)[0] for name in names)
-        return await _members(directory, [topic for topic in topics if self._pattern.fullmatch(topic)])
+        return await _members(directory, [topic for topic in topics if self._matches(topic)])
+
+    def _matches(self, topic: str) -> bool:
+        is_of_broker = TopicName.parse(topic).local.startswith(_SYSTEM_PREFIX)
+        return not is_of_broker and self._pattern.fullmatch(topic) is not None
 
     def may_grow(self, members: Iterable[str]) -> bool:  # noqa: ARG002
         """Return True."""

@@ -13,7 +13,7 @@ from pulsar_nack.wire._selection import name_of, selection_of
 from .stand_ins import FakeDirectory
 
 BASE = "persistent://public/default/"
-DIRECTORY = FakeDirectory(plain=0, parted=2, other=0)
+DIRECTORY = FakeDirectory(plain=0, parted=2, other=0, __change_events=0)
 
 
 async def test_one_topic_without_partitions() -> None:
@@ -57,6 +57,7 @@ async def test_a_list_of_topics() -> None:
         (f"{BASE}o.*", [f"{BASE}other"]),
         ("parted|other", [f"{BASE}parted-partition-0", f"{BASE}parted-partition-1", f"{BASE}other"]),
         ("lai", []),
+        (".*other|.*events", [f"{BASE}other"]),
         ("persistent://other/space/.*", []),
         ("non-persistent://public/default/.*", []),
     ],
