@@ -12,7 +12,7 @@ from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._chunks import Chunks, Part, Whole
 from ._delivery import WireDelivery, plain_delivery
-from ._entries import Entry, decode_entry, key_of, ordering_key_of, properties_of, unpack
+from ._entries import Entry, decode_entry, key_of, ordering_key_of, plain_parts, properties_of, unpack
 
 
 class Arrival(NamedTuple):
@@ -65,6 +65,10 @@ class EntryReader:
         :raises ProtocolError: its id is none
         """
         try:
+            if self._first is None and type(rest) is bytes:
+                parts = plain_parts(rest)
+                if parts is not None and len(parts[1]) <= self._max_bytes:
+                    return self._plain(command, *parts)
             try:
                 entry = decode_entry(rest, max_message_bytes=self._max_bytes)
             except UndecodableMessageError as error:
@@ -73,20 +77,20 @@ class EntryReader:
             if self._first is not None and (command.message_id.ledgerId, command.message_id.entryId) < self._first:
                 size = entry.metadata.num_messages_in_batch if entry.is_batch else 0
                 return Arrival(self._counted(command, size), [])
-            return self._plain(command, entry) if entry.is_plain else self._with_more(command, entry)
+            return self._with_more(command, entry)
         except InvalidArgumentError as error:
             raise ProtocolError(f"command MESSAGE: {error}") from error
 
     # --- one message an entry ----------------------------------------------------------------------------------------
 
-    def _plain(self, command: pb.CommandMessage, entry: Entry) -> Arrival:
+    def _plain(self, command: pb.CommandMessage, metadata: bytes, payload: bytes) -> Arrival:
         """Show a message that has nothing but its payload: the hot path."""
         position = command.message_id
         delivery = plain_delivery(
             _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic),
-            entry.payload,
+            payload,
             command.redelivery_count,
-            entry.metadata.publish_time,
+            metadata,
             self._topic,
         )
         return tuple.__new__(Arrival, (1, [delivery]))

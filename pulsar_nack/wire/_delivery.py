@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..consumer import Delivery
 from ..ids import MessageId
+from . import _pulsar_pb2 as pb
 
 
 class WireDelivery(Delivery):
@@ -45,10 +46,11 @@ class WireDelivery(Delivery):
 
 
 class PlainDelivery(Delivery):
-    """A delivery with no fields of its own but five: neither keys nor properties. Copies of it are ordinary ones."""
+    """A delivery with neither keys nor properties, of which five fields are set. Copies of it are ordinary ones."""
 
-    __slots__ = ()
+    __slots__ = ("_published",)
     __setattr__ = object.__setattr__
+    _published: bytes | int  # the metadata, or what it says
 
     if not TYPE_CHECKING:  # in place of the fields
         key = None
@@ -57,6 +59,13 @@ class PlainDelivery(Delivery):
         native = None
         error = None
         properties = property(lambda _: {})
+        publish_time_ms = property(
+            lambda self: (
+                self._published
+                if isinstance(self._published, int)
+                else pb.MessageMetadata.FromString(self._published).publish_time
+            )
+        )
 
         def __new__(cls, *values: object, **named: object) -> Delivery:
             """Make an ordinary delivery, as ``dataclasses.replace`` wants it; :func:`plain_delivery` makes this one."""
@@ -70,13 +79,16 @@ _new = object.__new__
 
 
 def plain_delivery(
-    message_id: MessageId, data: bytes, redelivery_count: int, publish_time_ms: int, topic: str
+    message_id: MessageId, data: bytes, redelivery_count: int, published: bytes | int, topic: str
 ) -> Delivery:
-    """Return the delivery of a message that has no more than this."""
+    """Return the delivery of a message that has no more than this.
+
+    :param published: its metadata, to be read when somebody asks for the publish time, or that time in ms
+    """
     made = cast("Any", _new(PlainDelivery))
     made.id = message_id
     made.data = data
     made.redelivery_count = redelivery_count
-    made.publish_time_ms = publish_time_ms
+    made._published = published
     made.topic = topic
     return cast("Delivery", made)

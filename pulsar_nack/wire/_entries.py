@@ -33,7 +33,7 @@ DEFAULT_MAX_MESSAGE_BYTES: Final = 128 << 20
 _MAGIC_BROKER: Final = b"\x0e\x02"
 _SIZE: Final = struct.Struct(">I")
 _HEADERS: Final = struct.Struct(">2sII")  # magic, checksum, size of the metadata
-_LEAST_USUAL: Final = _HEADERS.size + 2
+_PLAIN_HEADERS: Final = struct.Struct(">2sIIBB")  # magic, checksum, size of the metadata, tag and size of its name
 _NAME: Final = 0x0A  # begins metadata: the producer's name, of less than 128 bytes
 _AFTER_NAME: Final = re.compile(
     rb"\x10[\x80-\xff]{0,9}[\x00-\x7f]"  # sequence id
@@ -101,13 +101,11 @@ class Entry(NamedTuple):
     :param metadata: of the entry; ``producer_name``, ``sequence_id`` and ``publish_time`` are there for sure
     :param payload: of the message or batch, decompressed; of a chunk as it came
     :param broker_metadata: what the broker added when it stored the entry, empty if nothing
-    :param is_plain: it is one message with nothing but its payload: neither key nor properties, nor any other field
     """
 
     metadata: pb.MessageMetadata
     payload: bytes
     broker_metadata: pb.BrokerEntryMetadata
-    is_plain: bool
 
     @property
     def is_batch(self) -> bool:
@@ -166,19 +164,38 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
     """
     if type(rest) is not bytes:
         rest = bytes(rest)
-    metadata, payload, broker_metadata, is_plain = _usual_parts(rest) or _parts(rest)
-    if not is_plain or len(payload) > max_message_bytes:
-        try:
-            _check_required(metadata)
-            if metadata.num_chunks_from_msg <= 1:
-                payload = unpack(metadata, payload, max_message_bytes)
-                _check_count(metadata.num_messages_in_batch, len(payload))
-            elif metadata.encryption_keys:
-                raise _encrypted(metadata)
-        except UndecodableMessageError as error:
-            error.batch_size = _batch_size(metadata)
-            raise
-    return tuple.__new__(Entry, (metadata, payload, broker_metadata, is_plain))
+    broker_metadata, at = _NO_BROKER_METADATA, 0
+    if rest.startswith(_MAGIC_BROKER):
+        broker_metadata, at = _broker_metadata(rest)
+    metadata, payload = _usual_parts(rest) or _checked(rest, at)
+    try:
+        _check_required(metadata)
+        if metadata.num_chunks_from_msg <= 1:
+            payload = unpack(metadata, payload, max_message_bytes)
+            _check_count(metadata.num_messages_in_batch, len(payload))
+        elif metadata.encryption_keys:
+            raise _encrypted(metadata)
+    except UndecodableMessageError as error:
+        error.batch_size = _batch_size(metadata)
+        raise
+    return tuple.__new__(Entry, (metadata, payload, broker_metadata))
+
+
+def plain_parts(rest: bytes) -> tuple[bytes, bytes] | None:
+    """Return metadata and payload of an entry that is one message with nothing but its payload, quickly.
+
+    Such has a checksum that is right, and neither key nor properties nor any other field, nor was anything added by the
+    broker. What its metadata says is not even parsed. None: it is not such, and :func:`decode_entry` tells more.
+    """
+    if len(rest) < _PLAIN_HEADERS.size:
+        return None
+    magic, told, size, tag, length = _PLAIN_HEADERS.unpack_from(rest)
+    end = 10 + size
+    if magic != MAGIC_CHECKSUM or tag != _NAME or length > 0x7F or end > len(rest):
+        return None
+    if _AFTER_NAME.fullmatch(rest, 12 + length, end) is None or google_crc32c.value(rest[6:]) != told:
+        return None
+    return rest[10:end], rest[end:]
 
 
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
@@ -206,30 +223,18 @@ def encode_batch(messages: Iterable[tuple[pb.SingleMessageMetadata, bytes]]) -> 
     return b"".join(parts)
 
 
-_Parts = tuple[pb.MessageMetadata, bytes, pb.BrokerEntryMetadata, bool]
-
-
-def _usual_parts(rest: bytes) -> _Parts | None:
-    """Return the parts of an entry as it usually is, None if it is not: :func:`_parts` tells the difference."""
-    if len(rest) < _LEAST_USUAL:
+def _usual_parts(rest: bytes) -> tuple[pb.MessageMetadata, bytes] | None:
+    """Return metadata and payload in one step, None if anything is unusual: :func:`_checked` tells what."""
+    if len(rest) < _HEADERS.size:
         return None
     magic, told, size = _HEADERS.unpack_from(rest)
     end = _HEADERS.size + size
     if magic != MAGIC_CHECKSUM or end > len(rest) or google_crc32c.value(rest[6:]) != told:
         return None
     try:
-        metadata = pb.MessageMetadata.FromString(rest[_HEADERS.size : end])
+        return pb.MessageMetadata.FromString(rest[_HEADERS.size : end]), rest[end:]
     except (DecodeError, UnicodeDecodeError):
         return None
-    is_plain = rest[10] == _NAME and rest[11] < 0x80 and _AFTER_NAME.fullmatch(rest, 12 + rest[11], end) is not None
-    return metadata, rest[end:], _NO_BROKER_METADATA, is_plain
-
-
-def _parts(rest: bytes) -> _Parts:
-    broker_metadata, at = _NO_BROKER_METADATA, 0
-    if rest.startswith(_MAGIC_BROKER):
-        broker_metadata, at = _broker_metadata(rest)
-    return *_checked(rest, at), broker_metadata, False
 
 
 def _broker_metadata(rest: bytes) -> tuple[pb.BrokerEntryMetadata, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import google_crc32c
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from pulsar_nack import UndecodableMessageError
 from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._compression import compress
-from pulsar_nack.wire._entries import SingleMessage, decode_entry, encode_batch, unpack
+from pulsar_nack.wire._entries import SingleMessage, decode_entry, encode_batch, plain_parts, unpack
 from pulsar_nack.wire._frames import encode_rest
 
 SIZE = struct.Struct(">I")
@@ -163,10 +162,7 @@ def test_a_message_of_nothing_but_its_payload_is_plain(value: int) -> None:
         pb.MessageMetadata(producer_name="p", sequence_id=value, publish_time=value),
         pb.MessageMetadata(producer_name="", sequence_id=value << 32, publish_time=5, uncompressed_size=value),
     ):
-        entry = decode_entry(encode_rest(of_message, b"hello"))
-        assert entry.is_plain
-        assert (entry.payload, entry.metadata) == (b"hello", of_message)
-        assert not entry.is_batch
+        assert plain_parts(encode_rest(of_message, b"hello")) == (of_message.SerializeToString(), b"hello")
 
 
 @given(st.sets(st.sampled_from(sorted(pb.MessageMetadata.DESCRIPTOR.fields_by_name))))
@@ -181,8 +177,8 @@ def test_a_message_with_anything_else_is_not_plain(names: set[str]) -> None:
             of_message.replicate_to.append("")
         else:
             setattr(of_message, name, field.default_value)
-    entry = decode_entry(encode_rest(of_message, b"hello"))
-    assert entry.is_plain == ({field.name for field, _ in of_message.ListFields()} <= PLAIN_FIELDS)
+    is_plain = plain_parts(encode_rest(of_message, b"hello")) is not None
+    assert is_plain == ({field.name for field, _ in of_message.ListFields()} <= PLAIN_FIELDS)
 
 
 def test_mutations_of_plain_messages_are_plain_or_not() -> None:
@@ -193,12 +189,24 @@ def test_mutations_of_plain_messages_are_plain_or_not() -> None:
     for _ in range(20_000):
         changed = bytearray(raw)
         changed[chance.randrange(len(raw))] = chance.choice((*raw, 0, 0x7F, 0x80, chance.randrange(256)))
-        with suppress(UndecodableMessageError):
-            entry = decode_entry(checked(SIZE.pack(len(changed)) + bytes(changed) + b"hello"))
+        rest = checked(SIZE.pack(len(changed)) + bytes(changed) + b"hello")
+        parts = plain_parts(rest)
+        if parts is not None:
+            entry = decode_entry(rest)
             names = {field.name for field, _ in entry.metadata.ListFields()}
-            assert not entry.is_plain or names in (PLAIN_FIELDS, PLAIN_FIELDS - {"uncompressed_size"})
-            count += entry.is_plain
+            assert names in (PLAIN_FIELDS, PLAIN_FIELDS - {"uncompressed_size"})
+            assert parts == (bytes(changed), entry.payload)
+            count += 1
     assert count > 1_000
+
+
+@pytest.mark.parametrize("at", range(len(PLAIN)))
+def test_a_plain_message_with_a_changed_byte_is_not(at: int) -> None:
+    """What is wrong with it is told elsewhere."""
+    changed = bytearray(PLAIN)
+    changed[at] ^= 0x10
+    assert plain_parts(bytes(changed)) is None
+    assert plain_parts(PLAIN[:at]) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 255, 256, 16_383, 16_384, 70_000])
