@@ -29,7 +29,16 @@ THERE_AT_ONCE = {"test_backoff_by_message_and_by_id"}
 @pytest.fixture(params=list(STAND_INS))
 def on_each_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let the module's ``FakePort`` and the like be others the second and the third time."""
-    kind: str = request.param
+    return _use(request.param, request, monkeypatch)
+
+
+@pytest.fixture(params=[kind for kind in STAND_INS if kind != "nowait"])
+def on_each_durable_broker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Do as ``on_each_broker``, for durable consumers: these use no calls that need no task."""
+    return _use(request.param, request, monkeypatch)
+
+
+def _use(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     test = getattr(request.node, "originalname", "")
     if kind in {"local", "wire"} and test in OTHER_TURN:
         pytest.skip("it is another consumer's turn there")

@@ -27,7 +27,7 @@ from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 from pulsar_nack.testing import FakePort, FakeTopic, ManualClock, virtual_time
 from tests.consumer.durable import EXACT, ForgetfulPort, Machine
 
-pytestmark = pytest.mark.usefixtures("on_each_broker")
+pytestmark = pytest.mark.usefixtures("on_each_durable_broker")
 
 KILLED_OR_NOT = pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 

@@ -13,7 +13,7 @@ from pulsar_nack import Consumer, Message
 from pulsar_nack.testing import FakeTopic, virtual_time
 from tests.consumer.durable import Machine
 
-pytestmark = pytest.mark.usefixtures("on_each_broker")
+pytestmark = pytest.mark.usefixtures("on_each_durable_broker")
 
 COUNT = 12
 
@@ -64,7 +64,7 @@ async def settle(message: Message, random: Random, known: dict[bytes, Known]) ->
         await message.nack(delay)
 
 
-@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 300))])
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 200))])
 @virtual_time
 async def test_random_lives(seed: int) -> None:
     """U7: over kills and closes attempts count on without a gap, nothing comes early, twice or never."""
