@@ -14,6 +14,8 @@ from typing import Final, Protocol
 from ..errors import BrokerError
 from ..ids import MessageId
 from ._inbox import Source
+from ._options import ClientOptions
+from ._patience import patiently
 from ._selection import Directory, Selection, name_of
 from ._together import each_tried, together
 
@@ -80,6 +82,7 @@ class Members:
 
     :param subscription: its name, for errors
     :param gone: called with each that leaves because its topic was deleted
+    :param options: of the client
     """
 
     def __init__(
@@ -90,7 +93,9 @@ class Members:
         *,
         subscription: str,
         gone: Callable[[Member], None],
+        options: ClientOptions,
     ) -> None:
+        self._options = options
         self._subscription = subscription
         self._selection = selection
         self._directory = directory
@@ -116,7 +121,7 @@ class Members:
         :raises BrokerError: the first that failed
         """
         try:
-            wanted = await self._selection.members(self._directory)
+            wanted = await patiently(lambda: self._selection.members(self._directory), self._options)
         except BrokerError as error:
             raise self._told(self._selection.label, error) from error
         count = len(wanted)

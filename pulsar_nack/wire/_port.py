@@ -42,7 +42,12 @@ class WirePort:
         self._interval = discovery_interval
         self._inbox = WireInbox(self._check_open)
         self._members = Members(
-            selection, core.lookup, self._make, subscription=options.subscription, gone=self._inbox.drop
+            selection,
+            core.lookup,
+            self._make,
+            subscription=options.subscription,
+            gone=self._inbox.drop,
+            options=core.options,
         )
         self._inactive: Callable[[str, int], None] | None = None
         self._discovery: asyncio.Task[None] | None = None

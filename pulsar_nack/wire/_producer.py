@@ -14,6 +14,7 @@ from ..ids import MessageId
 from ._compression import require_compression
 from ._core import Core
 from ._outgoing import Outgoing
+from ._patience import patiently
 from ._pending_room import PendingRoom
 from ._producer_options import ProducerOptions
 from ._routing import Routing
@@ -52,7 +53,7 @@ class Producer:
         """
         require_compression(options.compression_type)
         self = cls(core, topic, options)
-        partitions = await core.lookup.partitions(topic)
+        partitions = await patiently(lambda: core.lookup.partitions(topic), core.options)
         names = [partition_name(topic, number) for number in range(partitions)] if partitions else [topic]
         self._producers = await self._opened(names)
         if partitions:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, MessageId
+from pulsar_nack.wire import ClientOptions
 from pulsar_nack.wire._many import Members
 from pulsar_nack.wire._selection import selection_of
 
@@ -38,7 +39,7 @@ class Maker:
         def gone(member: Any) -> None:
             self.gone.append(member.name)
 
-        return Members(selection_of(topic), directory, self, subscription="sub", gone=gone)
+        return Members(selection_of(topic), directory, self, subscription="sub", gone=gone, options=ClientOptions())
 
 
 async def test_all_are_opened() -> None:

@@ -262,3 +262,24 @@ async def test_a_cancelled_subscribe_leaves_nothing() -> None:
                 await opened.aclose()
             await asyncio.sleep(1)
             assert sum(len(link.consumers) for link in broker.links) == 0
+
+
+@virtual_time
+async def test_a_broker_that_is_not_ready_is_asked_again() -> None:
+    """U22: what a broker refuses for the moment is asked again; what it goes on refusing is told within the timeout."""
+    broker = FakeBroker()
+    not_ready = refuse("ServiceNotReady", "still loading")
+    async with connected(broker) as client:
+        broker.next("PARTITIONED_METADATA", not_ready, not_ready)
+        broker.next("LOOKUP", not_ready)
+        broker.next("SUBSCRIBE", not_ready)
+        async with client.subscribe("orders", "billing") as consumer:
+            broker.next("PARTITIONED_METADATA", not_ready)
+            async with client.producer("orders") as producer:
+                await producer.send(b"x")
+            assert (await consumer.receive(timeout=5)).data == b"x"
+        broker.always("PARTITIONED_METADATA", not_ready)
+        began = now()
+        with pytest.raises(BrokerError, match=f"subscribing to {BASE}orders as 'billing': .*still loading"):
+            await client.subscribe("orders", "billing")
+        assert 1 < now() - began <= 30
