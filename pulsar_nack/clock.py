@@ -47,7 +47,7 @@ class LoopClock:
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        is_plain = getattr(type(loop), "time", None) is asyncio.BaseEventLoop.time
+        is_plain = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
         self._time: Callable[[], float] = time.monotonic if is_plain else loop.time  # without a call in between
 
     def now_ms(self) -> int:

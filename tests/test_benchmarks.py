@@ -92,6 +92,13 @@ def test_buckets() -> None:
     assert "1,950,000" in said
 
 
+def test_wire_without_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a broker, and without what starts one, the benchmark of the wire says what it needs."""
+    for name in ("PULSAR_SERVICE_URL", "PULSAR_ADMIN_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert "no broker" in run("wire", "--quick", path=str(PYTHON))
+
+
 def test_import_time() -> None:
     """Each import is measured."""
     assert "pulsar_nack.testing" in run("import_time", "--runs", "1")
