@@ -52,6 +52,8 @@ class AckSets:
     """
 
     def __init__(self, most: int = _MOST_ENTRIES) -> None:
+        self.generation = 0
+        """Grows whenever something is forgotten."""
         self._most = most
         self._sets: dict[tuple[int, int], int] = {}
 
@@ -71,6 +73,15 @@ class AckSets:
             return 0
         _check_size(message_id)
         return self.narrow(position, ((1 << size) - 1) & ~(1 << index))
+
+    def failed(self, message_id: MessageId, generation: int) -> None:
+        """Note that a message is not acknowledged after all: its entry is not to be done without it.
+
+        :param generation: the one of these sets when it was noted as acknowledged; of an earlier one nothing is left
+        """
+        if generation == self.generation and message_id.batch_index >= 0:
+            position = (message_id.ledger, message_id.entry)
+            self._sets[position] = self._sets.get(position, 0) | 1 << message_id.batch_index
 
     def acked_through(self, message_id: MessageId) -> int:
         """Note that all up to a message are acknowledged, in its entry too; return what remains of that. O(entries).
@@ -98,11 +109,13 @@ class AckSets:
             self._sets[position] = remaining
             if len(self._sets) > self._most:
                 del self._sets[next(iter(self._sets))]
+                self.generation += 1
         return remaining
 
     def forget(self) -> None:
         """Forget all: from now on the broker may know less."""
         self._sets.clear()
+        self.generation += 1
 
 
 def _check_size(message_id: MessageId) -> None:

@@ -365,7 +365,7 @@ class TopicConsumer:
         entries = self._entries(ids)
         if not entries:
             return
-        await self._until_done(lambda done: self._acks.add_all(entries, done))
+        await self._until_done(lambda done: self._acks.add_all(entries, self._noting_failure(ids, done)))
 
     def acknowledge_soon(self, message_id: MessageId, done: Done) -> None:
         """Begin to acknowledge one message; ``done`` gets None, or the error, in a later turn of the loop.
@@ -378,10 +378,24 @@ class TopicConsumer:
             self._acks.add_all(self._entries([message_id]), done)
             return
         remaining = self._ack_sets.acked(message_id)
-        if remaining and not self._options.batch_index_ack:
-            self._loop.call_soon(done, None)
-        else:
-            self._acks.add((message_id.ledger, message_id.entry), remaining, done)
+        if message_id.batch_index >= 0:
+            if remaining and not self._options.batch_index_ack:
+                self._loop.call_soon(done, None)
+                return
+            done = self._noting_failure((message_id,), done)
+        self._acks.add((message_id.ledger, message_id.entry), remaining, done)
+
+    def _noting_failure(self, ids: Sequence[MessageId], done: Done) -> Done:
+        """Return what calls ``done``, and lets no mate of a batch complete the entry of what was not acknowledged."""
+        generation = self._ack_sets.generation
+
+        def noting(error: Exception | None) -> None:
+            if error is not None:
+                for message_id in ids:
+                    self._ack_sets.failed(message_id, generation)
+            done(error)
+
+        return noting
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to and including a message; returns when the broker has confirmed it.
@@ -491,9 +505,9 @@ class TopicConsumer:
             position = position.first_chunk
         async with self._seeking:
             self._check_open()
-            await self._acks_settled()
             self._drop_queue()
             try:
+                await self._acks_settled()
                 await self._ask(partial(commands.seek, position=position), is_seek=True)
                 self._begin_at(position)
             finally:

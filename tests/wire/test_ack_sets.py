@@ -67,6 +67,36 @@ def test_sizes_that_cannot_be_are_refused(size: int) -> None:
     assert len(sets) == 0
 
 
+def test_what_failed_is_not_acknowledged() -> None:
+    """A member whose acknowledgement failed keeps its entry from being done, and that alone does."""
+    sets = AckSets()
+    ids = [MessageId(1, 1, 0, index, batch_size=3) for index in range(3)]
+    sets.acked(ids[0])
+    sets.acked(ids[1])
+    sets.failed(ids[0], sets.generation)
+    assert sets.acked(ids[2]) == 0b001
+    assert sets.acked(ids[0]) == 0
+    sets.failed(ids[0], sets.generation)
+    assert sets.acked(ids[0]) == 0
+    sets.failed(MessageId(1, 1), sets.generation)
+    assert len(sets) == 0
+
+
+def test_what_failed_after_its_entry_was_forgotten() -> None:
+    """Nothing follows from a failure then: the entry is as one of which nothing is acknowledged."""
+    sets = AckSets(most=1)
+    first, other = MessageId(1, 1, 0, 0, batch_size=3), MessageId(1, 2, 0, 0, batch_size=3)
+    before = sets.generation
+    sets.acked(first)
+    sets.acked(other)
+    sets.failed(first, before)
+    assert sets.acked(first) == 0b110
+    before = sets.generation
+    sets.forget()
+    sets.failed(first, before)
+    assert sets.acked(first) == 0b110
+
+
 def test_cumulative() -> None:
     """Everything before an entry is forgotten, of the entry what is behind the message remains less what is known."""
     sets = AckSets()

@@ -178,6 +178,28 @@ async def test_a_refused_ack_tells_why() -> None:
         assert len(made.subscription.acked) == 1
 
 
+@pytest.mark.parametrize("keeps_indexes", [True, False])
+@virtual_time
+async def test_a_member_whose_ack_failed_is_not_acknowledged_by_its_mates(keeps_indexes: bool) -> None:
+    """After a refusal the others of the batch are acknowledged without it, and the entry is done with it only."""
+    async with consuming() as made:
+        entry = made.topic.publish_batch([b"a", b"b"])
+        consumer = await made.open(batch_index_ack=keeps_indexes)
+        ids = [delivery.id for delivery in await made.arrived.take(2)]
+        made.broker.next("ACK", refuse("MetadataError"), refuse("MetadataError"))
+        told: list[Exception | None] = []
+        for each in ids:  # one at a time
+            consumer.acknowledge_soon(each, told.append)
+            await asyncio.sleep(0.1)
+        assert [error is None for error in told] == ([False, False] if keeps_indexes else [True, False])
+        assert entry.place not in made.subscription.acked
+        made.broker.normally("ACK")
+        await consumer.acknowledge([ids[1]])
+        assert (entry.place in made.subscription.acked) is not keeps_indexes
+        await consumer.acknowledge([ids[0]])
+        assert entry.place in made.subscription.acked
+
+
 @virtual_time
 async def test_an_ack_without_receipt_times_out() -> None:
     """A receipt that does not come is an error after the time that a request may take."""
