@@ -11,13 +11,13 @@ class Batches:
     """Holds messages until their batch is full or its time is over; whoever uses it looks at the time.
 
     :param max_messages: of a batch
-    :param max_bytes: of a batch, more only if its one message is larger
+    :param max_bytes: of a batch, more only if its one message is larger; may be set later
     :param by_key: a batch has messages of one key only; then batches are closed in the order of their first messages
     """
 
     def __init__(self, max_messages: int, max_bytes: int, *, by_key: bool) -> None:
         self._max_messages = max_messages
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._by_key = by_key
         self._open: dict[object, list[Outgoing]] = {}
         self._bytes: dict[object, int] = {}
@@ -31,12 +31,12 @@ class Batches:
         full: list[list[Outgoing]] = []
         size = message.size + _OF_A_MESSAGE
         taken = self._bytes.get(key, 0)
-        if taken and taken + size > self._max_bytes:
+        if taken and taken + size > self.max_bytes:
             full.append(self._close(key))
             taken = 0
         self._open.setdefault(key, []).append(message)
         self._bytes[key] = taken + size
-        if taken + size >= self._max_bytes or len(self._open[key]) >= self._max_messages:
+        if taken + size >= self.max_bytes or len(self._open[key]) >= self._max_messages:
             full.append(self._close(key))
         return full
 

@@ -15,7 +15,10 @@ from . import _pulsar_pb2 as pb
 
 _INT64_MAX: Final = 2**63 - 1
 _OVERHEAD: Final = 64
-"""Bytes that a message takes beside its payload, about; so that those without one are not for free."""
+"""Bytes that a message takes at most beside what is counted; so that those without a payload are not for free."""
+
+_OF_A_PROPERTY: Final = 12
+"""Bytes that a property takes at most beside its name and value."""
 
 
 def epoch_ms() -> int:
@@ -70,7 +73,11 @@ class Outgoing:
             self.deliver_at_ms = _delivery_time(deliver_at_ms, deliver_after)
         self.sequence_id = None if sequence_id is None else _as_whole("sequence_id", sequence_id)
         self.replicate_to = None if replicate_to is None else _as_clusters(replicate_to)
-        self.size = len(self.data) + _OVERHEAD + (_size_of(self.properties) if self.properties else 0)
+        self.size = len(self.data) + _OVERHEAD
+        if self.properties:
+            self.size += _size_of(self.properties)
+        if self.key or self.ordering_key:
+            self.size += 4 * len(self.key or "") + len(self.ordering_key or b"")
 
     @property
     def goes_alone(self) -> bool:
@@ -134,7 +141,7 @@ def _as_properties(properties: object) -> dict[str, str]:
 
 
 def _size_of(properties: Mapping[str, str]) -> int:
-    return sum(len(name) + len(value) for name, value in properties.items())
+    return sum(4 * (len(name) + len(value)) + _OF_A_PROPERTY for name, value in properties.items())
 
 
 def _as_key(key: object) -> str:

@@ -215,7 +215,7 @@ class Producer:
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
             known = len(self._producers)
-            with contextlib.suppress(BrokerError):
+            with contextlib.suppress(BrokerError, ClosedError):
                 partitions = await self._core.lookup.partitions(self.topic)
                 names = [partition_name(self.topic, number) for number in range(known, partitions)]
                 self._producers += await self._opened(names)

@@ -198,6 +198,7 @@ class TopicProducer:
             first = self._options.initial_sequence_id
             self._next_sequence_id = answer.last_sequence_id + 1 if first is None else first
         most = session.connection.max_message_bytes
+        self._batches.max_bytes = min(self._options.batch_max_bytes, most)
         parts = min(self._options.chunk_max_bytes or most, most) if self._options.chunking else None
         self._encoding = Encoding(self.name, self._options.compression_type, most, parts)
         self._pump()
@@ -309,8 +310,8 @@ class TopicProducer:
                 self._send_batch(messages)
 
     def _send_single(self, message: Outgoing) -> None:
-        for operation in single(message, self._sequence_id(message), self._encoding, self._ends_at()):
-            self._waiting.append(operation)
+        self._waiting.extend(single(message, self._sequence_id(message), self._encoding, self._ends_at()))
+        message.data = b""  # it is in what is sent
         self._arm()
         self._pump()
 
@@ -324,6 +325,8 @@ class TopicProducer:
         except Exception as error:  # noqa: BLE001 - handed to those who wait
             self._fail_batch(messages, error)
             return
+        for message in messages:
+            message.data = b""
         self._arm()
         self._pump()
 

@@ -107,6 +107,21 @@ async def test_connections_that_break_without_deduplication(service_url: str, to
     assert list(dict.fromkeys(found)) == NUMBERS
 
 
+async def test_chunks_on_connections_that_break(service_url: str, topic: str) -> None:
+    """Messages in parts arrive whole, each at least once, whatever breaks while their parts are under way."""
+    payloads = [bytes([number]) * (200_000 + number) for number in range(60)]
+    async with TcpProxy(port_of(service_url)) as proxy:
+        async with (
+            Client(service_url, dial=through(proxy)) as client,
+            client.producer(topic, chunking=True, chunk_max_bytes=16_384) as producer,
+            cutting(proxy),
+        ):
+            for payload in payloads:
+                await producer.send(payload)
+        assert proxy.accepted > 1
+    assert list(dict.fromkeys(await stored(service_url, topic))) == payloads
+
+
 async def test_a_broker_that_is_killed(own_broker: Standalone) -> None:
     """What is sent while the broker is dead is stored when it is back, and so is all that it had confirmed before."""
     topic = "persistent://public/default/killed"

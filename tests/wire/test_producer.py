@@ -107,6 +107,20 @@ async def test_a_batch_is_full_by_bytes_and_one_message_is_none() -> None:
 
 
 @virtual_time
+async def test_a_batch_is_never_too_large_for_the_broker() -> None:
+    """Batches end at what the broker takes, whatever was asked for, with many properties and large keys too."""
+    async with producing() as made:
+        made.broker.max_message_bytes = 4_096
+        producer = await made.open(batching=True, batch_max_bytes=1 << 20)
+        properties = {str(number): "" for number in range(50)}
+        await sent(producer, [b"x" * 100] * 100)
+        await sent(producer, [b""] * 100, properties=properties)
+        await sent(producer, [b""] * 100, key="☃" * 300, ordering_key="o" * 300)
+        assert len(made.stored()) == 300
+        assert all(len(rest) < 4_096 + 2_000 for rest in made.rests())
+
+
+@virtual_time
 async def test_flush_sends_batches_and_waits() -> None:
     """After a flush what was sent before is stored, long before the delay of the batch."""
     async with producing() as made:
