@@ -102,3 +102,9 @@ def test_wire_without_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_import_time() -> None:
     """Each import is measured."""
     assert "pulsar_nack.testing" in run("import_time", "--runs", "1")
+
+
+def test_wire_codec() -> None:
+    """Every table of the benchmark of the native wire's codec comes out."""
+    said = run("wire_codec", "--quick")
+    assert said.count("## ") == 3

@@ -1,0 +1,159 @@
+"""What the codec of the native wire costs: bytes to frames, to entries, to deliveries; commands to bytes. No broker.
+
+Run ``python benchmarks/wire_codec.py``; ``--quick`` measures for a moment only, ``--save`` stores the table as
+``results/wire_codec.md``. Figures are us of work for each message, the best of many short rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from _report import Report
+from _targets import Targets
+from _timing import best, thread_ns
+
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._ack_groups import AckGroup
+from pulsar_nack.wire._ack_sets import AckSets
+from pulsar_nack.wire._chunks import Chunks
+from pulsar_nack.wire._compression import compress
+from pulsar_nack.wire._consumer_commands import acknowledge, redeliver
+from pulsar_nack.wire._deliveries import EntryReader
+from pulsar_nack.wire._entries import decode_entry, encode_batch
+from pulsar_nack.wire._frames import Frame, FrameDecoder, encode_message, encode_rest
+
+FRAMES = 200
+BATCH = 1_000
+IDS = [(12_345, 70_000 + number) for number in range(1_000)]
+COMPRESSIONS = ("none", "lz4", "zlib", "zstd", "snappy")
+KINDS = {"none": pb.NONE, "lz4": pb.LZ4, "zlib": pb.ZLIB, "zstd": pb.ZSTD, "snappy": pb.SNAPPY}
+
+
+def main() -> None:
+    """Measure, print, and store if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few rounds")
+    parser.add_argument("--save", action="store_true", help="store the figures")
+    options = parser.parse_args()
+    report, targets = Report("The codec of the native wire"), Targets()
+    rounds = 5 if options.quick else 300
+    single(report, rounds)
+    batches(report, targets, rounds)
+    commands(report, rounds)
+    report.note(targets.summary())
+    if options.save:
+        report.save("wire_codec")
+
+
+def each(work: Callable[[], object], count: int, rounds: int) -> float:
+    """Return us for each of ``count``."""
+
+    def measure() -> float:
+        begun = thread_ns()
+        work()
+        return (thread_ns() - begun) / count / 1_000
+
+    return best(measure, rounds)
+
+
+def metadata(**fields: Any) -> pb.MessageMetadata:
+    """Return metadata as producers send it."""
+    common: dict[str, Any] = {
+        "producer_name": "standalone-0-12",
+        "sequence_id": 88_888,
+        "publish_time": 1_800_000_000_000,
+    }
+    return pb.MessageMetadata(**common, **fields)
+
+
+def frame(of_entry: pb.MessageMetadata, payload: bytes) -> bytes:
+    """Return a message as the broker sends it."""
+    command = pb.BaseCommand(type=pb.BaseCommand.MESSAGE)
+    command.message.consumer_id = 1
+    command.message.message_id.ledgerId = 12_345
+    command.message.message_id.entryId = 77_777
+    command.message.message_id.partition = -1
+    return encode_message(command, of_entry, payload)
+
+
+def reader() -> EntryReader:
+    """Return a reader of one topic."""
+    topic = "persistent://public/default/orders"
+    return EntryReader(topic, -1, AckSets(), Chunks(10, 1 << 20, 1_000), max_bytes=1 << 27, now_ms=lambda: 0)
+
+
+def read_all(frames: list[Frame], read: EntryReader) -> None:
+    """Make deliveries of all."""
+    for command, rest in frames:
+        read.read(command.message, rest)
+
+
+def read_bytes(data: bytes, read: EntryReader) -> None:
+    """Make deliveries of what comes from a socket."""
+    read_all(FrameDecoder().feed(data), read)
+
+
+def decode_all(frames: list[Frame]) -> None:
+    """Read all entries."""
+    for _, rest in frames:
+        decode_entry(rest)
+
+
+def single(report: Report, rounds: int) -> None:
+    """Measure entries that are one message of 32 bytes, with and without something of its own."""
+    with_more = metadata(properties=[pb.KeyValue(key="a", value="1")], partition_key="k")
+    rows = []
+    for name, of_entry in (("nothing but its payload", metadata()), ("a property and a key", with_more)):
+        data = frame(of_entry, os.urandom(32)) * FRAMES
+        frames = FrameDecoder().feed(data)
+        rows.append(
+            [
+                name,
+                each(partial(FrameDecoder().feed, data), FRAMES, rounds),
+                each(partial(decode_all, frames), FRAMES, rounds),
+                each(partial(read_all, frames, reader()), FRAMES, rounds),
+            ]
+        )
+    columns = ("a message with", "us to a frame", "us from there to an entry", "us from there to a delivery")
+    report.table("messages of 32 bytes, one in an entry", columns, rows)
+
+
+def batches(report: Report, targets: Targets, rounds: int) -> None:
+    """Measure bytes to deliveries of batches, by each compression."""
+    text = b"32 bytes that compress somewhat."
+    payload = encode_batch((pb.SingleMessageMetadata(sequence_id=number), text) for number in range(BATCH))
+    rows = []
+    for name in COMPRESSIONS:
+        packed = compress(KINDS[name], payload)
+        of_entry = metadata(num_messages_in_batch=BATCH, compression=KINDS[name], uncompressed_size=len(payload))
+        data, read = frame(of_entry, packed), reader()
+        cost = each(partial(read_bytes, data, read), BATCH, rounds // 5 + 1)
+        targets.check(f"batches, {name}: us for each message", cost, 10.0)
+        rows.append([name, cost, round(1e6 / cost)])
+    columns = ("compression", "us from bytes to a delivery", "messages a second")
+    report.table("messages of 32 bytes, 1 000 in an entry (to reach: 100,000 a second)", columns, rows)
+
+
+def commands(report: Report, rounds: int) -> None:
+    """Measure what is sent."""
+    group = AckGroup()
+    group.entries.update(dict.fromkeys(IDS, 0))
+    some = rounds // 5 + 1
+    of_message, payload = metadata(), os.urandom(32)
+    report.table(
+        "commands",
+        ("command", "us for each"),
+        [
+            ["id of an acknowledgement of 1 000", each(lambda: acknowledge(1, group, 5), len(IDS), some)],
+            ["id of a redelivery of 1 000", each(lambda: redeliver(1, IDS), len(IDS), some)],
+            ["message of 32 bytes", each(lambda: [encode_rest(of_message, payload) for _ in IDS], len(IDS), some)],
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
