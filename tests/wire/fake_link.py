@@ -69,21 +69,23 @@ class FakeLink(asyncio.Transport):
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._high, self._low = 64 << 10, 16 << 10
-        self._is_paused = self._is_closing = self.is_over = False
+        self._is_paused = self._is_closing = self._is_over_here = False
+        self.is_over = False
+        """Whether it is over for the broker, which then takes and sends nothing any more."""
         self.reads = True
         """Whether the broker reads; False: the client's writes pile up. See :meth:`stall` and :meth:`go_on`."""
         self.piece_bytes: int | None = None
         """Most bytes that the client gets at once from what is sent from now on; None: as they were sent."""
         self.sent_bytes = 0
         """How many bytes the client has written."""
-        self._to_broker: Pipe[bytes] = Pipe(self._loop, latency, self._arrive_at_broker)
+        self._to_broker: Pipe[bytes | None] = Pipe(self._loop, latency, self._arrive_at_broker)
         self._to_client: Pipe[bytes | None] = Pipe(self._loop, latency, self._arrive_at_client)
 
     # --- the client's end ---
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send bytes to the broker."""
-        if self.is_over or self._is_closing:
+        if self._is_over_here or self._is_closing or self.is_over:
             return
         self.sent_bytes += len(data)
         self._unsent.append(bytes(data))
@@ -104,18 +106,18 @@ class FakeLink(asyncio.Transport):
 
     def is_closing(self) -> bool:
         """Return whether the end has begun."""
-        return self._is_closing or self.is_over
+        return self._is_closing or self._is_over_here
 
     def close(self) -> None:
         """End it when what was written is read."""
-        self._is_closing = True
-        if not self._unsent:
-            self._loop.call_soon(self._end, None)
+        if not self._is_closing:
+            self._is_closing = True
+            self._flush()
 
     def abort(self) -> None:
         """End it at once."""
         self._is_closing = True
-        self._loop.call_soon(self._end, None)
+        self._loop.call_soon(self.cut)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return nothing."""
@@ -125,19 +127,22 @@ class FakeLink(asyncio.Transport):
 
     def deliver(self, data: bytes) -> None:
         """Send bytes to the client."""
+        if self.is_over:
+            return
         size = self.piece_bytes or len(data)
         for at in range(0, len(data), size):
             self._to_client.put(data[at : at + size])
 
     def hang_up(self) -> None:
-        """Close it in order: the client gets what was sent before."""
+        """Close it in order: the client gets what was sent before; what it sends itself is not read any more."""
         self._to_client.put(None)
+        self._end_there()
 
     def cut(self, error: Exception | None = None) -> None:
         """End it at once; what is on its way is lost. ``error`` is what the client's system tells, None: the end."""
         self._to_client.clear()
-        self._to_broker.clear()
-        self._end(error)
+        self._end_there()
+        self._end_here(error)
 
     def stall(self) -> None:
         """Read nothing from now on."""
@@ -157,24 +162,32 @@ class FakeLink(asyncio.Transport):
             self._is_paused = False
             self._protocol.resume_writing()
         if self._is_closing and not self._unsent:
-            self._loop.call_soon(self._end, None)
+            self._to_broker.put(None)
+            self._loop.call_soon(self._end_here, None)
 
-    def _arrive_at_broker(self, data: bytes) -> None:
-        self._on_bytes(data)
+    def _arrive_at_broker(self, data: bytes | None) -> None:
+        if data is None:
+            self._end_there()
+        elif not self.is_over:
+            self._on_bytes(data)
 
     def _arrive_at_client(self, data: bytes | None) -> None:
-        if self.is_over or self._is_closing:
+        if self._is_over_here or self._is_closing:
             return
         if data is None:
-            self._end(None)
+            self._end_here(None)
         else:
             self._protocol.data_received(data)
 
-    def _end(self, error: Exception | None) -> None:
-        if self.is_over:
-            return
-        self.is_over = True
-        self._unsent.clear()
-        self._unsent_bytes = 0
-        self._protocol.connection_lost(error)
-        self._on_end()
+    def _end_there(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._to_broker.clear()
+            self._on_end()
+
+    def _end_here(self, error: Exception | None) -> None:
+        if not self._is_over_here:
+            self._is_over_here = True
+            self._unsent.clear()
+            self._unsent_bytes = 0
+            self._protocol.connection_lost(error)

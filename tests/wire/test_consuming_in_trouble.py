@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -53,8 +54,8 @@ def key_of(message_id: MessageId) -> Key:
 class Cluster:
     """Three nodes in trouble with a topic, perhaps a partitioned one, on a subscription."""
 
-    def __init__(self, random: Random, partitions: int) -> None:
-        self.random = random
+    def __init__(self, chance: Random, partitions: int) -> None:
+        self.random = chance
         self.broker = FakeBroker()
         for url in URLS:
             self.broker.node(url)
@@ -63,7 +64,7 @@ class Cluster:
         names = [f"{NAME}-partition-{number}" for number in range(partitions)] or [NAME]
         self.topics = [self.broker.topic(name) for name in names]
         for topic in self.topics:
-            topic.owner = random.choice(URLS)
+            topic.owner = chance.choice(URLS)
 
     def publish(self) -> None:
         """Publish a message or a batch to a topic."""
@@ -155,10 +156,10 @@ class Cluster:
 class User:
     """Works on messages; notes what is in work and what it has acknowledged."""
 
-    def __init__(self, cluster: Cluster, consumer: Consumer, random: Random, acked: set[Key]) -> None:
+    def __init__(self, cluster: Cluster, consumer: Consumer, chance: Random, acked: set[Key]) -> None:
         self.cluster = cluster
         self.consumer = consumer
-        self.random = random
+        self.random = chance
         self.asked = acked
         self.in_work: set[Key] = set()
         self.working: set[asyncio.Task[None]] = set()
@@ -203,6 +204,7 @@ class User:
 
 async def live(seed: int, kind: Any, partitions: int) -> None:
     """Publish while consumers work in trouble, let all be well, and see that all gets done and nothing more."""
+    random.seed(seed)  # which backoffs take their jitter from
     cluster = Cluster(Random(seed), partitions)
     url = ",".join([URLS[0], *(each.removeprefix("pulsar://") for each in URLS[1:])])
     asked: set[Key] = set()
