@@ -33,6 +33,11 @@ class Pipe(Generic[_T]):
         """Lose what is on its way."""
         self._waiting.clear()
 
+    def hurry(self) -> None:
+        """Hand on what is on its way at once."""
+        while self._waiting:
+            self._hand_on(self._waiting.popleft()[1])
+
     def _arm(self) -> None:
         if self._waiting and not self._is_armed:
             self._is_armed = True
@@ -78,7 +83,7 @@ class FakeLink(asyncio.Transport):
         """Most bytes that the client gets at once from what is sent from now on; None: as they were sent."""
         self.sent_bytes = 0
         """How many bytes the client has written."""
-        self._to_broker: Pipe[bytes | None] = Pipe(self._loop, latency, self._arrive_at_broker)
+        self._to_broker: Pipe[bytes] = Pipe(self._loop, latency, self._arrive_at_broker)
         self._to_client: Pipe[bytes | None] = Pipe(self._loop, latency, self._arrive_at_client)
 
     # --- the client's end ---
@@ -162,13 +167,14 @@ class FakeLink(asyncio.Transport):
             self._is_paused = False
             self._protocol.resume_writing()
         if self._is_closing and not self._unsent:
-            self._to_broker.put(None)
-            self._loop.call_soon(self._end_here, None)
+            self._loop.call_soon(self._close)
 
-    def _arrive_at_broker(self, data: bytes | None) -> None:
-        if data is None:
-            self._end_there()
-        elif not self.is_over:
+    def _close(self) -> None:
+        self._to_broker.hurry()
+        self.cut()
+
+    def _arrive_at_broker(self, data: bytes) -> None:
+        if not self.is_over:
             self._on_bytes(data)
 
     def _arrive_at_client(self, data: bytes | None) -> None:

@@ -337,3 +337,23 @@ async def test_a_pipe_keeps_order_and_time() -> None:
     pipe.put(3)
     await asyncio.sleep(5)
     assert got == [(2, 0), (2, 1), (2, 2), (3, 3)]
+
+
+@virtual_time
+async def test_nothing_is_carried_out_after_the_end() -> None:
+    """What is on its way when the broker hangs up is lost; what was written before the client closes is carried out."""
+    broker = FakeBroker(latency=0.1)
+    raw = await Raw.open(broker)
+    sent = command("CLOSE_CONSUMER")
+    sent.close_consumer.consumer_id, sent.close_consumer.request_id = 1, 1
+    raw.connection.send(encode_command(sent))
+    broker.links[0].transport.hang_up()
+    await asyncio.sleep(1)
+    assert not raw.connection.is_open
+    assert broker.commands("CLOSE_CONSUMER") == []
+    raw = await Raw.open(broker)
+    raw.connection.send(encode_command(sent))
+    raw.connection.close()
+    await asyncio.sleep(1)
+    assert len(broker.commands("CLOSE_CONSUMER")) == 1
+    assert broker.links == []
