@@ -77,7 +77,7 @@ class Outgoing:
         if self.properties:
             self.size += _size_of(self.properties)
         if self.key or self.ordering_key:
-            self.size += 4 * len(self.key or "") + len(self.ordering_key or b"")
+            self.size += _bytes_of("key", self.key or "") + len(self.ordering_key or b"")
 
     @property
     def goes_alone(self) -> bool:
@@ -141,7 +141,18 @@ def _as_properties(properties: object) -> dict[str, str]:
 
 
 def _size_of(properties: Mapping[str, str]) -> int:
-    return sum(4 * (len(name) + len(value)) + _OF_A_PROPERTY for name, value in properties.items())
+    return sum(
+        _bytes_of("properties", name) + _bytes_of("properties", value) + _OF_A_PROPERTY
+        for name, value in properties.items()
+    )
+
+
+def _bytes_of(field: str, text: str) -> int:
+    """Return how many bytes a text takes; one that cannot be encoded must not spoil the batch that it would be in."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(field, text, "text that UTF-8 can encode") from None
 
 
 def _as_key(key: object) -> str:
@@ -154,7 +165,10 @@ def _as_key(key: object) -> str:
 
 def _as_ordering_key(key: object) -> bytes:
     if isinstance(key, str):
-        return key.encode("utf-8", "surrogateescape")
+        try:
+            return key.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise InvalidArgumentError("ordering_key", key, "text that UTF-8 can encode") from None
     if isinstance(key, bytes | bytearray):
         return bytes(key)
     raise InvalidArgumentError("ordering_key", key, "a str, bytes or None")

@@ -521,8 +521,11 @@ async def test_a_receipt_out_of_order_has_all_sent_again() -> None:
     [
         ({"properties": {"a": 1}}, "properties"),
         ({"properties": [("a", "b")]}, "properties"),
+        ({"properties": {"a": "\ud800"}}, "properties"),
         ({"key": 1}, "key"),
+        ({"key": "\ud800"}, "key"),
         ({"ordering_key": 1}, "ordering_key"),
+        ({"ordering_key": "\ud800"}, "ordering_key"),
         ({"event_time_ms": -1}, "event_time_ms"),
         ({"deliver_at_ms": 1.5}, "deliver_at_ms"),
         ({"deliver_after": -1}, "deliver_after"),
