@@ -245,9 +245,10 @@ class Connection(asyncio.Protocol):
         self.close()
         if self._transport is not None and not self._lost.done():
             try:
-                await asyncio.wait_for(asyncio.shield(self._lost), _CLOSE_TIMEOUT)
-            except TimeoutError:
-                self._transport.abort()
+                await asyncio.wait([self._lost], timeout=_CLOSE_TIMEOUT)
+            finally:
+                if not self._lost.done():  # it takes too long, or whoever closes does not wait for it
+                    self._transport.abort()
         await self._introduction.ended()
 
     def _shut(self, error: Exception, *, is_on_purpose: bool) -> None:
@@ -260,7 +261,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive.stop()
         self._introduction.stop(error)
         self._make_room()
-        self._requests.fail_all(error)
+        self._requests.fail_all(self._closed_error())  # whatever the reason: they may be asked again elsewhere
         self._users.lost(error, self._report)
         if self._on_closed is not None:
             self._on_closed(self)

@@ -83,7 +83,9 @@ class Requests:
         self._arm()
         for each in waiting.values():
             if not each.answer.done():
-                each.answer.set_exception(copy.copy(error))  # each is raised with a traceback of its own
+                own = copy.copy(error)  # which is raised with a traceback of its own
+                own.__cause__ = error.__cause__
+                each.answer.set_exception(own)
 
     def _prune(self) -> None:
         self._deadlines = [each for each in self._deadlines if each[1] in self._waiting]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -270,3 +271,21 @@ async def test_a_broker_that_never_reads() -> None:
     with pytest.raises(ConnectionLostError, match="does not read"):
         await waiting
     await connection.aclose()
+
+
+@virtual_time
+async def test_closing_does_not_wait_for_ever() -> None:
+    """A broker that does not read what is still to be sent is waited for a few seconds; who gives up waits less."""
+    for patience, expected in ((60, 5), (2, 2)):
+        broker = FakeBroker()
+        connection = await connect(broker)
+        broker.links[0].transport.stall()
+        connection.send(bytes(100_000))
+        began = asyncio.get_running_loop().time()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await connection.aclose()
+        assert asyncio.get_running_loop().time() - began == pytest.approx(expected)
+        await asyncio.sleep(0.1)
+        assert broker.links == []
+        assert len(asyncio.all_tasks()) == 1

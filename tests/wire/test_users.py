@@ -211,8 +211,12 @@ async def test_nothing_is_told_after_the_end() -> None:
     bad.connected.server_version = "again"
     sent = command("REACHED_END_OF_TOPIC")
     sent.reachedEndOfTopic.consumer_id = 1
+    waiting = stage.connection.expect(99)
     stage.link.transport.deliver(frame(sent) + frame(bad) + frame(sent))
     await asyncio.sleep(0.1)
+    with pytest.raises(ConnectionLostError, match="CONNECTED on a connection that is open") as caught:
+        await waiting
+    assert isinstance(caught.value.__cause__, ProtocolError)
     assert stage.consumer.told == [("end",), ("lost", ProtocolError)]
     await stage.connection.aclose()
 
