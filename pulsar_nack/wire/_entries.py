@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, cast
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from ..errors import UndecodableMessageError
+from ..errors import MissingExtraError, UndecodableMessageError
 from . import _pulsar_pb2 as pb
 from ._compression import decompress
 from ._frames import MAGIC_CHECKSUM
@@ -160,7 +160,6 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
 
     :param max_message_bytes: of the payload after decompression; more is refused before memory is taken for it
     :raises UndecodableMessageError: names what is wrong; ``batch_size`` says how many messages the broker counted
-    :raises MissingExtraError: what its compression needs is not installed
     """
     if type(rest) is not bytes:
         rest = bytes(rest)
@@ -201,13 +200,16 @@ def plain_parts(rest: bytes) -> tuple[bytes, bytes] | None:
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
     """Return the payload of an entry, or of all chunks of a message together, decompressed.
 
-    :raises UndecodableMessageError: encrypted, compressed by an unknown codec, too large, or damaged
-    :raises MissingExtraError: what its compression needs is not installed
+    :raises UndecodableMessageError: encrypted, too large, damaged, or compressed by a codec that is unknown or not
+        installed, which concerns this entry only as well
     """
     if metadata.encryption_keys:
         raise _encrypted(metadata)
     if metadata.compression:
-        return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
+        try:
+            return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
+        except MissingExtraError as error:
+            raise UndecodableMessageError(f"payload: {error}") from error
     if len(payload) > max_message_bytes:
         raise UndecodableMessageError(f"payload: {len(payload)} bytes, at most {max_message_bytes} are taken")
     return payload

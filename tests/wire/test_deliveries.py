@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import sys
 from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
 import pytest
 
-from pulsar_nack import MessageId, ProtocolError, UndecodableMessageError
+from pulsar_nack import MessageId, MissingExtraError, ProtocolError, UndecodableMessageError
 from pulsar_nack.consumer import Delivery
 from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._ack_sets import AckSets, all_of, words_of
@@ -206,6 +207,17 @@ def test_chunks_are_one_message() -> None:
     (delivery,) = deliveries
     assert (delivery.data, delivery.key, delivery.id) == (bytes(5_000), "k", MessageId(3, 2, 2))
     assert delivery.id.first_chunk == MessageId(3, 0, 2)
+
+
+def test_a_codec_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what to install, as one that cannot be read; the broker has counted all of its batch."""
+    rest = batch(4, compression=pb.LZ4, uncompressed_size=9)
+    monkeypatch.setitem(sys.modules, "cramjam", None)
+    permits, (delivery,) = Reader().read(rest)
+    assert permits == 4
+    assert isinstance(delivery.error, UndecodableMessageError)
+    assert isinstance(delivery.error.__cause__, MissingExtraError)
+    assert "pulsar-nack[compression]" in str(delivery.error)
 
 
 def test_a_batch_of_very_many_takes_linear_time() -> None:
