@@ -112,13 +112,14 @@ class Client:
 
         async def make() -> Consumer:
             port = await WirePort.open(self._core(), selection, options, discovery_interval=interval)
-            self._open.add(port)
             try:
                 self._check_open()  # it may have been closed meanwhile
-                return Consumer(port, **of_consumer)
+                consumer = Consumer(port, **of_consumer)
             except BaseException:
                 await port.close()
                 raise
+            self._open.add(consumer)  # not its port alone, whose end leaves the consumer's own tasks
+            return consumer
 
         return Subscribing(make)
 

@@ -13,8 +13,10 @@ import pytest
 
 import pulsar_nack
 from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, NackConfig
+from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
 from pulsar_nack.wire._settings import ConsumerSettings, Settings, split
+from tests.wire.fake_broker import FakeBroker, later
 
 NOBODY = "pulsar://127.0.0.1:1"
 
@@ -97,6 +99,30 @@ async def test_a_closed_client_is_of_no_use() -> None:
     with pytest.raises(ClosedError, match="client"):
         async with client:
             pass
+
+
+@virtual_time
+async def test_closing_the_client_closes_its_consumers() -> None:
+    """Acknowledgements under way are finished, whoever waits is told, and no task is left, also of held messages."""
+    before = asyncio.all_tasks()
+    broker = FakeBroker()
+    for _ in range(3):
+        broker.topic("persistent://public/default/orders").publish(b"x")
+    client = Client(broker.url, dial=broker.dial)
+    consumer = await client.subscribe("orders", "billing", initial_position="earliest")
+    await consumer.open()
+    acked, nacked, _ = [await consumer.receive() for _ in range(3)]
+    await nacked.nack(3600)
+    broker.next("ACK", later(1))
+    acking, waiting = asyncio.create_task(acked.ack()), asyncio.create_task(consumer.receive())
+    await asyncio.sleep(0.1)
+    await client.aclose()
+    await acking
+    with pytest.raises(ClosedError):
+        await waiting
+    assert asyncio.all_tasks() == before
+    assert broker.links == []
+    await consumer.aclose()
 
 
 def test_every_setting_has_its_place() -> None:
