@@ -29,6 +29,7 @@ from ..errors import (
 from ..ids import MessageId
 from ..nack import HookLike
 from ._acks import Acks
+from ._batches import is_same_topic
 from ._inbox import Inbox
 from ._local_store import LocalStore, Recent
 from ._message import Message
@@ -510,6 +511,9 @@ class Consumer:
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription to a message id or a publish time in epoch ms; forgets acks, nacks and holds.
 
+        What was held and is not moved comes again soon: where this fails or is cancelled, and in other partitions.
+
+        :raises InvalidArgumentError: neither of both; nothing changed
         :raises NotImplementedError: the port cannot
         :raises NotDurableError: the consumer is durable and this could not be written; nothing changed
         :raises BrokerError: the broker refused
@@ -518,20 +522,27 @@ class Consumer:
         self._ensure_open()
         if not isinstance(self._port, SupportsSeek):
             raise NotImplementedError(f"{type(self._port).__name__} cannot seek")
+        if not isinstance(position, MessageId) and (type(position) is not int or not 0 <= position < 1 << 63):
+            raise InvalidArgumentError("position", position, "a MessageId, or epoch ms")
         if self._durable is not None and (error := await self._durable.cleared()) is not None:
             raise NotDurableError(
                 "the subscription was not moved, for that could not be made durable", error
             ) from error
         self._note_cancelled("seek")
+        left = self._states.waiting_counts() | {each.id: each.redelivery_count for each in self._inbox.ready}
         self._inbox.clear()
         if self._gated is not None:
             self._gated.clear()
         self._holds.clear()
         self._recent.clear()
         self._states.clear()
-        await self._port.seek(position)
-        self._states.clear_settled()
-        self._room.changed()
+        try:
+            await self._port.seek(position)
+            left = {each: count for each, count in left.items() if not _is_moved(each, position)}
+            self._states.clear_settled()
+        finally:
+            self._holds.ask_for(left)
+            self._room.changed()
 
     def _acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         self._ensure_open()
@@ -713,6 +724,12 @@ def _checked(message_id: object) -> MessageId:
     if not isinstance(message_id, MessageId):
         raise InvalidArgumentError("message", message_id, "a Message or a MessageId")
     return message_id
+
+
+def _is_moved(message_id: MessageId, position: MessageId | int) -> bool:
+    """Return whether a seek moves what a message is in: a time, and the ends of a topic, move everything."""
+    is_of_one = isinstance(position, MessageId) and 0 <= position.entry < (1 << 63) - 1
+    return not is_of_one or is_same_topic(message_id, position)  # type: ignore[arg-type]
 
 
 def _whole(field: str, value: object, lowest: int) -> int:

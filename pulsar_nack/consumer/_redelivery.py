@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..clock import Clock
@@ -102,6 +102,11 @@ class Holds:
     def hold_again(self, record: Record) -> None:
         """Let a message come due at once: its time came while an acknowledgement was under way that failed."""
         self._arm(record.id, 0)
+
+    def ask_for(self, counts: Mapping[MessageId, int]) -> None:
+        """Ask the broker soon for messages that were forgotten here, by how often each was delivered."""
+        self._states.ask_for(counts, self._clock.now_ms())
+        self._watch_from(self._states.next_request_at())
 
     def clear(self) -> None:
         """Forget all holds."""

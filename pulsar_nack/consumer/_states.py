@@ -32,6 +32,7 @@ settled ones and the counts of forgotten requests by numbers below.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -119,6 +120,11 @@ class States:
     def held_records(self) -> list[Record]:
         """Return what is held. O(known messages)."""
         return [record for record in self._records.values() if record.state is State.HELD]
+
+    def waiting_counts(self) -> dict[MessageId, int]:
+        """Return what is held or asked for, and how often each was delivered. O(known messages)."""
+        waiting = {State.HELD, State.REQUESTED}
+        return {each.id: each.redelivery_count for each in self._records.values() if each.state in waiting}
 
     def state(self, message_id: MessageId) -> State | None:
         """Return the state of an unacknowledged message, None of any other."""
@@ -317,6 +323,14 @@ class States:
         self.unanswered.clear()
         self.held = self.in_work = self.requested = 0
         self.clear_settled()
+
+    def ask_for(self, counts: Mapping[MessageId, int], now_ms: int) -> None:
+        """Have messages asked for that were forgotten here and that the broker still takes to be with us."""
+        for message_id, count in counts.items():
+            if message_id not in self._records:
+                self._counts.pop(message_id, None)
+                self.remember(message_id, count)
+                self.unanswered.add(message_id, now_ms)
 
     def clear_settled(self) -> None:
         """Forget what was acknowledged."""

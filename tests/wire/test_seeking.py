@@ -1,0 +1,83 @@
+"""A consumer that seeks on a scripted broker: what it forgets by that, and does not move, comes again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import Client
+from tests.wire.fake_broker import FakeBroker, refuse, silence
+
+TOPIC = "persistent://public/default/t"
+
+
+@pytest.mark.parametrize("position", [-1, 2**63, 1.5, True, "x", None])
+@virtual_time
+async def test_what_is_no_position_is_refused_before_anything_changes(position: Any) -> None:
+    """A nack still comes back at its time."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"x")
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe("t", "s", initial_position="earliest") as consumer,
+    ):
+        await (await consumer.receive()).nack(5)
+        with pytest.raises(InvalidArgumentError, match="position"):
+            await consumer.seek(position)
+        before = asyncio.get_running_loop().time()
+        assert (await consumer.receive(timeout=60)).data == b"x"
+        assert 4.5 < asyncio.get_running_loop().time() - before <= 5
+
+
+@virtual_time
+async def test_a_seek_in_one_partition_loses_nothing_of_another() -> None:
+    """What was held of the other one is forgotten with all nacks, and comes again."""
+    broker = FakeBroker()
+    broker.partitions[TOPIC] = 2
+    for number in range(2):
+        broker.topic(f"{TOPIC}-partition-{number}").publish(b"%d" % number)
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe("t", "s", initial_position="earliest") as consumer,
+    ):
+        first, second = [await consumer.receive(timeout=60) for _ in range(2)]
+        await first.nack(3600)
+        await second.nack(3600)
+        await consumer.seek(first.id)
+        assert {(await consumer.receive(timeout=60)).data for _ in range(2)} == {b"0", b"1"}
+
+
+@virtual_time
+async def test_a_seek_to_another_topic_loses_nothing() -> None:
+    """It is refused, and what was held comes again."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"x")
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe("t", "s", initial_position="earliest") as consumer,
+    ):
+        await (await consumer.receive()).nack(3600)
+        with pytest.raises(BrokerError, match="of no topic"):
+            await consumer.seek(MessageId(1, 1, topic="persistent://public/default/other"))
+        assert (await consumer.receive(timeout=60)).data == b"x"
+
+
+@pytest.mark.parametrize("answer", [refuse("MetadataError"), silence])
+@virtual_time
+async def test_a_seek_that_fails_or_is_cancelled_loses_nothing(answer: Any) -> None:
+    """What was held comes again."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"x")
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe("t", "s", initial_position="earliest") as consumer,
+    ):
+        await (await consumer.receive()).nack(3600)
+        broker.next("SEEK", answer)
+        with pytest.raises((BrokerError, TimeoutError)):
+            await asyncio.wait_for(consumer.seek(0), 2)
+        assert (await consumer.receive(timeout=60)).data == b"x"
