@@ -155,10 +155,11 @@ class TopicConsumer:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        subscribing, session = self._subscribing, self._session
+        subscribing = self._subscribing
         if subscribing is not None:
             subscribing.cancel()
             await asyncio.wait([subscribing])
+        session = self._session
         limit = min(_CLOSE_TIMEOUT_S, self._core.options.request_timeout.total_seconds())
         try:
             async with asyncio.timeout(limit):
@@ -227,6 +228,7 @@ class TopicConsumer:
         """End the session's epoch."""
         self._session = None
         self.is_active = None
+        self.has_ended = False
         self._is_subscribed.clear()
         self._acks.disconnected()
         self._redeliveries.clear()
@@ -261,11 +263,8 @@ class TopicConsumer:
         self._subscribing = None
         if task.cancelled():
             return
-        fault = task.exception()
-        if fault is not None:
-            context = {"message": f"{self!r} does not subscribe again", "exception": fault, "task": task}
-            self._loop.call_exception_handler(context)
-            self._acks.fail(ConnectionLostError(f"{self.topic}: not subscribed any more: {fault!r}"))
+        if isinstance(task.exception(), ClosedError):  # the client is closed
+            self._acks.fail(ClosedError("the client"))
         elif self._session is None:
             self._subscribe_again()
 
@@ -278,11 +277,13 @@ class TopicConsumer:
             await self._may_subscribe.wait()
             try:
                 await self._subscribe()
-            except BrokerError as error:
+            except ClosedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
                 self._note_failure(error)
                 attempt += 1
 
-    def _note_failure(self, error: BrokerError) -> None:
+    def _note_failure(self, error: Exception) -> None:
         if repr(error) != repr(self.last_error):
             _LOG.warning("%s: cannot subscribe again yet: %s", self.topic, error)
         self.last_error = error

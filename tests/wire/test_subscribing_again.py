@@ -12,6 +12,7 @@ from pulsar_nack.errors import BrokerRefusedError, ClosedError, ConnectionLostEr
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._authentication import TokenAuthentication
 from pulsar_nack.wire._consumer import TopicConsumer
 from tests.wire.consuming import TOPIC, Arrived, Consuming, consuming
 from tests.wire.fake_broker import URL, carried_out_then_cut, cut, half, in_turn, later, refuse, silence
@@ -329,6 +330,46 @@ async def test_the_broker_closes_it_at_once() -> None:
         made.topic.publish(b"a")
         await made.open()
         assert [delivery.data for delivery in await made.arrived.take()] == [b"a"]
+
+
+@virtual_time
+async def test_what_else_is_raised_is_tried_again() -> None:
+    """An authentication that raises does not end the consumer: acknowledgements fail, and the next attempt may do."""
+
+    class Moody(TokenAuthentication):
+        fails = False
+
+        async def data(self, challenge: bytes | None) -> bytes:
+            if self.fails:
+                raise ValueError("no token today")
+            return await super().data(challenge)
+
+    who = Moody("token")
+    async with consuming(authentication=who) as made:
+        made.topic.publish(b"a")
+        consumer = await made.open()
+        (delivery,) = await made.arrived.take()
+        who.fails = True
+        made.broker.cut()
+        with pytest.raises(Exception, match="no token today"):
+            await consumer.acknowledge([delivery.id])
+        who.fails = False
+        await subscribed(consumer, 2)
+
+
+@virtual_time
+async def test_the_client_is_closed_first() -> None:
+    """A consumer whose client was closed does not try to subscribe again; acknowledgements fail."""
+    async with consuming() as made:
+        made.topic.publish(b"a")
+        consumer = await made.open()
+        (delivery,) = await made.arrived.take()
+        await made.core.pool.aclose()
+        with pytest.raises(ClosedError):
+            await consumer.acknowledge([delivery.id])
+        calls = len(made.broker.calls)
+        await asyncio.sleep(100)
+        assert len(made.broker.calls) == calls
 
 
 @virtual_time
