@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import copy
 from typing import Final, Protocol
 
@@ -207,6 +208,14 @@ class Members:
         if found is None:
             raise BrokerError(f"{message_id!r} is of no topic of this consumer of {self._selection.label}")
         return found
+
+    def grouped_known(self, ids: Iterable[MessageId]) -> Mapping[Member, list[MessageId]]:
+        """Return which ids are of which member, without those of none: their topics may have been deleted."""
+        groups: dict[Member, list[MessageId]] = {}
+        for message_id in ids:
+            with suppress(BrokerError):
+                groups.setdefault(self.of(message_id), []).append(message_id)
+        return groups
 
     def grouped(self, ids: Iterable[MessageId]) -> Mapping[Member, list[MessageId]]:
         """Return which ids are of which member; raises as :meth:`of`."""

@@ -150,10 +150,12 @@ class WirePort:
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
         """Have these sent again now, with the entries that they are in.
 
-        :raises BrokerError: it could not be asked for, or one is of another topic
+        Those of topics that are gone are passed over, lest they keep the others of a request from coming.
+
+        :raises BrokerError: it could not be asked for
         """
         self._check_open()
-        await together(member.redeliver(its) for member, its in self._members.grouped(ids).items())
+        await together(member.redeliver(its) for member, its in self._members.grouped_known(ids).items())
 
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription, so that this message, or the first from this publish time in ms on, is next.
