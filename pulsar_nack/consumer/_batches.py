@@ -69,6 +69,8 @@ class Batches:
 
     def acked(self, message_id: MessageId) -> bool:
         """Note an acknowledged message; True when its entry is done with, as it always is where it holds no other."""
+        if message_id.batch_index < 0 and not self._entries:
+            return True
         key = entry_key(message_id)
         entry = self._entries.get(key) if message_id.batch_index >= 0 else self._entries.pop(key, None)
         if entry is None or message_id.batch_index < 0:

@@ -408,7 +408,8 @@ class Consumer:
             self._acknowledging.again(message_id)
             return None
         self._replayed += verdict is Verdict.REPLAY
-        self._store.pop(message_id)
+        if self._store.bytes:
+            self._store.pop(message_id)
         record = self._states.get(message_id)
         return None if record is None else self._message(delivery, record, due_at_ms)
 
@@ -545,12 +546,10 @@ class Consumer:
             self._room.changed()
 
     def _acknowledge(self, message_id: MessageId) -> Awaitable[None]:
-        self._ensure_open()
-        return self._acknowledging.acknowledge(message_id)
+        return self._ensure_open().acknowledge(message_id)
 
     def _acknowledge_soon(self, message_id: MessageId) -> None:
-        self._ensure_open()
-        self._acknowledging.acknowledge_soon(message_id)
+        self._ensure_open().acknowledge_soon(message_id)
 
     async def _negative_acknowledge(
         self, message_id: MessageId, delay: Delay | None, message: Message | None = None
@@ -711,13 +710,15 @@ class Consumer:
             raise NotOpenError("the consumer")
         return self._acks
 
-    def _ensure_open(self) -> None:
+    def _ensure_open(self) -> Acks:
+        acks = self._acks
         if self._is_closed:
             raise ClosedError("the consumer")
-        if self._acks is None:
+        if acks is None:
             raise NotOpenError("the consumer")
         if asyncio.get_running_loop() is not self._loop:
             raise WrongLoopError("the consumer")
+        return acks
 
 
 def _checked(message_id: object) -> MessageId:
