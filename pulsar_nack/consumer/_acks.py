@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 AckSoon = Callable[[MessageId, Callable[[Exception | None], None]], None]
 
 _BATCH: Final = 1_000
+_MOST_TRIES: Final = 10
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
 
@@ -65,6 +66,7 @@ class Acks:
         self._is_over = False
         self._copies: deque[MessageId] = deque()
         self._has_copies = asyncio.Event()
+        self._tries: dict[MessageId, int] = {}
 
     def acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         """Begin to acknowledge one, and return what waits for the outcome. Nothing happens when it is done already.
@@ -84,7 +86,9 @@ class Acks:
     def acknowledge_soon(self, message_id: MessageId) -> None:
         """Begin to acknowledge one; nobody waits for the outcome."""
         if self._soon is not None:
-            self._begin(message_id, self._soon)
+            call = self._begin(message_id, self._soon)
+            if call is not None:
+                call.is_unheard = True
             return
         if message_id in self._in_flight or self._is_done(message_id):
             return
@@ -135,7 +139,7 @@ class Acks:
             self._on_settled(record)
         else:
             self._failed(record, error)
-            if not call.waiters:
+            if call.is_unheard and all(waiter.done() for waiter in call.waiters):
                 self._on_unheard(record, error)
         for waiter in call.waiters:
             if not waiter.done():
@@ -206,11 +210,11 @@ class Acks:
         self._has_copies.set()
 
     async def run(self) -> None:
-        """Acknowledge copies until cancelled; failed ones are tried again."""
-        pause = _FIRST_PAUSE_S
+        """Acknowledge copies until cancelled; failed ones are tried again, fewer together: one is not to spoil all."""
+        pause, most = _FIRST_PAUSE_S, _BATCH
         while True:
             await self._has_copies.wait()
-            some = [self._copies.popleft() for _ in range(min(len(self._copies), _BATCH))]
+            some = [self._copies.popleft() for _ in range(min(len(self._copies), most))]
             if not self._copies:
                 self._has_copies.clear()
             try:
@@ -218,23 +222,37 @@ class Acks:
             except ClosedError:
                 return
             except Exception:  # noqa: BLE001 - tried again; the message stays hidden meanwhile
-                self._copies.extendleft(reversed(some))
-                self._has_copies.set()
+                self._put_back(some)
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_S)
+                pause, most = min(pause * 2, _LONGEST_PAUSE_S), max(len(some) // 2, 1)
             else:
                 self.acked_again += len(some)
-                pause = _FIRST_PAUSE_S
+                for each in some if self._tries else ():
+                    self._tries.pop(each, None)
+                pause, most = _FIRST_PAUSE_S, min(2 * most, _BATCH)
+
+    def _put_back(self, some: list[MessageId]) -> None:
+        """Try copies again; one that fails by itself goes to the end, a few times: it comes again if it has to."""
+        if len(some) > 1:
+            self._copies.extendleft(reversed(some))
+        elif self._tries.get(some[0], 0) < _MOST_TRIES:
+            self._tries[some[0]] = self._tries.get(some[0], 0) + 1
+            self._copies.append(some[0])
+        else:
+            self._tries.pop(some[0], None)
+        if self._copies:
+            self._has_copies.set()
 
 
 class _Call:
     """An acknowledgement that has no task, and the calls that wait for it; to be called with its outcome."""
 
-    __slots__ = ("_answered", "record", "waiters")
+    __slots__ = ("_answered", "is_unheard", "record", "waiters")
 
     def __init__(self, answered: Callable[[_Call, Exception | None], None], record: Record) -> None:
         self._answered = answered
         self.record = record
+        self.is_unheard = False  # whether one of the calls does not wait
         self.waiters: list[asyncio.Future[None]] = []
 
     def __call__(self, error: Exception | None) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -33,7 +34,7 @@ from ._connection import Connection
 from ._core import Core
 from ._deliveries import EntryReader
 from ._permits import Permits
-from ._redeliveries import Redeliveries
+from ._redeliveries import MOST_IDS, Redeliveries
 from ._refusals import is_transient
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
@@ -99,7 +100,8 @@ class TopicConsumer:
             max_bytes=core.options.max_frame_bytes,
             now_ms=core.clock.now_ms,
         )
-        self._redeliveries = Redeliveries(core.loop, self._ask_again)
+        most = sys.maxsize if options.only_one_gets_messages else MOST_IDS  # there one rewind is enough for all
+        self._redeliveries = Redeliveries(core.loop, self._ask_again, most=most)
         self._queued = 0
         self._rewinds = 0
         self._start = options.start_message_id

@@ -20,6 +20,7 @@ class Redeliveries:
     """Those of one consumer while it is subscribed.
 
     :param send: asks the broker for entries, each by ledger and entry id
+    :param most: entries in a command
     """
 
     def __init__(
@@ -27,10 +28,13 @@ class Redeliveries:
         loop: asyncio.AbstractEventLoop,
         send: Callable[[Sequence[tuple[int, int]]], None],
         spacing: float = SPACING_S,
+        *,
+        most: int = MOST_IDS,
     ) -> None:
         self._loop = loop
         self._send = send
         self._spacing = spacing
+        self._most = most
         self._wanted: dict[tuple[int, int], None] = {}
         self._handle: asyncio.Handle | None = None
         self._sent_at = -1e9
@@ -57,5 +61,5 @@ class Redeliveries:
         self._handle = None
         self._sent_at = self._loop.time()
         wanted, self._wanted = iter(self._wanted), {}
-        while some := list(islice(wanted, MOST_IDS)):
+        while some := list(islice(wanted, self._most)):
             self._send(some)

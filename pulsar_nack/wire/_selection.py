@@ -56,7 +56,7 @@ class Named:
     """Topics by their names; those with partitions may get more."""
 
     def __init__(self, topics: Sequence[str]) -> None:
-        self.topics = tuple(dict.fromkeys(map(normalize, topics)))
+        self.topics = tuple(dict.fromkeys(map(_persistent, topics)))
         if not self.topics:
             raise InvalidArgumentError("topic", topics, "at least one topic")
         self.label = ", ".join(self.topics)
@@ -90,15 +90,13 @@ class Matching:
             )
         text = pattern.pattern if found else f"{_DEFAULT_NAMESPACE}(?:{pattern.pattern})"
         self._pattern = re.compile(text, pattern.flags)
-        name = TopicName.parse((found[0] if found else _DEFAULT_NAMESPACE) + "any")
-        self._namespace = name.namespace
-        self._mode: TopicsMode = "persistent" if name.domain == "persistent" else "non_persistent"
+        self._namespace = TopicName.parse(_persistent((found[0] if found else _DEFAULT_NAMESPACE) + "any")).namespace
         self.label = text
         self.only: str | None = None
 
     async def members(self, directory: Directory) -> dict[str, int]:
         """Return the topics that there are now, or their partitions."""
-        names = await directory.topics(self._namespace, mode=self._mode)
+        names = await directory.topics(self._namespace, mode="persistent")
         topics = dict.fromkeys(split_partition(name)[0] for name in names)
         return await _members(directory, [topic for topic in topics if self._matches(topic)])
 
@@ -125,6 +123,16 @@ def selection_of(topic: str | Sequence[str] | re.Pattern[str]) -> Selection:
     if not isinstance(topic, Sequence):
         raise InvalidArgumentError("topic", topic, "a name, a list of names, or a pattern by re.compile")
     return Named(topic)
+
+
+def _persistent(topic: str) -> str:
+    """Return the full name of a topic whose messages have ids of their own: those of others cannot be told apart."""
+    name = normalize(topic)
+    if TopicName.parse(name).domain != "persistent":
+        raise InvalidArgumentError(
+            "topic", topic, "a persistent topic: the messages of others have no ids of their own"
+        )
+    return name
 
 
 def name_of(topic: str, partition: int) -> str:

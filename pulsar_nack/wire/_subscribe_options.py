@@ -137,8 +137,13 @@ def _as_ranges(value: object) -> tuple[tuple[int, int], ...]:
     return value
 
 
+def _is_text(value: object) -> bool:
+    """Return whether something is text that can be sent: with no half of a surrogate pair."""
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
 def _check_name(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
+    if not _is_text(value) or not value:
         raise InvalidArgumentError(name, value, "a name")
 
 
@@ -158,5 +163,5 @@ def _check_bool(name: str, value: object) -> None:
 
 
 def _check_strings(name: str, value: object) -> None:
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+    if not isinstance(value, Mapping) or not all(_is_text(text) for pair in value.items() for text in pair):
         raise InvalidArgumentError(name, value, "a mapping from str to str")

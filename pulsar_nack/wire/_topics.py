@@ -76,6 +76,10 @@ def normalize_namespace(name: str) -> str:
 
 
 def _text(field: str, value: object, expected: str) -> str:
-    if not isinstance(value, str) or not value or any(ord(letter) < 32 for letter in value):
+    if (
+        not isinstance(value, str)
+        or not value
+        or any(ord(letter) < 32 or "\ud800" <= letter <= "\udfff" for letter in value)
+    ):
         raise InvalidArgumentError(field, value, expected)
     return value

@@ -217,3 +217,20 @@ async def test_a_port_that_refuses_at_once_is_heard() -> None:
         assert consumer.statistics().in_work == 1
         await message.nack(delay=0.1)
         assert (await consumer.receive(timeout=1)).attempt == 2
+
+
+@virtual_time
+async def test_a_cancelled_ack_does_not_hear_for_another() -> None:
+    """``ack_soon`` beside an ``ack`` that was cancelled: nobody hears of the failure, so the message comes again."""
+    port = SilentPort()
+    async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        acknowledging = asyncio.create_task(message.ack())
+        await turns()
+        message.ack_soon()
+        acknowledging.cancel()
+        await turns()
+        ((_, done),) = port.asked
+        done(BrokerError("no"))
+        assert (await consumer.receive(timeout=10)).attempt == 2

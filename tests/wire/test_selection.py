@@ -59,7 +59,6 @@ async def test_a_list_of_topics() -> None:
         ("lai", []),
         (".*other|.*events", [f"{BASE}other"]),
         ("persistent://other/space/.*", []),
-        ("non-persistent://public/default/.*", []),
     ],
 )
 async def test_patterns(pattern: str, found: list[str]) -> None:
@@ -71,7 +70,22 @@ async def test_patterns(pattern: str, found: list[str]) -> None:
     assert selection.may_grow(members)
 
 
-@pytest.mark.parametrize("topic", ["", [], [""], 5, None, re.compile(b"x"), re.compile("http://x/.*"), "a/b"])
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        [],
+        [""],
+        5,
+        None,
+        re.compile(b"x"),
+        re.compile("http://x/.*"),
+        "a/b",
+        "non-persistent://a/b/c",
+        re.compile("non-persistent://a/b/.*"),
+        "caf\udc80",
+    ],
+)
 def test_nonsense_is_refused(topic: Any) -> None:
     """What is no name, list or pattern is refused by name."""
     with pytest.raises(InvalidArgumentError, match="topic"):

@@ -23,6 +23,8 @@ def test_only_a_name_is_needed() -> None:
         ("subscription", ""),
         ("subscription", None),
         ("consumer_name", ""),
+        ("consumer_name", "half of a pair \ud800"),
+        ("properties", {"a": "\udfff"}),
         ("type", "sharded"),
         ("initial_position", "middle"),
         ("priority_level", -1),
