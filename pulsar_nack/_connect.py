@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import MissingExtraError
-
 if TYPE_CHECKING:
     from .wire import Client
 
@@ -27,10 +25,6 @@ def connect(url: str, **options: Any) -> Client:
                 message = await consumer.receive()
                 await message.nack(delay=2.5)
     """
-    try:
-        from .wire._client import connect as connect_now
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in {"google", "google_crc32c"}:
-            raise
-        raise MissingExtraError("the native client", "protobuf and google-crc32c", "wire") from error
+    from .wire._client import connect as connect_now
+
     return connect_now(url, options)

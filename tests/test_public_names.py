@@ -60,6 +60,7 @@ LAYERS = {
     "testing": 7,
     "pipeline": 8,
     "cli": 9,
+    "__main__": 10,
 }
 """From below to above; the foundation is every other module of the top package, ``names`` its ``__init__``."""
 ANYWHERE = ("",)

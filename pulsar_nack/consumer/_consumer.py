@@ -122,6 +122,10 @@ class Consumer:
         trace: ConsumerTrace | None = None,
     ) -> None:
         self._port = port
+        if config is not None and not isinstance(config, NackConfig):
+            raise InvalidArgumentError("config", config, "a NackConfig")
+        if trace is not None and not hasattr(trace, "source"):
+            raise InvalidArgumentError("trace", trace, "a TraceWriter")
         self._note = None if trace is None else trace.source(*names_of(port))
         self._config = config or NackConfig()
         self._backoff = None if backoff is None else as_backoff(backoff)

@@ -38,6 +38,11 @@ class Subscribing:
         self._make = make
         self._consumer: Consumer | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"no {name!r} yet: enter it with `async with`, or await it, to have the consumer", name=name
+        )
+
     def __await__(self) -> Generator[Any, None, Consumer]:
         return self._open().__await__()
 

@@ -1,5 +1,15 @@
 """The native client: the broker's own protocol on asyncio. The way in is :func:`pulsar_nack.connect`."""
 
+from importlib import import_module
+
+from ..errors import MissingExtraError
+
+try:  # both are looked for here, so that their absence is told once, and well
+    import_module("google.protobuf")
+    import_module("google_crc32c")
+except ImportError as error:
+    raise MissingExtraError("the native client", "protobuf and google-crc32c", "wire") from error
+
 from ._authentication import (
     Authentication,
     BasicAuthentication,

@@ -23,7 +23,7 @@ from ._port import WirePort, traits_of
 from ._producer import Producer, Producing
 from ._selection import selection_of
 from ._settings import ProducerSettings, Settings, client_options, producer_options, split
-from ._subscribe_options import SubscribeOptions, SubscriptionType
+from ._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
 from ._together import each_tried
 from ._topics import normalize, normalize_namespace
 
@@ -104,6 +104,8 @@ class Client:
         """
         selection = selection_of(topic)
         of_consumer, of_subscription = split(settings)
+        if consumer_type not in TYPES:
+            raise InvalidArgumentError("consumer_type", consumer_type, f"one of {', '.join(TYPES)}")
         options = SubscribeOptions(subscription=subscription, type=consumer_type, **of_subscription)
         interval = delay_ms(discovery_interval, "discovery_interval") / 1000
         if not interval:

@@ -31,6 +31,7 @@ MAGIC_CHECKSUM: Final = b"\x0e\x01"
 _SIZES: Final = struct.Struct(">II")
 _HEADERS: Final = struct.Struct(">2sII")  # magic, checksum, size of the metadata
 _SIZE: Final = struct.Struct(">I")
+_HTTP: Final = int.from_bytes(b"HTTP")
 _MESSAGE: Final = pb.BaseCommand.MESSAGE
 _TYPE: Final = pb.BaseCommand.TYPE_FIELD_NUMBER
 _NAMES: Final = {number: name for name, number in pb.BaseCommand.Type.items()}
@@ -94,7 +95,8 @@ class FrameDecoder:
         while end - at >= 8:
             total, size = sizes(data, at)
             if total > limit or size > total - 4:
-                raise self._wrong(at, f"{total} bytes with a command of {size}, where at most {limit} are taken")
+                what = f"{total} bytes with a command of {size}, where at most {limit} are taken"
+                raise self._wrong(at, "an answer of HTTP, from the port for that" if total == _HTTP else what)
             stop = at + 4 + total
             if stop > end:
                 self._needed = 4 + total

@@ -255,6 +255,11 @@ class Producing:
         self._make = make
         self._producer: Producer | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"no {name!r} yet: enter it with `async with`, or await it, to have the producer", name=name
+        )
+
     def __await__(self) -> Generator[Any, None, Producer]:
         return self._make().__await__()
 

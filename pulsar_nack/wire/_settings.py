@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -123,7 +124,7 @@ def split(settings: Mapping[str, Any]) -> Split:
         elif name in OF_SUBSCRIPTION:
             found.subscription[_OTHER_NAMES.get(name, name)] = value
         else:
-            raise InvalidArgumentError(name, value, "no such setting")
+            raise InvalidArgumentError(name, value, _a_setting(name, [*_OF_CONSUMER, *OF_SUBSCRIPTION]))
     return found
 
 
@@ -151,5 +152,13 @@ def _checked(kind: type[_Model], options: Mapping[str, Any]) -> _Model:
         cause = first.get("ctx", {}).get("error")
         if isinstance(cause, InvalidArgumentError):
             raise cause from None
-        expected = "no such setting" if first["type"] == "extra_forbidden" else first["msg"]
-        raise InvalidArgumentError(".".join(map(str, first["loc"])), first["input"], expected) from None
+        name = ".".join(map(str, first["loc"]))
+        is_unknown = first["type"] == "extra_forbidden"
+        expected = _a_setting(name, list(kind.model_fields)) if is_unknown else first["msg"]
+        raise InvalidArgumentError(name, first["input"], expected) from None
+
+
+def _a_setting(name: str, known: Sequence[str]) -> str:
+    """Return what was expected in place of a name that there is not."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"the name of a setting{f' ({near[0]}?)' if near else ''}"

@@ -13,7 +13,7 @@ from ..ids import MessageId
 SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
 InitialPosition = Literal["latest", "earliest"]
 
-_TYPES: Final = ("exclusive", "shared", "failover", "key_shared")
+TYPES: Final = ("exclusive", "shared", "failover", "key_shared")
 _POSITIONS: Final = ("latest", "earliest")
 _HASHES: Final = 65_536
 _INT32_MAX: Final = 2**31 - 1
@@ -93,7 +93,7 @@ class SubscribeOptions:
         _check_name("subscription", self.subscription)
         if self.consumer_name is not None:
             _check_name("consumer_name", self.consumer_name)
-        _check_one_of("type", self.type, _TYPES)
+        _check_one_of("type", self.type, TYPES)
         _check_one_of("initial_position", self.initial_position, _POSITIONS)
         _check_whole("priority_level", self.priority_level, 0, _INT32_MAX)
         _check_strings("properties", self.properties)

@@ -76,6 +76,21 @@ async def test_bad_topics_are_refused(topic: Any) -> None:
             client.subscribe("orders", "")
 
 
+async def test_names_that_are_nearly_right_are_told() -> None:
+    """An unknown setting of client or consumer names the one that was meant; a forgotten ``async with`` is told too."""
+    with pytest.raises(InvalidArgumentError, match=r"request_timeot: .*\(request_timeout\?\)"):
+        pulsar_nack.connect(NOBODY, request_timeot=1)
+    async with pulsar_nack.connect(NOBODY) as client:
+        with pytest.raises(InvalidArgumentError, match=r"backof: .*\(backoff\?\)"):
+            client.subscribe("t", "s", backof=[1])  # type: ignore[call-arg]
+        with pytest.raises(InvalidArgumentError, match=r"consumer_type: .*'Shared'"):
+            client.subscribe("t", "s", consumer_type="Shared")  # type: ignore[arg-type]
+        with pytest.raises(AttributeError, match=r"no 'receive' yet: .*`async with`"):
+            _ = client.subscribe("t", "s").receive
+        with pytest.raises(AttributeError, match=r"no 'send' yet: .*`async with`"):
+            _ = client.producer("t").send
+
+
 async def test_a_refused_connection_is_one_clear_error() -> None:
     """U22: nobody listens: one error of ours that names the address, not a hang."""
     async with pulsar_nack.connect(NOBODY, connect_timeout=2, request_timeout=2) as client:

@@ -96,6 +96,12 @@ def test_a_frame_that_claims_too_much_is_refused_before_it_is_here() -> None:
         decoder.feed(struct.pack(">II", 1_001, 5))
 
 
+def test_an_answer_of_http_is_called_so() -> None:
+    """Whoever connects to the port for HTTP is told."""
+    with pytest.raises(ProtocolError, match="an answer of HTTP"):
+        FrameDecoder().feed(b"HTTP/1.1 400 Bad Request\r\n")
+
+
 def test_a_frame_of_just_the_limit_is_taken() -> None:
     """The limit is for what follows the first four bytes."""
     frame = message(1)

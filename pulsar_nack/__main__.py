@@ -1,0 +1,5 @@
+"""``python -m pulsar_nack``: the command line."""
+
+from .cli import main
+
+main()
