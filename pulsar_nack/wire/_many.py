@@ -26,6 +26,9 @@ _LOG: Final = logging.getLogger(__name__)
 class Member(Source, Protocol):
     """The consumer of one topic or partition; a :class:`~pulsar_nack.wire._consumer.TopicConsumer` is one."""
 
+    topic: str
+    partition: int
+
     @property
     def is_connected(self) -> bool:
         """Return whether there is a connection now."""

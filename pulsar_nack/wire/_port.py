@@ -46,7 +46,7 @@ class WirePort:
             core.lookup,
             self._make,
             subscription=options.subscription,
-            gone=self._inbox.drop,
+            gone=self._gone,
             options=core.options,
         )
         self._inactive: Callable[[str, int], None] | None = None
@@ -95,7 +95,7 @@ class WirePort:
         return None if None in known else any(known)
 
     def watch_inactive(self, call: Callable[[str, int], None]) -> None:
-        """Have ``call`` called with topic and partition when another Failover consumer gets its messages."""
+        """Have ``call`` called with topic and partition when another Failover consumer takes over, or it is gone."""
         self._inactive = call
 
     def __repr__(self) -> str:
@@ -212,6 +212,12 @@ class WirePort:
         return TopicConsumer(
             self._core, name, options, self._inbox.put, partition=partition, became_inactive=self._became_inactive
         )
+
+    def _gone(self, member: Member) -> None:
+        """Drop what waits here of a topic that was deleted, and have it forgotten what is held of it."""
+        self._inbox.drop(member)
+        if self._inactive is not None:
+            self._inactive(member.topic, member.partition)
 
     def _became_inactive(self, member: TopicConsumer) -> None:
         if self._inactive is not None:
