@@ -48,7 +48,7 @@ class SubscribeOptions:
 
     :param subscription: its name
     :param type: ``"shared"``, ``"key_shared"``, ``"failover"`` or ``"exclusive"``
-    :param consumer_name: how the broker shows this consumer; on Failover, names decide who is active
+    :param consumer_name: how the broker shows this consumer; on Failover, names decide who is active on a partition
     :param initial_position: where a new subscription begins: at the ``"latest"`` message or the ``"earliest"``
     :param priority_level: consumers of a lower level get messages first
     :param properties: of this consumer, as the broker shows them

@@ -242,8 +242,9 @@ async def test_a_topic_is_unloaded(service_url: str, admin: Admin, topic: str) -
         assert await asyncio.to_thread(admin.backlog, topic, SUBSCRIPTION) == 50
 
 
-async def test_failover(service_url: str, topic: str) -> None:
-    """The first by name is active; when it closes the other gets everything that is not acknowledged."""
+async def test_failover(service_url: str, partitioned_topic: Callable[[int], str]) -> None:
+    """The first by name is active on a partition (on others, their hash decides); then the other."""
+    topic = f"{partitioned_topic(1)}-partition-0"
     arrived, others = Arrived(), Arrived()
     async with wire(service_url, topic) as made:
         other = await made.open(others, type="failover", consumer_name="b")

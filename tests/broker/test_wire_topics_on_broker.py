@@ -153,8 +153,9 @@ async def test_unsubscribing(client: Client, admin: Admin, partitioned_topic: Ca
     assert stats["subscriptions"] == {}
 
 
-async def test_a_failover_consumer_hands_over(client: Client, topic: str) -> None:
+async def test_a_failover_consumer_hands_over(client: Client, partitioned_topic: Callable[[int], str]) -> None:
     """U31: on Failover the one that takes over gets what the other holds; the other drops it and shows it no more."""
+    topic = partitioned_topic(1)
     settings: dict[str, Any] = {"consumer_type": "failover", "config": EXACT}
     async with client.subscribe(topic, "sub", consumer_name="b", **settings) as first:
         await produce(client, topic, numbered(5))
