@@ -60,6 +60,7 @@ def watch(
         else:
             found = find(traces, bound_ms=round(bound * 1_000), lateness_ms=late_ms, until=until, clock=clock)
         refused_to = "console" if out is None else out.with_name(f"{out.name}-refused")
+        spark.streams.resetTerminated()  # lest the failure of an earlier query of the session counts as one of these
         queries = [
             start_watch(found, out or "console", checkpoint / "found", once=once, every_ms=every_ms),
             start_watch(read.quarantine, refused_to, checkpoint / "refused", once=once, every_ms=every_ms),
