@@ -154,7 +154,9 @@ def _checked(kind: type[_Model], options: Mapping[str, Any]) -> _Model:
             raise cause from None
         name = ".".join(map(str, first["loc"]))
         is_unknown = first["type"] == "extra_forbidden"
-        expected = _a_setting(name, list(kind.model_fields)) if is_unknown else first["msg"]
+        expected = (
+            _a_setting(name, list(kind.model_fields)) if is_unknown else first["msg"].removeprefix("Input should be ")
+        )
         raise InvalidArgumentError(name, first["input"], expected) from None
 
 

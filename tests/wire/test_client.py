@@ -85,6 +85,8 @@ async def test_names_that_are_nearly_right_are_told() -> None:
             client.subscribe("t", "s", backof=[1])  # type: ignore[call-arg]
         with pytest.raises(InvalidArgumentError, match=r"consumer_type: .*'Shared'"):
             client.subscribe("t", "s", consumer_type="Shared")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgumentError, match="compression: expected 'none', 'lz4'"):
+            client.producer("t", compression="gzip")  # type: ignore[arg-type]
         with pytest.raises(AttributeError, match=r"no 'receive' yet: .*`async with`"):
             _ = client.subscribe("t", "s").receive
         with pytest.raises(AttributeError, match=r"no 'send' yet: .*`async with`"):
