@@ -14,12 +14,13 @@ import pytest
 
 import pulsar_nack
 from pulsar_nack import BrokerRefusedError, MessageId
-from pulsar_nack.wire import Client, Producer
+from pulsar_nack.wire import Client, ClientOptions, Producer
 from tests.broker._admin import Admin, AdminError
 from tests.broker._native import no_task_left, port_of, through
 from tests.broker._proxy import TcpProxy
 from tests.broker.standalone import Standalone
 
+QUICK = ClientOptions(backoff_maximum=0.3)  # sessions that do not last are begun more and more rarely
 NUMBERS = [b"%d" % number for number in range(3_000)]
 
 
@@ -83,7 +84,7 @@ async def test_connections_that_break_with_deduplication(
     with no_task_left():
         async with TcpProxy(port_of(service_url)) as proxy:
             async with (
-                Client(service_url, dial=through(proxy)) as client,
+                Client(service_url, QUICK, dial=through(proxy)) as client,
                 client.producer(deduplicated_topic, batching=batching, batch_delay=0.005, name="p") as producer,
                 cutting(proxy),
             ):
@@ -96,7 +97,7 @@ async def test_connections_that_break_without_deduplication(service_url: str, to
     """Without deduplication some may be stored twice, but none is missing, and the first of each are in order."""
     async with TcpProxy(port_of(service_url)) as proxy:
         async with (
-            Client(service_url, dial=through(proxy)) as client,
+            Client(service_url, QUICK, dial=through(proxy)) as client,
             client.producer(topic) as producer,
             cutting(proxy),
         ):
@@ -112,7 +113,7 @@ async def test_chunks_on_connections_that_break(service_url: str, topic: str) ->
     payloads = [bytes([number]) * (200_000 + number) for number in range(60)]
     async with TcpProxy(port_of(service_url)) as proxy:
         async with (
-            Client(service_url, dial=through(proxy)) as client,
+            Client(service_url, QUICK, dial=through(proxy)) as client,
             client.producer(topic, chunking=True, chunk_max_bytes=16_384) as producer,
             cutting(proxy),
         ):

@@ -239,7 +239,8 @@ async def test_a_topic_is_unloaded(service_url: str, admin: Admin, topic: str) -
         again = arrived.take_nowait()
         assert {delivery.id for delivery in again} >= set(ids[50:])
         assert consumer.subscribed_times == 2
-        assert await asyncio.to_thread(admin.backlog, topic, SUBSCRIPTION) == 50
+        # the broker may forget what it confirms in the moment in which it closes the topic
+        assert 50 <= await asyncio.to_thread(admin.backlog, topic, SUBSCRIPTION) <= 55
 
 
 async def test_failover(service_url: str, partitioned_topic: Callable[[int], str]) -> None:
