@@ -136,19 +136,7 @@ class TopicConsumer:
         :raises ClosedError: it is closed
         """
         self._check_open()
-        backoff = self._core.options.backoff()
-        ends_at = self._loop.time() + self._core.options.request_timeout.total_seconds()
-        attempt = 0
-        while not self.is_connected:
-            try:
-                await self._subscribe()
-            except BrokerError as error:
-                pause = float(backoff(attempt))
-                if not is_transient(error) or self._loop.time() + pause > ends_at:
-                    raise
-                attempt += 1
-                await asyncio.sleep(pause)
-                self._check_open()
+        await self._core.tried(self._subscribe, lambda: self.is_connected, self._check_open)
 
     async def aclose(self) -> None:
         """Give back what is not acknowledged, after those acknowledgements that are under way. Idempotent."""

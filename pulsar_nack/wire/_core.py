@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..clock import Clock
+from ..errors import BrokerError
+from ._refusals import is_transient
 
 if TYPE_CHECKING:
     from ._lookup import Lookup
@@ -30,3 +33,25 @@ class Core:
     options: ClientOptions
     loop: asyncio.AbstractEventLoop
     clock: Clock
+
+    async def tried(
+        self, connect: Callable[[], Awaitable[None]], is_connected: Callable[[], bool], check_open: Callable[[], None]
+    ) -> None:
+        """Connect what was just made; what may pass by itself is tried again, for as long as a request may take.
+
+        :param check_open: called after each pause; raises where it was closed meanwhile
+        :raises BrokerError: what the last attempt raised
+        """
+        backoff = self.options.backoff()
+        ends_at = self.loop.time() + self.options.request_timeout.total_seconds()
+        attempt = 0
+        while not is_connected():
+            try:
+                await connect()
+            except BrokerError as error:
+                pause = float(backoff(attempt))
+                if not is_transient(error) or self.loop.time() + pause > ends_at:
+                    raise
+                attempt += 1
+                await asyncio.sleep(pause)
+                check_open()

@@ -108,19 +108,7 @@ class TopicProducer:
         :raises ClosedError: it is closed
         """
         self.check_open()
-        backoff = self._core.options.backoff()
-        ends_at = self._loop.time() + self._core.options.request_timeout.total_seconds()
-        attempt = 0
-        while not self.is_connected:
-            try:
-                await self._connect()
-            except BrokerError as error:
-                pause = float(backoff(attempt))
-                if not is_transient(error) or self._loop.time() + pause > ends_at:
-                    raise
-                attempt += 1
-                await asyncio.sleep(pause)
-                self.check_open()
+        await self._core.tried(self._connect, lambda: self.is_connected, self.check_open)
 
     async def aclose(self) -> None:
         """Send what there is, wait for its receipts, a few seconds at most, and close. Idempotent."""
