@@ -85,7 +85,10 @@ class TopicConsumer:
         self._sink = sink
         self._became_inactive = became_inactive
         self._was_active = False
-        self._permits = Permits(options.receiver_queue_size)
+        self._prefetched = core.prefetched
+        self._permits = Permits(
+            options.receiver_queue_size, None if self._prefetched.max_bytes is None else self._fitting
+        )
         self._acks = AckGroups(core.loop, options.ack_group_ms)
         self._ack_sets = AckSets()
         self._chunks = Chunks(
@@ -102,7 +105,8 @@ class TopicConsumer:
         )
         most = sys.maxsize if options.only_one_gets_messages else MOST_IDS  # there one rewind is enough for all
         self._redeliveries = Redeliveries(core.loop, self._ask_again, most=most)
-        self._queued = 0
+        self._queued = self._queued_bytes = 0
+        self._mean_bytes: int | None = None
         self._rewinds = 0
         self._start = options.start_message_id
         self._subscribed_at = 0.0
@@ -206,6 +210,7 @@ class TopicConsumer:
 
     def _enter(self, session: Session) -> None:
         self._session = session
+        self._prefetched.consumers += 1
         self._subscribed_at = self._loop.time()
         self.last_error = None
         self.subscribed_times += 1
@@ -216,6 +221,8 @@ class TopicConsumer:
 
     def _leave(self) -> None:
         """End the session's epoch."""
+        if self._session is not None:
+            self._prefetched.consumers -= 1
         self._session = None
         self.is_active = None
         self.has_ended = False
@@ -227,7 +234,8 @@ class TopicConsumer:
 
     def _drop_queue(self) -> None:
         self.epoch += 1
-        self._queued = 0
+        self._prefetched.bytes -= self._queued_bytes
+        self._queued = self._queued_bytes = 0
         self._chunks.clear()
         self._set_chunk_timer()
 
@@ -300,21 +308,47 @@ class TopicConsumer:
             self._free(permits - shown)
             self._set_chunk_timer()
         self._queued += shown
+        size = len(deliveries[0].data) if shown == 1 else sum([len(delivery.data) for delivery in deliveries])
+        self._queued_bytes += size
+        self._prefetched.bytes += size
         sink = self._sink
         for delivery in deliveries:
             sink(delivery, self)
+        if self._mean_bytes is None:
+            self._permit_by_size()
 
     def taken(self, delivery: Delivery) -> None:
         """Note that a delivery of the present epoch was received, so that there is room for another."""
+        self._free(1)  # first: while it still counts as here it tells the size of messages
+        size = len(delivery.data)
         self._queued -= 1
+        self._queued_bytes -= size
+        self._prefetched.bytes -= size
         if not self._options.durable:
             self._start = delivery.id
-        self._free(1)
 
     def _free(self, messages: int) -> None:
         permits = self._permits.free(messages)
         if permits and self._session is not None:
             self._session.permit(permits)
+
+    def _fitting(self) -> int:
+        """Return for how many messages more there is memory, by the sizes of those that are here, or were last."""
+        if self._queued > 0:
+            here = self._queued_bytes // self._queued
+            self._mean_bytes = here if self._mean_bytes is None else (self._mean_bytes + here) // 2
+        mean, session = self._mean_bytes, self._session
+        if mean is None:
+            mean = self._core.options.max_message_bytes if session is None else session.connection.max_message_bytes
+        return self._prefetched.fitting(mean)
+
+    def _permit_by_size(self) -> None:
+        """Permit more once the first messages tell their sizes."""
+        if self._queued:
+            self._mean_bytes = self._queued_bytes // self._queued
+            permits = self._permits.give()
+            if permits and self._session is not None:
+                self._session.permit(permits)
 
     def _is_of_old_epoch(self, command: pb.CommandMessage) -> bool:
         return command.HasField("consumer_epoch") and command.consumer_epoch < self._rewinds

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..clock import Clock
 from ..errors import BrokerError
+from ._prefetched import Prefetched
 from ._refusals import is_transient
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class Core:
     options: ClientOptions
     loop: asyncio.AbstractEventLoop
     clock: Clock
+    prefetched: Prefetched = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prefetched", Prefetched(self.options.max_prefetched_bytes or None))
 
     async def tried(
         self, connect: Callable[[], Awaitable[None]], is_connected: Callable[[], bool], check_open: Callable[[], None]

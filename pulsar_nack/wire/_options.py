@@ -65,6 +65,9 @@ class ClientOptions(_Settings):
     """Producers wait while so much is on its way to one broker."""
     max_unsent_bytes: int = Field(default=256 << 20, ge=1 << 20)
     """A broker that lets more than this pile up counts as gone."""
+    max_prefetched_bytes: int | None = Field(default=64 << 20, ge=0)
+    """Most memory for payloads that all consumers have fetched ahead; None or 0: bounded by their numbers only. One
+    message for each topic or partition is fetched whatever there is; see ``receiver_queue_size`` too."""
     listener_name: str | None = None
     """The listener of brokers that advertise several."""
 

@@ -2,28 +2,35 @@
 
 The broker counts down by the messages of what it sends, less those of a batch that are acknowledged already, and may go
 below 0 by a batch. Whatever became of a message here, it is given back once: taken, dropped, or never shown.
+
+Each permit is in one of three places: *out* at the broker, *free* here, or with a message that is here and not taken;
+together they are ``size``. Where nothing is here one at least is out, whatever memory there is.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 
 class Permits:
     """Of one consumer while it is subscribed.
 
     :param size: most messages that are here or on their way
+    :param fitting: tells for how many more messages there is memory; None: for all
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, fitting: Callable[[], int] | None = None) -> None:
         self.size = size
-        self._threshold = max(size // 2, 1)
+        self._fitting = fitting
         self._free = 0
         self._out = 0
+        self._give_at = 1
 
     def start(self) -> int:
         """Return what to permit after subscribing; what was before does not count any more."""
-        self._free = 0
-        self._out = self.size
-        return self.size
+        self._out = 0
+        self._free = self.size
+        return self.give()
 
     def used(self, messages: int) -> None:
         """Note what the broker has sent."""
@@ -32,11 +39,16 @@ class Permits:
     def free(self, messages: int) -> int:
         """Note that there is room again for so many; return what to permit now, 0: wait for more."""
         self._free += messages
-        if self._free < self._threshold:
-            return 0
-        permits, self._free = self._free, 0
-        self._out += permits
-        return permits
+        return 0 if self._free < self._give_at else self.give()
+
+    def give(self) -> int:
+        """Return what to permit now: what is free, as far as there is memory for it."""
+        fits = self.size if self._fitting is None else min(self._fitting(), self.size)
+        given = max(min(fits - self._out, self._free), 1 if self._free >= self.size else 0)
+        self._free -= given
+        self._out += given
+        self._give_at = min(self._free + max(fits // 2, 1), self.size)
+        return given
 
     @property
     def out(self) -> int:
