@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from ..clock import Clock
@@ -58,6 +57,8 @@ class Acks:
         self._durable = durable
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
+        self._unheard: set[MessageId] = set()
+        self._waiters: dict[MessageId, list[asyncio.Future[Exception | None]]] = {}
         self._soon: AckSoon | None = (
             port.acknowledge_soon if durable is None and isinstance(port, SupportsNowait) else None
         )
@@ -90,15 +91,11 @@ class Acks:
             if call is not None:
                 call.is_unheard = True
             return
-        if message_id in self._in_flight or self._is_done(message_id):
-            return
-        record = self._states.begin_ack(message_id)
-        self._begin_task(record).add_done_callback(partial(self._on_end_of_task, record))
-
-    def _on_end_of_task(self, record: Record, task: asyncio.Task[Exception | None]) -> None:
-        error = None if task.cancelled() else task.result()
-        if error is not None:
-            self._on_unheard(record, error)
+        if message_id not in self._in_flight:
+            if self._is_done(message_id):
+                return
+            self._begin_task(self._states.begin_ack(message_id))
+        self._unheard.add(message_id)
 
     def _is_done(self, message_id: MessageId) -> bool:
         return self._states.get(message_id) is None and self._states.is_settled(message_id)
@@ -155,7 +152,9 @@ class Acks:
             if self._is_done(message_id):
                 return
             task = self._begin_task(self._states.begin_ack(message_id))
-        error = await asyncio.shield(task)
+        waiter = asyncio.shield(task)
+        self._waiters.setdefault(message_id, []).append(waiter)
+        error = await waiter
         if error is not None:
             raise error
 
@@ -164,6 +163,18 @@ class Acks:
         return task
 
     async def _carry_out(self, record: Record) -> Exception | None:
+        try:
+            error = await self._outcome(record)
+        finally:
+            self._in_flight.pop(record.id, None)
+            waiters = self._waiters.pop(record.id, ())
+            has_call_unheard = record.id in self._unheard
+            self._unheard.discard(record.id)
+        if error is not None and has_call_unheard and all(waiter.done() for waiter in waiters):
+            self._on_unheard(record, error)
+        return error
+
+    async def _outcome(self, record: Record) -> Exception | None:
         try:
             await self._port.acknowledge([record.id])
             if self._durable is not None:
@@ -174,13 +185,10 @@ class Acks:
         except asyncio.CancelledError as error:
             self._failed(record, error)
             return ClosedError("the consumer")
-        else:
-            self.acked += 1
-            self._states.settle(record.id, self._clock.now_ms())
-            self._on_settled(record)
-            return None
-        finally:
-            self._in_flight.pop(record.id, None)
+        self.acked += 1
+        self._states.settle(record.id, self._clock.now_ms())
+        self._on_settled(record)
+        return None
 
     def _failed(self, record: Record, error: BaseException) -> None:
         self._on_failed(record, was_due=self._states.ack_failed(record), error=error)

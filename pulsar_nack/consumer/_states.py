@@ -109,6 +109,7 @@ class States:
         self._marks: dict[tuple[str | None, int], tuple[MessageId, int]] = {}
         self._ack_memory_ms = ack_memory_ms
         self._most_in_work = most_in_work
+        self._most_counts = _MOST_COUNTS
 
     def __len__(self) -> int:
         return len(self._records)
@@ -180,7 +181,7 @@ class States:
     def remember(self, message_id: MessageId, count: int) -> None:
         """Note with which count a message that is not known was shown last."""
         self._counts[message_id] = max(count, self._counts.get(message_id, 0))
-        if len(self._counts) > _MOST_COUNTS:
+        if len(self._counts) > self._most_counts:
             self._counts.popitem(last=False)
 
     def restore(self, message_id: MessageId, count: int, broker_count: int) -> Record:
@@ -325,7 +326,9 @@ class States:
         self.clear_settled()
 
     def ask_for(self, counts: Mapping[MessageId, int], now_ms: int) -> None:
-        """Have messages asked for that were forgotten here and that the broker still takes to be with us."""
+        """Have all messages asked for that were forgotten here and that the broker still takes to be with us."""
+        self.unanswered.make_room(len(counts))
+        self._most_counts = max(self._most_counts, len(self._counts) + len(counts))
         for message_id, count in counts.items():
             if message_id not in self._records:
                 self._counts.pop(message_id, None)

@@ -41,6 +41,10 @@ class AskAgain:
     def __len__(self) -> int:
         return len(self._at)
 
+    def make_room(self, count: int) -> None:
+        """Let there be so many more than there are, whatever the bound was: they took as much memory before."""
+        self._most = max(self._most, len(self._at) + count)
+
     def add(self, message_id: MessageId, now_ms: int, turn: int = 0) -> None:
         """Note that a request, the ``turn``-th one made again, brought nothing or is not known to have."""
         self._at.pop(message_id, None)

@@ -133,8 +133,8 @@ class AckGroups:
             if receipt is not None:
                 receipt.cancel()
 
-    def fail(self, error: Exception) -> None:
-        """Give up all that is not confirmed."""
+    def fail(self, error: Exception | None) -> None:
+        """Give up all that is not confirmed; None: there is nothing to acknowledge any more, and it counts as done."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

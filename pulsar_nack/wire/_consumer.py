@@ -117,6 +117,7 @@ class TopicConsumer:
         self._is_subscribed = asyncio.Event()
         self._subscribing: asyncio.Task[None] | None = None
         self._seeking = asyncio.Lock()
+        self._is_deleted = False
         self._may_subscribe = asyncio.Event()
         self._may_subscribe.set()
         self._closing: asyncio.Task[None] | None = None
@@ -164,8 +165,15 @@ class TopicConsumer:
             _LOG.warning("%s: the broker has not confirmed within %g s that the consumer is closed", self.topic, limit)
         finally:
             self._leave()
-            self._acks.fail(ClosedError("the consumer"))
+            self._give_up_acks()
             self._is_subscribed.set()  # whoever waits looks again, and finds it closed
+
+    def _give_up_acks(self) -> None:
+        self._acks.fail(None if self._is_deleted else ClosedError("the consumer"))
+
+    def topic_deleted(self) -> None:
+        """Learn that the topic is gone: there is nothing of it to acknowledge any more, which counts as done."""
+        self._is_deleted = True
 
     async def unsubscribe(self) -> None:
         """Delete the subscription at the broker, and close.
@@ -249,7 +257,7 @@ class TopicConsumer:
             if self._closing is None:
                 self._subscribe_again()
             else:
-                self._acks.fail(ClosedError("the consumer"))
+                self._give_up_acks()
 
     def _subscribe_again(self) -> None:
         if self._closing is None and self._subscribing is None:
@@ -285,8 +293,10 @@ class TopicConsumer:
         if repr(error) != repr(self.last_error):
             _LOG.warning("%s: cannot subscribe again yet: %s", self.topic, error)
         self.last_error = error
-        is_taken = isinstance(error, BrokerRefusedError) and error.code == "ConsumerBusy"
-        if not is_taken and not is_transient(error):
+        code = error.code if isinstance(error, BrokerRefusedError) else ""
+        if code == "TopicNotFound" and not self._options.create_topic:
+            self._acks.fail(None)  # it was deleted, and is not made again: there is nothing to acknowledge any more
+        elif code != "ConsumerBusy" and not is_transient(error):
             self._acks.fail(error)
 
     # --- receiving -------------------------------------------------------------------------------------------------
@@ -386,6 +396,8 @@ class TopicConsumer:
         :raises BrokerError: the broker refused, or did not answer; or an id of a batch does not tell its size
         :raises ClosedError: it is closed, also before the broker has confirmed
         """
+        if self._is_deleted:
+            return
         self._check_open()
         entries = self._entries(ids)
         if not entries:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from ..errors import BrokerError
 from ..ids import MessageId
+from ._departed import Departed
 from ._inbox import Source
 from ._options import ClientOptions
 from ._patience import patiently
@@ -21,6 +22,8 @@ from ._selection import Directory, Selection, name_of
 from ._together import each_tried, together
 
 _LOG: Final = logging.getLogger(__name__)
+_MOST_DEPARTED: Final = 10_000
+"""Topics that were deleted and are still known."""
 
 
 class Member(Source, Protocol):
@@ -44,6 +47,9 @@ class Member(Source, Protocol):
 
     async def aclose(self) -> None:
         """Give back what is not acknowledged."""
+
+    def topic_deleted(self) -> None:
+        """Learn that the topic is gone: what is acknowledged of it is done."""
 
     async def unsubscribe(self) -> None:
         """Delete the subscription."""
@@ -85,7 +91,8 @@ class Members:
     """All members of a selection.
 
     :param subscription: its name, for errors
-    :param gone: called with each that leaves because its topic was deleted
+    :param gone: called with each that leaves because its topic was deleted, and again when messages are asked for that
+        will not come for that
     :param options: of the client
     """
 
@@ -106,6 +113,8 @@ class Members:
         self._make = make
         self._gone = gone
         self._members: dict[str, Member] = {}
+        self._departed: dict[str, Departed] = {}
+        self._leaving: set[Member] = set()
         self._lone: Member | None = None
 
     def __iter__(self) -> Iterator[Member]:
@@ -174,18 +183,28 @@ class Members:
         else:
             _LOG.info("%s is new, and consumed from now on", name)
             self._members[name] = member
+            self._departed.pop(name, None)
             self._note_lone()
 
     async def _leave(self, names: Iterable[str]) -> None:
-        leaving = [self._members.pop(name) for name in names]
+        leaving = {name: self._members.pop(name) for name in names}
         self._note_lone()
-        for member in leaving:
-            self._gone(member)
-        await each_tried(member.aclose() for member in leaving)
+        for name, member in leaving.items():
+            self._depart(name, member)
+        self._leaving.update(leaving.values())
+        await each_tried(member.aclose() for member in leaving.values())
+        self._leaving.difference_update(leaving.values())
+
+    def _depart(self, name: str, member: Member) -> None:
+        member.topic_deleted()
+        self._departed[name] = Departed(member.topic, member.partition, self._gone)
+        if len(self._departed) > _MOST_DEPARTED:
+            del self._departed[next(iter(self._departed))]
+        self._gone(member)
 
     async def aclose(self) -> BaseException | None:
-        """Close all; return the first error."""
-        return await each_tried(member.aclose() for member in self._members.values())
+        """Close all, those too that a call which was cancelled has left half closed; return the first error."""
+        return await each_tried(member.aclose() for member in (*self._members.values(), *self._leaving))
 
     def _note_lone(self) -> None:
         is_plain = self._selection.only in self._members
@@ -194,7 +213,7 @@ class Members:
     # --- by id -----------------------------------------------------------------------------------------------------
 
     def of(self, message_id: MessageId) -> Member:
-        """Return the member that an id belongs to.
+        """Return the member that an id belongs to; one of a topic that was deleted, what stands for it.
 
         :raises BrokerError: it does not tell, or is of another topic
         """
@@ -207,13 +226,15 @@ class Members:
                 raise BrokerError(
                     f"{message_id!r} was not delivered to this consumer of several topics, and names none"
                 )
-        found = self._members.get(topic) or self._members.get(name_of(topic, message_id.partition))
+        found: Member | None = self._members.get(topic) or self._members.get(name_of(topic, message_id.partition))
+        if found is None:
+            found = self._departed.get(topic) or self._departed.get(name_of(topic, message_id.partition))
         if found is None:
             raise BrokerError(f"{message_id!r} is of no topic of this consumer of {self._selection.label}")
         return found
 
     def grouped_known(self, ids: Iterable[MessageId]) -> Mapping[Member, list[MessageId]]:
-        """Return which ids are of which member, without those of none: their topics may have been deleted."""
+        """Return which ids are of which member, without those of none: they keep no others from being asked for."""
         groups: dict[Member, list[MessageId]] = {}
         for message_id in ids:
             with suppress(BrokerError):

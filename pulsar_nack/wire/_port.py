@@ -150,7 +150,8 @@ class WirePort:
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
         """Have these sent again now, with the entries that they are in.
 
-        Those of topics that are gone are passed over, lest they keep the others of a request from coming.
+        Those of other topics are passed over, lest they keep the others of a request from coming; those of topics that
+        were deleted are forgotten.
 
         :raises BrokerError: it could not be asked for
         """
@@ -214,7 +215,7 @@ class WirePort:
         )
 
     def _gone(self, member: Member) -> None:
-        """Drop what waits here of a topic that was deleted, and have it forgotten what is held of it."""
+        """Drop what waits here of a topic that was deleted, and have forgotten what is held of it or was asked for."""
         self._inbox.drop(member)
         if self._inactive is not None:
             self._inactive(member.topic, member.partition)

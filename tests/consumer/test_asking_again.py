@@ -211,3 +211,15 @@ def test_cumulative_acknowledgement_and_seek_forget_what_was_asked_for() -> None
     states.unanswered.add(MessageId(1, 2), 0)
     states.clear()
     assert states.next_request_at() is None
+
+
+def test_all_that_a_seek_left_behind_is_asked_for() -> None:
+    """However many messages were held, each of them is asked for, and again if nothing comes."""
+    states, count = States(), 25_000
+    states.ask_for({MessageId(1, entry): 1 for entry in range(count)}, 0)
+    due = states.unanswered.pop_due(0, count)
+    assert len(due) == count
+    assert all(states.is_awaited(one.id) for one in due)
+    for one in due:
+        states.unanswered.add(one.id, 0, one.turn + 1)
+    assert len(states.unanswered) == count

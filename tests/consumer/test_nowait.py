@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -28,6 +28,19 @@ class SilentPort(NowaitPort):
         if self.refusal is not None:
             raise self.refusal
         self.asked.append((message_id, done))
+
+
+class FailingPort(FakePort):
+    """Takes a second to fail to acknowledge."""
+
+    is_failing = False
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Fail, or do it."""
+        if self.is_failing:
+            await asyncio.sleep(1)
+            raise BrokerError("no")
+        await super().acknowledge(ids)
 
 
 async def turns() -> None:
@@ -234,3 +247,28 @@ async def test_a_cancelled_ack_does_not_hear_for_another() -> None:
         ((_, done),) = port.asked
         done(BrokerError("no"))
         assert (await consumer.receive(timeout=10)).attempt == 2
+
+
+@virtual_time
+async def test_a_cancelled_ack_with_a_task_does_not_hear_for_another() -> None:
+    """The same on a port that needs tasks; one that still waits does hear, and the message stays with it."""
+    port = FailingPort()
+    async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
+        for _ in range(2):
+            port.topic.publish(b"x")
+        first, second = await consumer.receive(), await consumer.receive()
+        port.is_failing = True
+        cancelled, waiting = [asyncio.create_task(message.ack()) for message in (first, second)]
+        await turns()
+        first.ack_soon()
+        second.ack_soon()
+        await asyncio.sleep(0.5)
+        cancelled.cancel()
+        with pytest.raises(BrokerError):
+            await waiting
+        again = await consumer.receive(timeout=10)
+        assert (again.id, again.attempt) == (first.id, 2)
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=10)
+        port.is_failing = False
+        await second.ack()

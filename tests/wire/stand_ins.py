@@ -37,6 +37,9 @@ class FakeMember:
         await self._note("aclose")
         self.is_connected = False
 
+    def topic_deleted(self) -> None:
+        self.calls.append(("topic_deleted", None))
+
     async def unsubscribe(self) -> None:
         await self._note("unsubscribe")
 

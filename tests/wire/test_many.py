@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +38,7 @@ class Maker:
         """Members of a selection, made here."""
 
         def gone(member: Any) -> None:
-            self.gone.append(member.name)
+            self.gone.append(member.topic)
 
         return Members(selection_of(topic), directory, self, subscription="sub", gone=gone, options=ClientOptions())
 
@@ -107,9 +108,65 @@ async def test_topics_of_a_pattern_come_and_go() -> None:
     await members.refresh()
     assert len(members) == 2
     assert maker.gone == [f"{BASE}orders"]
-    assert maker.made[f"{BASE}orders"].calls[-1] == ("aclose", None)
+    assert maker.made[f"{BASE}orders"].calls[-2:] == [("topic_deleted", None), ("aclose", None)]
     with pytest.raises(BrokerError, match="no topic of this consumer"):
-        members.of(MessageId(1, 2, topic=f"{BASE}orders"))
+        members.of(MessageId(1, 2, topic=f"{BASE}bills"))
+
+
+async def test_a_topic_that_was_deleted_has_nothing_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    """What is acknowledged of it is done, what is asked for is forgotten, anew each time; one line says so."""
+    caplog.set_level("INFO")
+    maker, directory = Maker(), FakeDirectory(orders=0)
+    members = maker.members(re.compile("orders.*"), directory)
+    await members.open()
+    left = MessageId(1, 2, topic=f"{BASE}orders")
+    del directory.topics_by_name[f"{BASE}orders"]
+    await members.refresh()
+    member = members.of(left)
+    answers: list[Exception | None] = []
+    member.acknowledge_soon(left, answers.append)
+    assert answers == []
+    await asyncio.sleep(0)
+    assert answers == [None]
+    await member.acknowledge([left])
+    await member.acknowledge_cumulative(left)
+    await member.redeliver([left])
+    assert maker.gone == [f"{BASE}orders"] * 2
+    assert [record.message for record in caplog.records if "was deleted" in record.message] == [
+        f"{BASE}orders was deleted: acknowledgements and nacks of its messages have nothing to do"
+    ]
+    with pytest.raises(BrokerError, match="was deleted"):
+        await member.seek(left)
+    directory.topics_by_name[f"{BASE}orders"] = 0
+    await members.refresh()
+    assert members.of(left) is maker.made[f"{BASE}orders"]
+
+
+async def test_what_leaves_while_all_is_closed_is_closed_with_it() -> None:
+    """Looking for topics that is cancelled leaves the end of those that leave to closing, which waits for it."""
+    maker, directory = Maker(), FakeDirectory(orders=0)
+    members = maker.members(re.compile("orders.*"), directory)
+    await members.open()
+    leaving = maker.made[f"{BASE}orders"]
+    may_end = asyncio.Event()
+
+    async def aclose() -> None:
+        leaving.calls.append(("aclose", None))
+        await may_end.wait()
+        leaving.is_connected = False
+
+    leaving.aclose = aclose  # type: ignore[method-assign]
+    del directory.topics_by_name[f"{BASE}orders"]
+    looking = asyncio.create_task(members.refresh())
+    while leaving.calls[-1][0] != "aclose":
+        await asyncio.sleep(0)
+    looking.cancel()
+    closing = asyncio.create_task(members.aclose())
+    await asyncio.wait([closing], timeout=0.01)
+    assert not closing.done()
+    may_end.set()
+    assert await closing is None
+    assert not leaving.is_connected
 
 
 async def test_ids_of_one_topic() -> None:

@@ -1,0 +1,92 @@
+"""What is left of a topic that was deleted: nothing, so that whatever is to be done with its messages is done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ..consumer import Delivery
+from ..errors import BrokerError
+from ..ids import MessageId
+
+_LOG = logging.getLogger(__name__)
+
+
+class Departed:
+    """Stands for the consumer of a topic or partition that was deleted.
+
+    Acknowledgements succeed, and what is asked for again is forgotten: its consumer learns that as it did when the
+    topic left. The first such call is logged.
+
+    :param gone: called with this when messages are asked for that will not come
+    """
+
+    is_connected = False
+    is_active: bool | None = None
+    epoch = 0
+
+    def __init__(self, topic: str, partition: int, gone: Callable[[Departed], None]) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._gone = gone
+        self._is_told = False
+
+    async def open(self) -> None:
+        """Fail.
+
+        :raises BrokerError: always
+        """
+        raise self._error()
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+    def topic_deleted(self) -> None:
+        """Do nothing."""
+
+    async def unsubscribe(self) -> None:
+        """Do nothing."""
+
+    def taken(self, delivery: Delivery) -> None:
+        """Do nothing."""
+
+    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:  # noqa: ARG002
+        """Have it done."""
+        self._tell()
+        asyncio.get_running_loop().call_soon(done, None)
+
+    async def acknowledge(self, ids: list[MessageId]) -> None:  # noqa: ARG002
+        """Have it done."""
+        self._tell()
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:  # noqa: ARG002
+        """Have it done."""
+        self._tell()
+
+    async def redeliver(self, ids: list[MessageId]) -> None:  # noqa: ARG002
+        """Have it forgotten that anything is awaited."""
+        self._tell()
+        self._gone(self)
+
+    async def seek(self, position: MessageId | int) -> None:  # noqa: ARG002
+        """Fail.
+
+        :raises BrokerError: always
+        """
+        raise self._error()
+
+    async def last_message_id(self) -> MessageId:
+        """Fail.
+
+        :raises BrokerError: always
+        """
+        raise self._error()
+
+    def _error(self) -> BrokerError:
+        return BrokerError(f"{self.topic} was deleted")
+
+    def _tell(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            _LOG.info("%s was deleted: acknowledgements and nacks of its messages have nothing to do", self.topic)
