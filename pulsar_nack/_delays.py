@@ -14,11 +14,14 @@ MAX_DELAY_MS: Final = 100 * 366 * 86_400_000
 """A century: more is a mistake of units."""
 
 _MAX_DELAY_S: Final = MAX_DELAY_MS // 1000
+_FLOAT_ERROR: Final = 1e-15
 _EXPECTED: Final = "seconds as a finite number from 0 to a century, or a timedelta"
 
 
 def delay_ms(value: object, field: str = "delay") -> int:
-    """Return ``value`` in whole ms, rounded to the nearest.
+    """Return ``value`` in whole ms, rounded up: whoever comes back early by less than a bucket is not to be earlier.
+
+    What is above a whole ms by no more than the error of a float counts as that ms.
 
     Raises :class:`InvalidArgumentError` naming ``field`` for a bool, a str, NaN, an infinite, negative or huge value.
     """
@@ -32,7 +35,9 @@ def delay_ms(value: object, field: str = "delay") -> int:
         raise InvalidArgumentError(field, value, _EXPECTED)
     if not 0 <= seconds <= _MAX_DELAY_S:  # false for NaN too
         raise InvalidArgumentError(field, value, _EXPECTED)
-    return round(seconds * 1000)
+    milliseconds = seconds * 1000
+    whole = round(milliseconds)
+    return whole + (milliseconds - whole > milliseconds * _FLOAT_ERROR)
 
 
 def delay_seconds(value: object, field: str = "delay") -> float:
