@@ -18,6 +18,7 @@ from ._patience import patiently
 from ._pending_room import PendingRoom
 from ._producer_options import ProducerOptions
 from ._routing import Routing
+from ._together import each_tried
 from ._topic_producer import TopicProducer
 from ._topics import partition_name
 
@@ -204,7 +205,7 @@ class Producer:
                 for each in made:
                     group.create_task(each.open(), name=f"pulsar_nack.wire producing to {each.topic}")
         except BaseException as error:
-            await asyncio.gather(*(each.aclose() for each in made))
+            await each_tried(each.aclose() for each in made)  # whoever cancels may do so again
             if isinstance(error, BaseExceptionGroup):
                 raise error.exceptions[0] from None
             raise
