@@ -25,6 +25,7 @@
     ├── VirtualDeadlockError                 a virtual loop would have slept for ever
     ├── AlreadySettledError                  the message was acknowledged or negatively acknowledged already
     ├── NotDurableError                      a nack holds in this process, but not over a restart
+    ├── NoDeadLetterError                    there is no dead-letter topic that a message could be sent to
     └── LedgerError                          anything about the append-only logs on storage
         ├── LogNotFoundError                 there is no log of this name
         ├── LogExistsError                   there is one already
@@ -63,6 +64,7 @@ __all__ = [
     "LogStorageError",
     "LogVersionError",
     "MissingExtraError",
+    "NoDeadLetterError",
     "NotDurableError",
     "NotOpenError",
     "ProtocolError",
@@ -221,6 +223,17 @@ class NotDurableError(PulsarNackError):
     def __init__(self, what: str, error: BaseException) -> None:
         self.what = what
         super().__init__(f"{what}: {error}")
+
+
+class NoDeadLetterError(PulsarNackError):
+    """The consumer has no dead-letter topic, so a message cannot be sent there; nothing has changed."""
+
+    def __init__(self, message_id: object) -> None:
+        self.message_id = message_id
+        super().__init__(
+            f"{message_id!r} cannot be sent to a dead-letter topic, for its consumer has none:"
+            " give it dead_letter=DeadLetter(max_redeliveries=...)"
+        )
 
 
 class VirtualDeadlockError(PulsarNackError):

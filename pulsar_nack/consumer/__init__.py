@@ -1,15 +1,19 @@
 """Consumers: a port in front of a transport, and what the user holds in the hand."""
 
 from ._consumer import Consumer
+from ._dead_letter import DeadLetter
 from ._message import Message
 from ._port import (
     ConsumerPort,
     Delivery,
+    OwnPublisher,
     PortTraits,
+    Publisher,
     SupportsActiveChanges,
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsNowait,
+    SupportsPublishing,
     SupportsSeek,
 )
 from ._statistics import ConsumerStatistics
@@ -22,15 +26,19 @@ __all__ = [
     "ConsumerPort",
     "ConsumerStatistics",
     "ConsumerTrace",
+    "DeadLetter",
     "Delivery",
     "Message",
+    "OwnPublisher",
     "PortTraits",
+    "Publisher",
     "Redelivery",
     "Subscribing",
     "SupportsActiveChanges",
     "SupportsConnectionState",
     "SupportsCumulativeAck",
     "SupportsNowait",
+    "SupportsPublishing",
     "SupportsSeek",
     "TraceNote",
     "subscribe",

@@ -22,6 +22,7 @@ from ..errors import (
     AlreadySettledError,
     ClosedError,
     InvalidArgumentError,
+    NoDeadLetterError,
     NotDurableError,
     NotOpenError,
     WrongLoopError,
@@ -30,9 +31,11 @@ from ..ids import MessageId
 from ..nack import HookLike
 from ._acks import Acks
 from ._batches import is_same_topic
+from ._dead_letter import DeadLetter, as_reason
+from ._dead_letters import REASON_IN_TRACE, DeadLetters, Job
 from ._inbox import Inbox
 from ._local_store import LocalStore, Recent
-from ._message import Message
+from ._message import ACKED, Message
 from ._port import (
     ConsumerPort,
     Delivery,
@@ -81,6 +84,8 @@ class Consumer:
     :param unacked_limit: the broker's bound on unacknowledged messages, less its prefetch: at 80 % a warning is logged,
         at the bound ``nack`` waits; None: no bound
     :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not shown
+    :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
+        cannot be read goes there at once. None: messages are shown again without end, unreadable ones too
     :param hooks: callables that take each event of the tracker
     :param clock: by default the running loop's own
     :param durable: a folder, or a :class:`~pulsar_nack.ledger.LogStore`, where deadlines, attempts and recent
@@ -113,6 +118,7 @@ class Consumer:
         max_local_bytes: int = DEFAULT_MAX_LOCAL_BYTES,
         unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
         ack_memory: Delay = 60.0,
+        dead_letter: DeadLetter | None = None,
         hooks: Sequence[HookLike] = (),
         clock: Clock | None = None,
         durable: DurableHome | None = None,
@@ -152,6 +158,11 @@ class Consumer:
             freed=self._room.changed,
             note=self._note,
         )
+        self._dead: DeadLetters | None = None
+        if dead_letter is not None:
+            if not isinstance(dead_letter, DeadLetter):
+                raise InvalidArgumentError("dead_letter", dead_letter, "a DeadLetter or None")
+            self._dead = DeadLetters(dead_letter, port, self._states, max_bytes=most, note=self._note)
         self._durable_home = durable
         self._durable_ttl_ms = delay_ms(durable_ttl, "durable_ttl")
         self._wall_clock = wall_clock or WallClock()
@@ -207,14 +218,17 @@ class Consumer:
     async def aclose(self) -> None:
         """Give everything unacknowledged back to the broker at once, held messages too, and close the port.
 
-        Acknowledgements under way are finished first, for at most the configuration's ``close_timeout``. Calls that
-        wait raise :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled.
+        Acknowledgements and dead letters under way are finished first, for at most the configuration's
+        ``close_timeout``; dead letters that are not published by then are given back too. Calls that wait raise
+        :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled.
         """
         self._is_closed = True
         self._inbox.close(ClosedError("the consumer"))
         self._room.close(ClosedError("the consumer"))
         self._stopping.set()
         if self._server is None:
+            if self._dead is not None:
+                await self._dead.aclose()
             await self._port.close()
         else:
             await asyncio.shield(self._server)
@@ -236,6 +250,8 @@ class Consumer:
                         on_unheard=self._on_ack_unheard,
                         durable=durable,
                     )
+                    if self._dead is not None:
+                        self._dead.start(tasks, self._acks)
                     runs = (self._pump(), self._acks.run(), self._holds.watch())
                     background = [tasks.create_task(run) for run in runs]
                     if durable is not None:
@@ -244,7 +260,7 @@ class Consumer:
                         self._port.watch_inactive(self._on_inactive)
                     opened.set_result(None)
                     await self._stopping.wait()
-                    await self._acks.finish(self._config.close_timeout.total_seconds())
+                    await self._finish(self._acks)
                     self._note_cancelled("close")
                     if durable is not None:
                         await durable.finish()
@@ -253,7 +269,16 @@ class Consumer:
         finally:
             if self._acks is not None:
                 self._acks.give_up()
+            if self._dead is not None:
+                await self._dead.aclose()
             await self._port.close()
+
+    async def _finish(self, acks: Acks) -> None:
+        loop, timeout = asyncio.get_running_loop(), self._config.close_timeout.total_seconds()
+        ends_at = loop.time() + timeout
+        if self._dead is not None:
+            await self._dead.finish(timeout)
+        await acks.finish(max(ends_at - loop.time(), 0.0))
 
     async def _open_durable(self, stack: AsyncExitStack) -> DurableNacks | None:
         if self._durable_home is None:
@@ -314,7 +339,7 @@ class Consumer:
     def _message_here(self, receive_nowait: Callable[[], Delivery | None]) -> Message | None:
         """Take a message without waiting, if nobody waits and there is one."""
         inbox = self._inbox
-        if inbox.waiters:
+        if inbox.waiters or (self._dead is not None and self._dead.is_full and not inbox.ready):
             return None
         if inbox.ready and (message := inbox.get_nowait()) is not None:
             self._now_ms = self._clock.now_ms()
@@ -322,6 +347,8 @@ class Consumer:
         while not self._is_pumping and (delivery := receive_nowait()) is not None:
             if (message := self._take(delivery)) is not None:
                 return message
+            if self._dead is not None and self._dead.is_full:
+                return None
         return None
 
     async def _next_message(self) -> Message:
@@ -374,6 +401,8 @@ class Consumer:
             await self._inbox.wanted.wait()
             if self._gated is not None:
                 await self._gated.has_room.wait()
+            if self._dead is not None:
+                await self._dead.has_room.wait()
             self._is_pumping = True
             try:
                 delivery = await self._port.receive()
@@ -423,12 +452,17 @@ class Consumer:
         return record.due_at_ms if record is not None and record.state is State.REQUESTED else None
 
     def _show_again(self, delivery: Delivery, record: Record) -> None:
-        self._put(self._message(delivery, record, record.due_at_ms))
+        message = self._message(delivery, record, record.due_at_ms)
+        if message is not None:
+            self._put(message)
 
-    def _message(self, delivery: Delivery, record: Record, due_at_ms: int | None) -> Message:
+    def _message(self, delivery: Delivery, record: Record, due_at_ms: int | None) -> Message | None:
+        """Return what is to be shown, None if it goes the dead-letter way."""
         if self._note is not None:
             due_in_ms = None if due_at_ms is None else due_at_ms - self._clock.now_ms()
             self._note("arrive", record.id, record.redelivery_count, due_in_ms=due_in_ms)
+        if self._dead is not None and self._dead.takes(delivery, record):
+            return None
         if self._holds.ways.may_keep(record.id):
             self._recent.add(delivery)
         self._room.note()
@@ -509,6 +543,8 @@ class Consumer:
                 self._note("ack", settled, reason="ack")
             self._holds.drop(settled)
             self._recent.pop(settled)
+            if self._dead is not None:
+                self._dead.drop(settled, ACKED)
         self._room.changed()
         if self._durable is not None:
             await self._durable.settled_through(message_id)
@@ -541,6 +577,8 @@ class Consumer:
         self._holds.clear()
         self._recent.clear()
         self._states.clear()
+        if self._dead is not None:
+            self._dead.clear("forgotten by a seek")
         try:
             await self._port.seek(position)
             left = {each: count for each, count in left.items() if not _is_moved(each, position)}
@@ -550,10 +588,66 @@ class Consumer:
             self._room.changed()
 
     def _acknowledge(self, message_id: MessageId) -> Awaitable[None]:
-        return self._ensure_open().acknowledge(message_id)
+        acks = self._ensure_open()
+        if self._dead is not None:
+            self._check_kept(message_id)
+        return acks.acknowledge(message_id)
 
     def _acknowledge_soon(self, message_id: MessageId) -> None:
-        self._ensure_open().acknowledge_soon(message_id)
+        acks = self._ensure_open()
+        if self._dead is not None:
+            self._check_kept(message_id)
+        acks.acknowledge_soon(message_id)
+
+    def _is_given_up(self, message_id: MessageId) -> bool:
+        """Return whether a message is on its way to the dead-letter topic."""
+        return self._dead is not None and message_id in self._dead
+
+    def _check_kept(self, message_id: MessageId) -> None:
+        """Raise for a message that is."""
+        if self._is_given_up(message_id):
+            raise AlreadySettledError(message_id, State.GIVEN_UP.value)
+
+    async def _dead_letter(self, message: Message, reason: str) -> None:
+        """Send a message to the dead-letter topic, and wait until it is there and acknowledged."""
+        self._ensure_open()
+        dead = self._dead
+        if dead is None:
+            raise NoDeadLetterError(message.id)
+        reason = as_reason(reason)
+        if message.id not in dead:
+            self._check_unsettled(message.id, message)
+        await dead.wait(await self._give_up(dead, message._delivery, message, message.redelivery_count, reason))
+
+    async def _nacked_for_the_last_time(
+        self, dead: DeadLetters, message_id: MessageId, payload: Delivery | None, message: Message | None
+    ) -> bool:
+        """Begin to send a message to the dead-letter topic if this was its last attempt; return whether it was.
+
+        Where the payload is not known here the message is asked for once more, and goes there when it comes.
+        """
+        record = self._states.get(message_id)
+        count = 0 if message is None else message.redelivery_count
+        count = count if record is None else record.redelivery_count
+        if payload is None or not dead.rules.is_last(count):
+            return False
+        await self._give_up(dead, payload, message, count)
+        self._nacked += 1
+        return True
+
+    async def _give_up(
+        self, dead: DeadLetters, payload: Delivery, message: Message | None, count: int, reason: str = ""
+    ) -> Job:
+        while dead.is_full and payload.id not in dead:
+            await dead.has_room.wait()
+            self._ensure_open()
+            if payload.id not in dead:
+                self._check_unsettled(payload.id, message)
+        if self._note is not None and payload.id in self._holds.tracker:
+            self._note("cancel", payload.id, count, reason=REASON_IN_TRACE)
+        self._holds.drop(payload.id)
+        self._recent.pop(payload.id)
+        return dead.send(payload, count, reason)
 
     async def _negative_acknowledge(
         self, message_id: MessageId, delay: Delay | None, message: Message | None = None
@@ -562,7 +656,12 @@ class Consumer:
         self._ensure_open()
         milliseconds = self._delay_ms(message_id, delay)
         payload = self._recent.get(message_id) if message is None else message._delivery
+        if self._is_given_up(message_id):
+            return None
         self._check_unsettled(message_id, message)
+        dead = self._dead
+        if dead is not None and await self._nacked_for_the_last_time(dead, message_id, payload, message):
+            return None
         record = self._states.get(message_id)
         if record is None or record.state is State.IN_WORK:
             if self._note is not None and not self._has_room(message_id, milliseconds, payload):
@@ -631,7 +730,8 @@ class Consumer:
         if self._note is not None:
             if record.before_ack is State.HELD:
                 self._note("cancel", record.id, record.redelivery_count, reason="ack")
-            self._note("ack", record.id, record.redelivery_count, reason="ack")
+            reason = REASON_IN_TRACE if record.before_ack is State.GIVEN_UP else "ack"
+            self._note("ack", record.id, record.redelivery_count, reason=reason)
         if record.before_ack is not State.IN_WORK:
             self._holds.drop(record.id)
         if len(self._recent):
@@ -662,7 +762,7 @@ class Consumer:
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot."""
         self._states.expire(self._clock.now_ms())
-        acks, durable = self._acks, self._durable
+        acks, durable, dead = self._acks, self._durable, self._dead
         return ConsumerStatistics(
             received=self._received,
             shown=self._shown,
@@ -685,6 +785,9 @@ class Consumer:
             unacked_limit=None if self._room.limit is None else self._room.limit + self._prefetched,
             is_near_unacked_limit=self._room.is_near_limit,
             waiting_nacks=self._room.waiting,
+            dead_lettered=0 if dead is None else dead.done,
+            dead_letters_waiting=0 if dead is None else len(dead),
+            dead_letter_failures=0 if dead is None else dead.failures,
             durable_entries=0 if durable is None else len(durable),
             durable_bytes=0 if durable is None else durable.journal.bytes,
             durable_restored=0 if durable is None else durable.restored,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ACKED = "acknowledged"
 NACKED = "negatively acknowledged"
+GIVEN_UP = "sent to the dead-letter topic"
 
 
 class Message:
@@ -145,11 +146,17 @@ class Message:
     def _begin_ack(self) -> str | None:
         """Note an acknowledgement; return what was before, for the case that it fails."""
         before = self._settled_as
-        if before == NACKED:
-            self._check_uncontested()
-            self._consumer._check_attempt(self)
+        if before is not None and before != ACKED:
+            self._check_nacked(before)
         self._settled_as = ACKED
         return before if before == NACKED else None
+
+    def _check_nacked(self, before: str) -> None:
+        """Raise unless what was done before is a nack that can still be taken back."""
+        if before == GIVEN_UP:
+            raise AlreadySettledError(self.id, GIVEN_UP)
+        self._check_uncontested()
+        self._consumer._check_attempt(self)
 
     def _check_uncontested(self) -> None:
         """Tell a task that lost the race: another one's nack is under way, or came in this turn of the loop."""
@@ -160,6 +167,8 @@ class Message:
         """Have it shown again after ``delay`` (seconds or a timedelta), None: after what the backoff says.
 
         Again before that time: the earlier of both times counts. On a durable consumer this returns once it is durable.
+        After the last attempt that the ``dead_letter`` setting allows, it goes to the dead-letter topic instead: that
+        has begun when this returns, and the consumer carries it to its end.
 
         :raises AlreadySettledError: it was acknowledged, or an acknowledgement is under way
         :raises InvalidArgumentError: the delay
@@ -167,8 +176,8 @@ class Message:
         :raises ClosedError: the consumer is closed
         """
         before = self._settled_as
-        if before == ACKED:
-            raise AlreadySettledError(self.id, ACKED)
+        if before is not None and before != NACKED:
+            raise AlreadySettledError(self.id, before)
         self._settled_as = NACKED
         self._nacking = asyncio.current_task()
         try:
@@ -181,6 +190,31 @@ class Message:
             raise
         finally:
             asyncio.get_running_loop().call_soon(self._forget_nacking)
+
+    async def dead_letter(self, reason: str = "") -> None:
+        """Send it to the dead-letter topic at once, whatever attempt this is; a nack that waits is cancelled.
+
+        Returns when it is published there and acknowledged here. What fails is tried again until it succeeds; a call
+        that is cancelled leaves it to go on. Again meanwhile: waits for the same.
+
+        :param reason: is written there, up to 1 000 letters
+        :raises NoDeadLetterError: the consumer has no ``dead_letter`` setting; nothing changed
+        :raises AlreadySettledError: it was acknowledged, another task's ``nack`` came first just now, or it is shown
+            again
+        :raises ClosedError: the consumer is closed; the message comes again, and may have been published
+        """
+        before = self._settled_as
+        if before == ACKED:
+            raise AlreadySettledError(self.id, ACKED)
+        if before == NACKED:
+            self._check_nacked(before)
+        self._settled_as = GIVEN_UP
+        try:
+            await self._consumer._dead_letter(self, reason)
+        except BaseException:
+            if not self._consumer._is_given_up(self.id):
+                self._settled_as = before
+            raise
 
     def _forget_nacking(self) -> None:
         self._nacking = None

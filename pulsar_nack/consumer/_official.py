@@ -22,7 +22,8 @@ from .._delays import Delay, delay_ms
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, MissingExtraError, RedeliveryError
 from ..ids import MessageId
 from ._handles import Handles, delivery_of
-from ._port import Delivery, PortTraits
+from ._official_publisher import OfficialPublisher
+from ._port import Delivery, OwnPublisher, PortTraits
 
 NATIVE_DELAY_S: Final = 0.1
 """The shortest delay that the client knows; what :func:`~pulsar_nack.subscribe` gives its consumers."""
@@ -43,6 +44,7 @@ class OfficialPort:
     :param batch_index_ack: whether the consumer was made with ``batch_index_ack_enabled``
     :param receiver_queue_size: how many messages the client may fetch ahead
     :param has_several_topics: it was subscribed to a pattern (lists are recognized)
+    :param client: what it was made with, to publish dead letters; None: not known
     :raises InvalidArgumentError: not a consumer of ``pulsar.asyncio``
     """
 
@@ -55,6 +57,7 @@ class OfficialPort:
         batch_index_ack: bool = False,
         receiver_queue_size: int = 0,
         has_several_topics: bool = False,
+        client: Any = None,
     ) -> None:
         if not isinstance(consumer, import_pulsar_asyncio().Consumer):
             raise InvalidArgumentError("consumer", consumer, "a pulsar.asyncio.Consumer (not the synchronous one)")
@@ -68,6 +71,7 @@ class OfficialPort:
         )
         self._spacing = 1.3 * interval
         self._consumer = consumer
+        self._client = client
         self._native = consumer._consumer
         self._schema = consumer._schema
         self._handles = Handles(None if has_several_topics or _SEVERAL in consumer.topic() else consumer.topic())
@@ -101,6 +105,11 @@ class OfficialPort:
     def is_connected(self) -> bool:
         """Return whether the client has its connection, all of them for several topics or partitions."""
         return bool(self._native.is_connected())
+
+    def publisher(self, topic: str | None, initial_subscription: str | None) -> OwnPublisher | None:
+        """Return what publishes dead letters, None where the client is not known."""
+        del topic  # the client checks it when it is connected to
+        return None if self._client is None else OfficialPublisher(self._client, initial_subscription)
 
     async def receive(self) -> Delivery:
         """Wait for the next message; first come, first served, and a cancelled call loses nothing."""

@@ -41,6 +41,7 @@ class Delivery:
     :param publish_time_ms: epoch ms; likewise ``event_time_ms``, 0 when the producer set none
     :param native: the transport's own message object, for its own use and for users who need it
     :param error: why the message cannot be read, where that is so; ``data`` is then what was stored
+    :param is_key_encoded: ``key`` is base64 of a key of bytes, as far as the transport can tell
     """
 
     id: MessageId
@@ -54,6 +55,7 @@ class Delivery:
     topic: str = ""
     native: Any = None
     error: Exception | None = None
+    is_key_encoded: bool = False
 
 
 class ConsumerPort(Protocol):
@@ -132,6 +134,51 @@ class SupportsActiveChanges(Protocol):
         """Call ``became_inactive`` with topic and partition from now on, as their messages go to another consumer.
 
         What was delivered and not acknowledged goes there too; what this port has not handed over yet is dropped.
+        """
+        ...
+
+
+class Publisher(Protocol):
+    """What puts dead letters into a topic."""
+
+    async def publish(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        properties: Mapping[str, str],
+        key: str | bytes | None,
+        ordering_key: str | None,
+        event_time_ms: int,
+    ) -> MessageId:
+        """Publish a message; return its id once it is stored. It may be called many times at once.
+
+        A call that raises is made again, and one that is cancelled may have published.
+
+        :param key: bytes where the producer's key was bytes
+        :param event_time_ms: 0: none
+        """
+        ...
+
+
+class OwnPublisher(Publisher, Protocol):
+    """A publisher of the consumer's own, which closes it."""
+
+    async def aclose(self) -> None:
+        """Close it. What waits for it need not be published."""
+        ...
+
+
+@runtime_checkable
+class SupportsPublishing(Protocol):
+    """A port that can publish, to wherever its messages come from."""
+
+    def publisher(self, topic: str | None, initial_subscription: str | None) -> OwnPublisher | None:
+        """Return a publisher, None if this port has none after all. Nothing is connected yet.
+
+        :param topic: the only one that will be published to, to be checked; None: that is told with each message
+        :param initial_subscription: a subscription that each topic shall have before the first message is in it
+        :raises InvalidArgumentError: not a name of a topic
         """
         ...
 

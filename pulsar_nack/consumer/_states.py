@@ -7,6 +7,7 @@
                           |                |  show (local)           |
                           |                +---------> IN_WORK       +-- 30 s --> (unknown)
                           +--- begin_ack / end_ack, from every state ---> (settled)
+                          +--- give_up, from every state but ACKING ----> GIVEN_UP
 
 =============  ==========================================================================================
 state          what a delivery from the broker means
@@ -16,6 +17,7 @@ IN_WORK        a copy: the broker sent it twice, or its entry came back for a ba
 HELD           a copy too: nacked, its time has not come. Drop it
 REQUESTED      what was asked for: show it
 ACKING         an acknowledgement is under way: acknowledge this copy also
+GIVEN_UP       a copy: it is on its way to the dead-letter topic, and acknowledged once it is there. Drop it
 settled        acknowledge it again, while the acknowledgement is younger than ``ack_memory``, or while its
                batch is not wholly acknowledged (until then the broker need not know). Later it was
                replayed on purpose: show it
@@ -54,6 +56,7 @@ class State(Enum):
     HELD = "negatively acknowledged"
     REQUESTED = "asked for again"
     ACKING = "acknowledged"
+    GIVEN_UP = "sent to the dead-letter topic"
 
 
 class Verdict(Enum):
@@ -123,8 +126,8 @@ class States:
         return [record for record in self._records.values() if record.state is State.HELD]
 
     def waiting_counts(self) -> dict[MessageId, int]:
-        """Return what is held or asked for, and how often each was delivered. O(known messages)."""
-        waiting = {State.HELD, State.REQUESTED}
+        """Return what is held, asked for or given up, and how often each was delivered. O(known messages)."""
+        waiting = {State.HELD, State.REQUESTED, State.GIVEN_UP}
         return {each.id: each.redelivery_count for each in self._records.values() if each.state in waiting}
 
     def state(self, message_id: MessageId) -> State | None:
@@ -224,6 +227,16 @@ class States:
             self._add(record)
         elif record.state is State.IN_WORK:
             self._move(record, State.HELD)
+        return record
+
+    def give_up(self, message_id: MessageId, count: int) -> Record:
+        """Note that a message goes to the dead-letter topic; ``count`` is its redelivery count if it is not known."""
+        record = self._records.get(message_id)
+        if record is None:
+            record = Record(message_id, State.IN_WORK, max(count, self._counts.pop(message_id, 0)))
+            self._add(record)
+        record.is_held = False
+        self._move(record, State.GIVEN_UP)
         return record
 
     def show(self, record: Record) -> None:
@@ -426,5 +439,5 @@ class States:
         states = [record.state for record in self._records.values()]
         assert self.held == states.count(State.HELD)
         assert self.requested == states.count(State.REQUESTED)
-        assert self.in_work == states.count(State.IN_WORK) + states.count(State.ACKING)
+        assert self.in_work == len(states) - self.held - self.requested
         assert all(known == record.id for known, record in self._records.items())

@@ -30,6 +30,9 @@ class ConsumerStatistics:
         against ``unacked_limit``
     :param is_near_unacked_limit: whether 80 % of the limit are reached
     :param waiting_nacks: calls of ``nack`` that wait for room
+    :param dead_lettered: messages that are in the dead-letter topic, and acknowledged
+    :param dead_letters_waiting: messages on their way there
+    :param dead_letter_failures: attempts to publish or acknowledge one that failed, and were made again
     :param durable_entries: unsettled messages in the durable state; 0 without one, as the next four
     :param durable_bytes: about what it takes on storage
     :param durable_restored: messages that came before their time after a restart, and were held until then
@@ -64,6 +67,9 @@ class ConsumerStatistics:
     unacked_limit: int | None
     is_near_unacked_limit: bool
     waiting_nacks: int
+    dead_lettered: int
+    dead_letters_waiting: int
+    dead_letter_failures: int
     durable_entries: int
     durable_bytes: int
     durable_restored: int

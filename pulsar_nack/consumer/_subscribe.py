@@ -19,6 +19,7 @@ from ._consumer import (
     DEFAULT_UNACKED_LIMIT,
     Consumer,
 )
+from ._dead_letter import DeadLetter
 from ._official import NATIVE_DELAY_S, OfficialPort, import_pulsar_asyncio
 from ._tracing import ConsumerTrace
 from ._ways import Redelivery
@@ -73,6 +74,7 @@ def subscribe(
     max_local_bytes: int = DEFAULT_MAX_LOCAL_BYTES,
     unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
     ack_memory: Delay = 60.0,
+    dead_letter: DeadLetter | None = None,
     hooks: Sequence[HookLike] = (),
     clock: Clock | None = None,
     durable: DurableHome | None = None,
@@ -119,6 +121,7 @@ def subscribe(
                 max_local_bytes=max_local_bytes,
                 unacked_limit=unacked_limit,
                 ack_memory=ack_memory,
+                dead_letter=dead_letter,
                 hooks=hooks,
                 clock=clock,
                 durable=durable,
@@ -153,7 +156,7 @@ def wrap(
     :param native_delay: its ``negative_ack_redelivery_delay_ms`` in seconds; the client's default is 60 s, with which
         the broker way cannot do delays below 84 s
     :param batch_index_ack: whether it was made with ``batch_index_ack_enabled``
-    :param settings: those of :class:`Consumer`
+    :param settings: those of :class:`Consumer`; a ``dead_letter`` needs a ``publisher``, for the client is not known
     :raises InvalidArgumentError: names the argument
     """
     honours_ids = consumer_type is not None and _native_type(consumer_type).name in _HONOUR_IDS
@@ -181,6 +184,7 @@ async def _port(client: Any, topic: Any, subscription: str, native_type: Any, op
         batch_index_ack=bool(options.get("batch_index_ack_enabled", False)),
         receiver_queue_size=int(options.get("receiver_queue_size", _DEFAULT_QUEUE)),
         has_several_topics=bool(options.get("is_pattern_topic", False)),
+        client=client,
     )
 
 

@@ -6,6 +6,7 @@ from ..ledger._memory_files import MemoryFiles
 from ..ledger._object_fault import FaultyObjects
 from ._clock import ManualClock
 from ._fake_faults import FakeCall
+from ._fake_publisher import FakeLetter, FakePublisher
 from ._fake_subscription import FakeSubscription
 from ._fake_topic import FakeEntry, FakeMessage, FakeTopic
 from ._faulty_port import FaultyPort
@@ -20,8 +21,10 @@ __all__ = [
     "EmbeddedBroker",
     "FakeCall",
     "FakeEntry",
+    "FakeLetter",
     "FakeMessage",
     "FakePort",
+    "FakePublisher",
     "FakeSubscription",
     "FakeTopic",
     "FaultyFiles",

@@ -39,6 +39,7 @@ from ._dispatcher import SubscriptionType
 from ._entry import Entry, messages
 from ._jobs import Jobs
 from ._ledgers import TopicLedgers
+from ._publisher import LocalPublisher
 from ._receiver import Receiver
 from ._statistics import TopicStatistics
 from ._subscription import Subscription
@@ -298,6 +299,10 @@ class LocalTopic:
     def _look(self) -> None:
         for subscription in self._subscriptions.values():
             subscription.look()
+
+    def publisher(self) -> LocalPublisher:
+        """Return what publishes into this topic for another one's consumer: ``DeadLetter(publisher=...)``."""
+        return LocalPublisher(self)
 
     # -- subscribing ---------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ import re
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 from .._delays import Delay, delay_ms
 from ..clock import LoopClock
-from ..consumer import Consumer, Delivery, PortTraits, Subscribing
+from ..consumer import Consumer, Delivery, OwnPublisher, Subscribing
 from ..errors import ClosedError, InvalidArgumentError, WrongLoopError
 from ..ids import MessageId
 from ._address import parse_service_url
@@ -110,7 +110,7 @@ class Client:
         interval = delay_ms(discovery_interval, "discovery_interval") / 1000
         if not interval:
             raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")
-        Consumer(_Unopened(traits_of(options)), **{**of_consumer, "trace": None})  # refuses what it would refuse later
+        Consumer(_Unopened(options), **{**of_consumer, "trace": None})  # refuses what it would refuse later
 
         async def make() -> Consumer:
             port = await WirePort.open(self._core(), selection, options, discovery_interval=interval)
@@ -191,8 +191,15 @@ def connect(url: str, options: Mapping[str, Any]) -> Client:
 class _Unopened:
     """Stands for a port that is yet to be opened, where a consumer's settings are checked."""
 
-    def __init__(self, traits: PortTraits) -> None:
-        self.traits = traits
+    def __init__(self, options: SubscribeOptions) -> None:
+        self.traits = traits_of(options)
+        self.names = ("", options.subscription, "")
+
+    def publisher(self, topic: str | None, initial_subscription: str | None) -> OwnPublisher:
+        if topic is not None:
+            normalize(topic)
+        del initial_subscription
+        return _UNOPENED_PUBLISHER
 
     async def receive(self) -> Delivery:
         raise ClosedError("this port")
@@ -207,3 +214,15 @@ class _Unopened:
 
     async def close(self) -> None:
         pass
+
+
+class _UnopenedPublisher:
+    async def publish(self, topic: str, data: bytes, **about: Any) -> MessageId:
+        del topic, data, about
+        raise ClosedError("this port")
+
+    async def aclose(self) -> None:
+        pass
+
+
+_UNOPENED_PUBLISHER: Final = _UnopenedPublisher()

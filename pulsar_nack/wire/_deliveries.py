@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..consumer import Delivery
 from ..errors import InvalidArgumentError, ProtocolError, UndecodableMessageError
@@ -12,7 +12,19 @@ from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._chunks import Chunks, Part, Whole
 from ._delivery import WireDelivery, plain_delivery
-from ._entries import Entry, decode_entry, key_of, ordering_key_of, plain_parts, properties_of, unpack
+from ._entries import (
+    Entry,
+    decode_entry,
+    is_batch,
+    key_of,
+    ordering_key_of,
+    plain_parts,
+    properties_of,
+    readable_metadata,
+    unpack,
+)
+
+_NOTHING: Final = pb.MessageMetadata()
 
 
 class Arrival(NamedTuple):
@@ -72,7 +84,7 @@ class EntryReader:
             try:
                 entry = decode_entry(rest, max_message_bytes=self._max_bytes)
             except UndecodableMessageError as error:
-                unreadable = self._unreadable(command, bytes(rest), error)
+                unreadable = self._unreadable(command, bytes(rest), error, about=readable_metadata(rest))
                 return Arrival(self._counted(command, error.batch_size), [unreadable])
             if self._first is not None and (command.message_id.ledgerId, command.message_id.entryId) < self._first:
                 size = entry.metadata.num_messages_in_batch if entry.is_batch else 0
@@ -108,15 +120,29 @@ class EntryReader:
         return self._delivery(message_id, command, metadata, metadata, entry.payload)
 
     def _unreadable(
-        self, command: pb.CommandMessage, stored: bytes, error: Exception, message_id: MessageId | None = None
+        self,
+        command: pb.CommandMessage,
+        stored: bytes,
+        error: Exception,
+        message_id: MessageId | None = None,
+        *,
+        about: pb.MessageMetadata | None = None,
     ) -> Delivery:
+        """Return the delivery of what cannot be read, with what is said about it as far as that is known."""
         position = command.message_id
+        own = _NOTHING if about is None or is_batch(about) else about
         return Delivery(
             id=message_id or _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic),
             data=stored,
+            properties=properties_of(own),
+            key=key_of(own) if own.HasField("partition_key") else None,
+            ordering_key=ordering_key_of(own) if own.HasField("ordering_key") else None,
             redelivery_count=command.redelivery_count,
+            publish_time_ms=0 if about is None else about.publish_time,
+            event_time_ms=own.event_time,
             topic=self._topic,
             error=error,
+            is_key_encoded=own.partition_key_b64_encoded,
         )
 
     @staticmethod
@@ -156,8 +182,13 @@ class EntryReader:
         except UndecodableMessageError as error:  # the others too: where they begin is not known
             left = [each for each in range(read, size) if is_shown is None or is_shown[each]]
             deliveries.extend(
-                self._unreadable(command, b"", error, _delivered_id((ledger, number, partition, each), size, topic))
-                for each in left
+                self._unreadable(
+                    command,
+                    b"" if at else entry.payload,  # once is enough
+                    error,
+                    _delivered_id((ledger, number, partition, each), size, topic),
+                )
+                for at, each in enumerate(left)
             )
         shown &= ~_bits(hidden, size)
         if shown != whole:
@@ -173,7 +204,7 @@ class EntryReader:
         metadata, position = entry.metadata, command.message_id
         if not 0 <= metadata.chunk_id < metadata.num_chunks_from_msg:
             impossible = f"chunk: number {metadata.chunk_id} of {metadata.num_chunks_from_msg}"
-            return [self._unreadable(command, entry.payload, UndecodableMessageError(impossible))]
+            return [self._unreadable(command, entry.payload, UndecodableMessageError(impossible), about=metadata)]
         part = Part(
             uuid=metadata.uuid,
             index=metadata.chunk_id,
@@ -189,11 +220,11 @@ class EntryReader:
             message_id = self._whole_id(whole)
         except InvalidArgumentError as error:
             wrong = UndecodableMessageError(f"payload: its chunks are not where they should be: {error}")
-            return [self._unreadable(command, whole.payload or b"", wrong)]
+            return [self._unreadable(command, whole.payload or b"", wrong, about=metadata)]
         try:
             payload = self._put_together(entry, whole)
         except UndecodableMessageError as error:
-            return [self._unreadable(command, whole.payload or b"", error, message_id)]
+            return [self._unreadable(command, whole.payload or b"", error, message_id, about=metadata)]
         return [self._delivery(message_id, command, metadata, metadata, payload)]
 
     def _whole_id(self, whole: Whole) -> MessageId:
@@ -233,6 +264,7 @@ class EntryReader:
             publish_time_ms=of_entry.publish_time,
             event_time_ms=own.event_time,
             topic=self._topic,
+            is_key_encoded=own.partition_key_b64_encoded,
         )
 
 

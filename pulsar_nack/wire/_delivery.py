@@ -31,6 +31,7 @@ class WireDelivery(Delivery):
         topic: str,
         native: Any = None,
         error: Exception | None = None,
+        is_key_encoded: bool = False,
     ) -> None:
         self.id = id
         self.data = data
@@ -43,6 +44,7 @@ class WireDelivery(Delivery):
         self.topic = topic
         self.native = native
         self.error = error
+        self.is_key_encoded = is_key_encoded
 
 
 class PlainDelivery(Delivery):
@@ -58,6 +60,7 @@ class PlainDelivery(Delivery):
         event_time_ms = 0
         native = None
         error = None
+        is_key_encoded = False
         properties = property(lambda _: {})
         publish_time_ms = property(
             lambda self: (

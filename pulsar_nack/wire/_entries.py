@@ -180,6 +180,16 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
     return tuple.__new__(Entry, (metadata, payload, broker_metadata))
 
 
+def readable_metadata(rest: bytes | memoryview) -> pb.MessageMetadata | None:
+    """Return the metadata of an entry whose payload cannot be read; None if that cannot be either, or is damaged."""
+    data = bytes(rest)
+    try:
+        at = _broker_metadata(data)[1] if data.startswith(_MAGIC_BROKER) else 0
+        return _checked(data, at)[0]
+    except UndecodableMessageError:
+        return None
+
+
 def plain_parts(rest: bytes) -> tuple[bytes, bytes] | None:
     """Return metadata and payload of an entry that is one message with nothing but its payload, quickly.
 

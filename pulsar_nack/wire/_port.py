@@ -15,9 +15,11 @@ from ._consumer import TopicConsumer
 from ._core import Core
 from ._inbox import WireInbox
 from ._many import Member, Members
+from ._publisher import WirePublisher
 from ._selection import Matching, Selection
 from ._subscribe_options import SubscribeOptions
 from ._together import together
+from ._topics import normalize
 
 MAX_IDS: Final = 1_000
 _LATENCY_S: Final = 0.0005
@@ -93,6 +95,15 @@ class WirePort:
         """Return whether this is the consumer that gets messages, on Failover; None where that is not known."""
         known = [member.is_active for member in self._members]
         return None if None in known else any(known)
+
+    def publisher(self, topic: str | None, initial_subscription: str | None) -> WirePublisher:
+        """Return what publishes dead letters, over the same connections.
+
+        :raises InvalidArgumentError: not a name of a topic
+        """
+        if topic is not None:
+            normalize(topic)
+        return WirePublisher(self._core, initial_subscription)
 
     def watch_inactive(self, call: Callable[[str, int], None]) -> None:
         """Have ``call`` called with topic and partition when another Failover consumer takes over, or it is gone."""

@@ -161,7 +161,8 @@ def names_for_checkers() -> dict[str, Any]:
     from pulsar_nack.ledger import LogStore
     from pulsar_nack.nack import HookLike
 
-    names: dict[str, Any] = {name: getattr(pulsar_nack, name) for name in ("Backoff", "Clock", "MessageId")}
+    public = ("Backoff", "Clock", "DeadLetter", "MessageId")
+    names: dict[str, Any] = {name: getattr(pulsar_nack, name) for name in public}
     names |= {"NackConfig": NackConfig, "Delay": float, "PathLike": PathLike, "HookLike": HookLike}
     return names | {"ConsumerTrace": ConsumerTrace, "Redelivery": Redelivery, "LogStore": LogStore}
 

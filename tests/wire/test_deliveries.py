@@ -157,6 +157,41 @@ def test_what_cannot_be_read_is_one_delivery_that_says_so(rest: bytes, permits: 
     assert isinstance(delivery.error, UndecodableMessageError)
 
 
+def test_what_can_be_read_of_an_unreadable_message_is_told() -> None:
+    """Properties, keys and times of an encrypted message are told; those of a batch are encrypted too."""
+    about: dict[str, Any] = {
+        "encryption_keys": [pb.EncryptionKeys(key="k", value=b"v")],
+        "properties": [pb.KeyValue(key="colour", value="red")],
+        "partition_key": "a2V5",
+        "partition_key_b64_encoded": True,
+        "ordering_key": b"o",
+        "event_time": 5,
+    }
+    (delivery,) = Reader().read(encode_rest(metadata(**about), b"?")).deliveries
+    assert delivery.properties == {"colour": "red"}
+    assert (delivery.key, delivery.is_key_encoded, delivery.ordering_key) == ("a2V5", True, "o")
+    assert (delivery.event_time_ms, delivery.publish_time_ms) == (5, metadata().publish_time)
+    (delivery,) = Reader().read(encode_rest(metadata(**about, num_messages_in_batch=5), b"?")).deliveries
+    assert (delivery.properties, delivery.key, delivery.event_time_ms) == ({}, None, 0)
+
+
+def test_nothing_is_believed_of_what_is_damaged() -> None:
+    """Where the checksum is wrong the properties may be wrong too: none are told."""
+    rest = encode_rest(metadata(properties=[pb.KeyValue(key="colour", value="red")]), b"hello")[:-1]
+    (delivery,) = Reader().read(rest).deliveries
+    assert isinstance(delivery.error, UndecodableMessageError)
+    assert (delivery.properties, delivery.publish_time_ms) == ({}, 0)
+
+
+def test_keys_of_bytes_are_told_from_texts() -> None:
+    """A key that the producer made of bytes comes as base64, and says so; a text that looks like it does not."""
+    (delivery,) = Reader().read(encode_rest(metadata(partition_key="a2V5"), b"")).deliveries
+    assert (delivery.key, delivery.is_key_encoded) == ("a2V5", False)
+    encoded = metadata(partition_key="a2V5", partition_key_b64_encoded=True)
+    (delivery,) = Reader().read(encode_rest(encoded, b"")).deliveries
+    assert (delivery.key, delivery.is_key_encoded) == ("a2V5", True)
+
+
 def test_a_batch_that_is_damaged_in_the_middle() -> None:
     """What comes before is shown, and the rest as messages that cannot be read: each of them can be settled."""
     payload = encode_batch((pb.SingleMessageMetadata(), b"%d" % index) for index in range(3)) + b"\xff" * 20
@@ -164,6 +199,7 @@ def test_a_batch_that_is_damaged_in_the_middle() -> None:
     assert arrival.permits == 4
     assert [delivery.id.batch_index for delivery in arrival.deliveries] == [0, 2, 3, 4]
     assert [delivery.error is None for delivery in arrival.deliveries] == [True, True, False, False]
+    assert [len(delivery.data) for delivery in arrival.deliveries] == [1, 1, len(payload), 0]
 
 
 @pytest.mark.parametrize(

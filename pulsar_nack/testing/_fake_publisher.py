@@ -1,0 +1,80 @@
+"""Dead letters without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import BrokerError
+from ..ids import MessageId
+from ._fake_faults import seconds
+
+
+@dataclass(frozen=True, slots=True)
+class FakeLetter:
+    """A dead letter that was published; the fields are what :meth:`pulsar_nack.Publisher.publish` was given."""
+
+    topic: str
+    data: bytes
+    properties: Mapping[str, str]
+    key: str | bytes | None
+    ordering_key: str | None
+    event_time_ms: int
+
+
+class FakePublisher:
+    """A :class:`~pulsar_nack.Publisher` that keeps what it gets: ``DeadLetter(3, "dead", publisher=FakePublisher())``.
+
+    :param latency: seconds that publishing takes
+    """
+
+    def __init__(self, latency: float = 0.0) -> None:
+        self.letters: list[FakeLetter] = []
+        """What was published, in order."""
+        self.attempts = 0
+        """How often that was tried."""
+        self._latency = seconds("latency", latency)
+        self._failures: deque[tuple[BaseException, bool]] = deque()
+        self._may_go = asyncio.Event()
+        self._may_go.set()
+
+    def fail_next(self, times: int = 1, *, error: BaseException | None = None, carried_out: bool = False) -> None:
+        """Let the next calls raise.
+
+        :param error: by default a :class:`~pulsar_nack.BrokerError`
+        :param carried_out: the letter is published all the same, as when only the answer is lost
+        """
+        fault = error or BrokerError("publish failed, as the test asked")
+        self._failures.extend([(fault, carried_out)] * times)
+
+    def hold(self) -> None:
+        """Let no call return until :meth:`release`."""
+        self._may_go.clear()
+
+    def release(self) -> None:
+        """Let calls go on."""
+        self._may_go.set()
+
+    async def publish(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        properties: Mapping[str, str],
+        key: str | bytes | None,
+        ordering_key: str | None,
+        event_time_ms: int,
+    ) -> MessageId:
+        """Keep a letter."""
+        self.attempts += 1
+        if self._latency:
+            await asyncio.sleep(self._latency)
+        await self._may_go.wait()
+        error, carried_out = self._failures.popleft() if self._failures else (None, True)
+        if carried_out:
+            self.letters.append(FakeLetter(topic, data, dict(properties), key, ordering_key, event_time_ms))
+        if error is not None:
+            raise error
+        return MessageId(0, len(self.letters) - 1)
