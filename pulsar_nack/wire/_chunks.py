@@ -108,6 +108,11 @@ class Chunks:
             return 0
         return next((message.expires_at_ms for message in self._unfinished.values()), None)
 
+    def positions(self) -> list[Position]:
+        """Return the entries that are here in part, or are to go back."""
+        unfinished = (message.positions() for message in self._unfinished.values())
+        return [*self._given_up, *(position for positions in unfinished for position in positions)]
+
     def clear(self) -> None:
         """Drop all: the broker sends everything again."""
         self._unfinished.clear()

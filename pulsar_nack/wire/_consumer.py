@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -36,6 +36,7 @@ from ._deliveries import EntryReader
 from ._permits import Permits
 from ._redeliveries import MOST_IDS, Redeliveries
 from ._refusals import is_transient
+from ._resuming import Resuming
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
 
@@ -108,7 +109,7 @@ class TopicConsumer:
         self._queued = self._queued_bytes = 0
         self._mean_bytes: int | None = None
         self._rewinds = 0
-        self._start = options.start_message_id
+        self._resuming = None if options.durable else Resuming(options.start_message_id)
         self._subscribed_at = 0.0
         self._short_lived = 0
         self._sought: MessageId | None = None
@@ -193,24 +194,23 @@ class TopicConsumer:
 
     async def _subscribe(self) -> None:
         connection = await self._connection()
-        session = await Session.begin(
-            connection, self, self.topic, self._options, start=self._start, epoch=self._rewinds
-        )
+        start = None if self._resuming is None else self._resuming.begin()
+        session = await Session.begin(connection, self, self.topic, self._options, start=start, epoch=self._rewinds)
         if self._closing is not None:
             session.drop()
             raise ClosedError("the consumer")
-        self._reader.begin_at(self._first_shown())
+        self._reader.begin_at(self._first_shown(start))
         self._enter(session)
+        if self._resuming is not None and self._resuming.is_behind:  # what was asked for meanwhile
+            self._start_anew()
 
-    def _first_shown(self) -> MessageId | None:
+    def _first_shown(self, start: MessageId | None) -> MessageId | None:
         """Return what to show first of an entry of which the broker sends all: in the first session after a seek.
 
         Always where the subscription is not durable; else later sessions show what others may have moved it to.
         """
         sought, self._sought = self._sought, None
-        if sought is None and not self._options.durable and self._start is not None:
-            return _after(self._start)
-        return sought
+        return _after(start) if sought is None and start is not None else sought
 
     async def _connection(self) -> Connection:
         url, self._moved_to = self._moved_to, None
@@ -238,6 +238,8 @@ class TopicConsumer:
         self._acks.disconnected()
         self._redeliveries.clear()
         self._ack_sets.forget()
+        if self._resuming is not None:
+            self._resuming.expect(self._chunks.positions())
         self._drop_queue()
 
     def _drop_queue(self) -> None:
@@ -313,6 +315,9 @@ class TopicConsumer:
         if self._rewinds and self._is_of_old_epoch(command):
             self._free(permits)
             return
+        if self._resuming is not None and self._is_acked(command.message_id):
+            self._free(permits)
+            return
         shown = len(deliveries)
         if shown != permits:
             self._free(permits - shown)
@@ -334,8 +339,8 @@ class TopicConsumer:
         self._queued -= 1
         self._queued_bytes -= size
         self._prefetched.bytes -= size
-        if not self._options.durable:
-            self._start = delivery.id
+        if self._resuming is not None:
+            self._resuming.taken(delivery.id)
 
     def _free(self, messages: int) -> None:
         permits = self._permits.free(messages)
@@ -362,6 +367,14 @@ class TopicConsumer:
 
     def _is_of_old_epoch(self, command: pb.CommandMessage) -> bool:
         return command.HasField("consumer_epoch") and command.consumer_epoch < self._rewinds
+
+    def _is_acked(self, position: pb.MessageIdData) -> bool:
+        """Return whether an entry was acknowledged in an earlier session, which this one does not know until told."""
+        place = (position.ledgerId, position.entryId)
+        is_acked = self._resuming is not None and self._resuming.arrived(place)
+        if is_acked:
+            self._acks.add(place, 0, lambda _: None)
+        return is_acked
 
     def on_active_changed(self, session: Session, is_active: bool) -> None:
         """Drop what was not taken when another consumer gets it from now on."""
@@ -402,7 +415,9 @@ class TopicConsumer:
         entries = self._entries(ids)
         if not entries:
             return
-        await self._until_done(lambda done: self._acks.add_all(entries, self._noting_failure(ids, done)))
+        await self._until_done(
+            lambda done: self._acks.add_all(entries, self._noting_success(entries, self._noting_failure(ids, done)))
+        )
 
     def acknowledge_soon(self, message_id: MessageId, done: Done) -> None:
         """Begin to acknowledge one message; ``done`` gets None, or the error, in a later turn of the loop.
@@ -412,7 +427,8 @@ class TopicConsumer:
         """
         self._check_open()
         if message_id.is_chunked:
-            self._acks.add_all(self._entries([message_id]), done)
+            entries = self._entries([message_id])
+            self._acks.add_all(entries, self._noting_success(entries, done))
             return
         remaining = self._ack_sets.acked(message_id)
         if message_id.batch_index >= 0:
@@ -420,6 +436,8 @@ class TopicConsumer:
                 self._loop.call_soon(done, None)
                 return
             done = self._noting_failure((message_id,), done)
+        if self._resuming is not None:
+            done = self._noting_success({(message_id.ledger, message_id.entry): remaining}, done)
         self._acks.add((message_id.ledger, message_id.entry), remaining, done)
 
     def _noting_failure(self, ids: Sequence[MessageId], done: Done) -> Done:
@@ -430,6 +448,19 @@ class TopicConsumer:
             if error is not None:
                 for message_id in ids:
                     self._ack_sets.failed(message_id, generation)
+            done(error)
+
+        return noting
+
+    def _noting_success(self, entries: Mapping[tuple[int, int], int], done: Done) -> Done:
+        """Return what calls ``done``, and notes what is acknowledged wholly where the broker will not remember it."""
+        resuming = self._resuming
+        if resuming is None:
+            return done
+
+        def noting(error: Exception | None) -> None:
+            if error is None:
+                resuming.acked(place for place, remaining in entries.items() if not remaining)
             done(error)
 
         return noting
@@ -449,7 +480,23 @@ class TopicConsumer:
             if not message_id.entry:
                 return
             position, remaining = (message_id.ledger, message_id.entry - 1), 0
-        await self._until_done(lambda done: self._acks.add_cumulative(position, remaining, done))
+        await self._until_done(
+            lambda done: self._acks.add_cumulative(position, remaining, self._noting_all(position, remaining, done))
+        )
+
+    def _noting_all(self, position: tuple[int, int], remaining: int, done: Done) -> Done:
+        """Do so with everything up to an entry."""
+        resuming = self._resuming
+        if resuming is None:
+            return done
+
+        def noting(error: Exception | None) -> None:
+            if error is None:
+                ledger, entry = position
+                resuming.acked_through((ledger, entry - 1) if remaining else position)
+            done(error)
+
+        return noting
 
     async def _until_done(self, begin: Callable[[Done], None]) -> None:
         answer: asyncio.Future[Exception | None] = self._loop.create_future()
@@ -496,8 +543,12 @@ class TopicConsumer:
         :raises ClosedError: it is closed
         """
         self._check_open()
-        if self._session is not None:
-            self._redeliveries.add(_positions(ids))
+        positions = list(_positions(ids))
+        needs_session = self._resuming is not None and self._resuming.ask(positions)
+        if needs_session and not self._seeking.locked():
+            self._start_anew()
+        elif self._session is not None:
+            self._redeliveries.add(positions)
 
     def _ask_again(self, positions: Sequence[tuple[int, int]]) -> None:
         if self._session is None:
@@ -523,6 +574,8 @@ class TopicConsumer:
         given_up = self._chunks.given_up(self._core.clock.now_ms())
         if given_up and self._session is not None:
             _LOG.warning("%s: %d parts of unfinished chunked messages go back to the broker", self.topic, len(given_up))
+            if self._resuming is not None:
+                self._resuming.expect(given_up)
             self._redeliveries.add(given_up)
         self._set_chunk_timer()
 
@@ -554,8 +607,8 @@ class TopicConsumer:
     def _begin_at(self, position: MessageId | int) -> None:
         first = position if isinstance(position, MessageId) else None
         self._sought = first
-        if not self._options.durable:
-            self._start = _EARLIEST if first is None else _before(first)
+        if self._resuming is not None:
+            self._resuming.move(_EARLIEST if first is None else _before(first))
 
     def _start_anew(self) -> None:
         """Begin a new session, if the broker has not ended this one already."""

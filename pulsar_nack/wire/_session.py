@@ -90,7 +90,8 @@ class Session:
 
     def permit(self, messages: int) -> None:
         """Let the broker send so many more messages; likewise below, on a connection that is lost nothing happens."""
-        self._send(commands.flow(self.consumer_id, messages))
+        if not self.is_over:  # nor while it is being closed
+            self._send(commands.flow(self.consumer_id, messages))
 
     def redeliver(self, positions: Sequence[tuple[int, int]]) -> None:
         """Have these entries sent again."""

@@ -405,10 +405,13 @@ def _subscribe(call: Call) -> None:
         refuse("ServiceNotReady", f"{body.topic} is not served here")(call)
         return
     subscription = topic.subscriptions.get(body.subscription)
+    if subscription is not None and not subscription.consumers and not body.durable:
+        subscription = None  # it went with its last consumer
     if subscription is None or (not subscription.consumers and subscription.kind != body.subType):
         start = 0 if body.initialPosition == body.Earliest else len(topic.entries)
         if body.HasField("start_message_id"):
-            start = topic.index_of((body.start_message_id.ledgerId, body.start_message_id.entryId)) + 1
+            before = body.start_message_id
+            start = topic.index_of((before.ledgerId, (before.entryId + 1) % 2**64))  # -1 is the largest number
         old, subscription = subscription, FakeSubscription(topic, body.subType, start)
         if old is not None:
             subscription.rewind(0)
