@@ -6,16 +6,25 @@ lost its connection: then the later parts count, and the earlier ones are acknow
 they are the same message.
 
 Memory is bounded: by the number of unfinished messages, by the bytes of their parts, and by time. What has no room, or
-took too long, is given up, and its parts go back to the broker; nothing is acknowledged that was not shown. A message
-that is larger than all the room there is counts its parts only, and is told as one that cannot be read.
+took too long, is given up, and its parts go back to the broker; nothing is acknowledged that was not shown. They mostly
+come again, so each time a message is given up it gets more time for the next: one that is never completed, since its
+producer is gone, costs less and less. A message that is larger than all the room there is counts its parts only, and is
+told as one that cannot be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
 
 from ..ids import Position
+
+_PAUSE_MS: Final = 1_000
+"""At least so long parts that there was no room for stay with this consumer before they go back."""
+_MOST_DOUBLINGS: Final = 6
+_MOST_KNOWN: Final = 1_000
+"""Messages that were given up and are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +70,22 @@ class _Unfinished:
         return {position for position, _ in self.parts.values()} | self.superseded
 
 
+class GivenUp(NamedTuple):
+    """A message that was given up: its parts that were here, of how many, and how often that has happened."""
+
+    uuid: str
+    positions: list[Position]
+    here: int
+    of: int
+    times: int
+
+
 class Chunks:
     """The unfinished messages of one topic or partition.
 
     :param most: most unfinished messages; the oldest is given up for a new one
     :param max_bytes: most memory for their parts
-    :param timeout_ms: how long the parts of one may take, from the first
+    :param timeout_ms: how long the parts of one may take, from the first; twice as long each time it was given up
     """
 
     def __init__(self, most: int, max_bytes: int, timeout_ms: int) -> None:
@@ -75,7 +94,12 @@ class Chunks:
         self._max_bytes = max_bytes
         self._timeout_ms = timeout_ms
         self._unfinished: dict[str, _Unfinished] = {}
-        self._given_up: list[Position] = []
+        self._expiries: list[tuple[int, int, str]] = []
+        self._begun = 0
+        self._given_up: list[GivenUp] = []
+        self._back_at_ms = 0
+        self._rounds = 0
+        self._times: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._unfinished)
@@ -84,7 +108,7 @@ class Chunks:
         """Take a part; return the message if it was the last one that was missing."""
         message = self._unfinished.get(part.uuid)
         if message is not None and (message.count, message.total_bytes) != (part.count, part.total_bytes):
-            self._give_up(part.uuid)
+            self._give_up(part.uuid, now_ms + _PAUSE_MS)
             message = None
         if message is None:
             message = self._begin(part, now_ms)
@@ -92,39 +116,57 @@ class Chunks:
         if len(message.parts) == message.count:
             return self._finish(part.uuid, message)
         while self.bytes > self._max_bytes:
-            self._give_up(next(iter(self._unfinished)))
+            self._give_up_oldest(now_ms)
         return None
 
-    def given_up(self, now_ms: int) -> list[Position]:
-        """Give up what took too long; return the entries that are to go back since the last call."""
-        for uuid in [uuid for uuid, message in self._aged(now_ms)]:
-            self._give_up(uuid)
+    def given_up(self, now_ms: int) -> list[GivenUp]:
+        """Give up what took too long; return what is to go back now."""
+        while (next_at := self._next_expiry()) is not None and next_at <= now_ms:
+            self._give_up(self._expiries[0][2], now_ms)
+        if not self._given_up or now_ms < self._back_at_ms:
+            return []
+        self._rounds += 1
         given_up, self._given_up = self._given_up, []
         return given_up
 
     def next_at(self) -> int | None:
-        """Return when the oldest message will have taken too long, 0 if one was given up, None if there is nothing."""
-        if self._given_up:
-            return 0
-        return next((message.expires_at_ms for message in self._unfinished.values()), None)
+        """Return when :meth:`given_up` has something to return; None: never."""
+        expiry = self._next_expiry()
+        if not self._given_up:
+            return expiry
+        return self._back_at_ms if expiry is None else min(self._back_at_ms, expiry)
+
+    def _next_expiry(self) -> int | None:
+        while self._expiries:
+            expires_at_ms, _, uuid = self._expiries[0]
+            message = self._unfinished.get(uuid)
+            if message is not None and message.expires_at_ms == expires_at_ms:
+                return expires_at_ms
+            heappop(self._expiries)
+        return None
 
     def positions(self) -> list[Position]:
         """Return the entries that are here in part, or are to go back."""
         unfinished = (message.positions() for message in self._unfinished.values())
-        return [*self._given_up, *(position for positions in unfinished for position in positions)]
+        given_up = (each.positions for each in self._given_up)
+        return [position for positions in (*given_up, *unfinished) for position in positions]
 
     def clear(self) -> None:
         """Drop all: the broker sends everything again."""
         self._unfinished.clear()
+        self._expiries.clear()
         self._given_up.clear()
         self.bytes = 0
 
     def _begin(self, part: Part, now_ms: int) -> _Unfinished:
         if len(self._unfinished) >= self._most:
-            self._give_up(next(iter(self._unfinished)))
+            self._give_up_oldest(now_ms)
         is_kept = part.total_bytes <= self._max_bytes
-        message = _Unfinished(part.count, part.total_bytes, now_ms + self._timeout_ms, is_kept)
+        timeout_ms = self._timeout_ms << min(self._times.get(part.uuid, 0), _MOST_DOUBLINGS)
+        message = _Unfinished(part.count, part.total_bytes, now_ms + timeout_ms, is_kept)
         self._unfinished[part.uuid] = message
+        self._begun += 1
+        heappush(self._expiries, (message.expires_at_ms, self._begun, part.uuid))
         return message
 
     def _put(self, message: _Unfinished, part: Part) -> None:
@@ -143,13 +185,26 @@ class Chunks:
 
     def _finish(self, uuid: str, message: _Unfinished) -> Whole:
         self._drop(uuid)
+        self._times.pop(uuid, None)
+        self._rounds = 0
         parts = [message.parts[index] for index in range(message.count)]
         superseded = sorted(message.superseded - {position for position, _ in parts})
         payload = b"".join(payload for _, payload in parts) if message.is_kept else None
         return Whole((*superseded, *(position for position, _ in parts)), payload)
 
-    def _give_up(self, uuid: str) -> None:
-        self._given_up.extend(sorted(self._drop(uuid).positions()))
+    def _give_up_oldest(self, now_ms: int) -> None:
+        """Make room; what found none goes back together, and later each time until a message is completed."""
+        pause_ms = min(_PAUSE_MS << min(self._rounds, _MOST_DOUBLINGS), max(self._timeout_ms, _PAUSE_MS))
+        self._give_up(next(iter(self._unfinished)), now_ms + pause_ms)
+
+    def _give_up(self, uuid: str, due_at_ms: int) -> None:
+        message = self._drop(uuid)
+        times = self._times.pop(uuid, 0) + 1
+        self._times[uuid] = times
+        if len(self._times) > _MOST_KNOWN:
+            del self._times[next(iter(self._times))]
+        self._back_at_ms = min(self._back_at_ms, due_at_ms) if self._given_up else due_at_ms
+        self._given_up.append(GivenUp(uuid, sorted(message.positions()), len(message.parts), message.count, times))
 
     def _drop(self, uuid: str) -> _Unfinished:
         message = self._unfinished.pop(uuid)
@@ -159,9 +214,3 @@ class Chunks:
     def _count(self, message: _Unfinished, change: int) -> None:
         message.bytes += change
         self.bytes += change
-
-    def _aged(self, now_ms: int) -> Iterator[tuple[str, _Unfinished]]:
-        for uuid, message in self._unfinished.items():
-            if message.expires_at_ms > now_ms:
-                return
-            yield uuid, message

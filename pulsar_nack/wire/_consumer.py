@@ -35,7 +35,7 @@ from ._core import Core
 from ._deliveries import EntryReader
 from ._permits import Permits
 from ._redeliveries import MOST_IDS, Redeliveries
-from ._refusals import is_transient
+from ._refusals import is_busy, is_transient
 from ._resuming import Resuming
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
@@ -48,8 +48,8 @@ _LASTING_S: Final = 1.0
 """Sessions that end sooner, one after the other, are begun at longer and longer intervals."""
 _LOG: Final = logging.getLogger(__name__)
 _INT64: Final = 1 << 63
-_GIVE_BACK_AFTER_S: Final = 1.0
-"""At least so long a part that there was no room for stays with this consumer before it is asked for again."""
+_TOLD_AFTER: Final = 3
+"""A chunked message whose parts went back to the broker so often is told."""
 
 
 class TopicConsumer:
@@ -298,7 +298,7 @@ class TopicConsumer:
         code = error.code if isinstance(error, BrokerRefusedError) else ""
         if code == "TopicNotFound" and not self._options.create_topic:
             self._acks.fail(None)  # it was deleted, and is not made again: there is nothing to acknowledge any more
-        elif code != "ConsumerBusy" and not is_transient(error):
+        elif not is_busy(error) and not is_transient(error):
             self._acks.fail(error)
 
     # --- receiving -------------------------------------------------------------------------------------------------
@@ -567,16 +567,25 @@ class TopicConsumer:
         next_at = self._chunks.next_at()
         if next_at is not None:
             delay_s = max(next_at - self._core.clock.now_ms(), 0) / 1000
-            self._chunk_timer = self._loop.call_later(max(delay_s, _GIVE_BACK_AFTER_S), self._give_back_chunks)
+            self._chunk_timer = self._loop.call_later(delay_s, self._give_back_chunks)
 
     def _give_back_chunks(self) -> None:
         self._chunk_timer = None
-        given_up = self._chunks.given_up(self._core.clock.now_ms())
-        if given_up and self._session is not None:
-            _LOG.warning("%s: %d parts of unfinished chunked messages go back to the broker", self.topic, len(given_up))
-            if self._resuming is not None:
-                self._resuming.expect(given_up)
-            self._redeliveries.add(given_up)
+        for given_up in self._chunks.given_up(self._core.clock.now_ms()):
+            if given_up.times == _TOLD_AFTER:
+                _LOG.warning(
+                    "%s: of the chunked message %s %d of %d parts are here, and went back to the broker %d times; "
+                    "is its producer gone, or is there too little room? It goes on at longer and longer intervals",
+                    self.topic,
+                    given_up.uuid,
+                    given_up.here,
+                    given_up.of,
+                    given_up.times,
+                )
+            if self._session is not None:
+                if self._resuming is not None:
+                    self._resuming.expect(given_up.positions)
+                self._redeliveries.add(given_up.positions)
         self._set_chunk_timer()
 
     # --- moving, asking ----------------------------------------------------------------------------------------------

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..clock import Clock
 from ..errors import BrokerError
 from ._prefetched import Prefetched
-from ._refusals import is_transient
+from ._refusals import is_busy, is_transient
+
+_BUSY_S: Final = 1.0
 
 if TYPE_CHECKING:
     from ._lookup import Lookup
@@ -44,18 +46,22 @@ class Core:
     ) -> None:
         """Connect what was just made; what may pass by itself is tried again, for as long as a request may take.
 
+        A place that is taken is tried for a moment only: it may be that of a predecessor whose connection just broke.
+
         :param check_open: called after each pause; raises where it was closed meanwhile
         :raises BrokerError: what the last attempt raised
         """
         backoff = self.options.backoff()
-        ends_at = self.loop.time() + self.options.request_timeout.total_seconds()
+        limit = self.options.request_timeout.total_seconds()
+        started_at = self.loop.time()
         attempt = 0
         while not is_connected():
             try:
                 await connect()
             except BrokerError as error:
                 pause = float(backoff(attempt))
-                if not is_transient(error) or self.loop.time() + pause > ends_at:
+                may_take = limit if is_transient(error) else min(_BUSY_S, limit) if is_busy(error) else 0.0
+                if self.loop.time() + pause > started_at + may_take:
                     raise
                 attempt += 1
                 await asyncio.sleep(pause)

@@ -10,6 +10,7 @@ from . import _pulsar_pb2 as pb
 _TRANSIENT: Final = frozenset(
     {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
 )
+_BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 
 
 def refused(code: int, text: str) -> BrokerRefusedError:
@@ -43,3 +44,8 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, BrokerRefusedError):
         return error.code in _TRANSIENT
     return isinstance(error, ConnectionLostError | RequestTimeoutError)
+
+
+def is_busy(error: BaseException) -> bool:
+    """Return whether another one has the place, of which the broker has one: it may leave it."""
+    return isinstance(error, BrokerRefusedError) and error.code in _BUSY

@@ -29,7 +29,7 @@ from ._operations import Encoding, Operation, batch, single
 from ._outgoing import Outgoing
 from ._producer_options import ProducerOptions
 from ._producer_session import ProducerSession
-from ._refusals import is_transient, refused
+from ._refusals import is_busy, is_transient, refused
 from ._topics import split_partition
 
 _CLOSE_TIMEOUT_S: Final = 5.0
@@ -250,7 +250,7 @@ class TopicProducer:
         code = error.code if isinstance(error, BrokerRefusedError) else ""
         if code in _FINAL:
             self._fail(error)
-        elif not is_transient(error) and code not in {"ProducerBusy", "ProducerBlockedQuotaExceededError"}:
+        elif not is_transient(error) and not is_busy(error) and code != "ProducerBlockedQuotaExceededError":
             self._fail_all(error)
 
     def _fail(self, error: Exception) -> None:

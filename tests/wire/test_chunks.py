@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pulsar_nack.ids import Position
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._chunks import Chunks, Part, Whole
+from pulsar_nack.wire._chunks import Chunks, GivenUp, Part, Whole
 from pulsar_nack.wire._compression import compress
 from tests.wire.consuming import Consuming, consuming
 from tests.wire.fake_topics import FakeEntry, metadata_of
@@ -28,6 +28,11 @@ def part(index: int, entry: int, payload: bytes = b"x", *, uuid: str = "u", coun
 def chunks(most: int = 10, max_bytes: int = 1_000, timeout_ms: int = 1_000) -> Chunks:
     """Return room for chunked messages."""
     return Chunks(most, max_bytes, timeout_ms)
+
+
+def back(there: Chunks, now_ms: int) -> list[Position]:
+    """Return the entries that go back now."""
+    return [position for each in there.given_up(now_ms) for position in each.positions]
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(0, 3), max_size=3))
@@ -68,10 +73,9 @@ def test_too_many_messages() -> None:
     there = chunks(most=2)
     for entry, uuid in enumerate("abc"):
         there.add(part(0, entry, uuid=uuid), 0)
-    assert (len(there), there.next_at()) == (2, 0)
-    assert there.given_up(0) == [Position(1, 0)]
-    assert there.given_up(0) == []
-    assert there.bytes == 2
+    assert (len(there), there.bytes, there.next_at()) == (2, 2, 1_000)
+    assert back(there, 999) == []
+    assert back(there, 1_000) == [Position(1, entry) for entry in (0, 1, 2)]  # the others expire then
 
 
 def test_too_many_bytes() -> None:
@@ -79,7 +83,7 @@ def test_too_many_bytes() -> None:
     there = chunks(max_bytes=100)
     there.add(part(0, 0, bytes(60), uuid="a", count=2, total=100), 0)
     there.add(part(0, 1, bytes(60), uuid="b", count=2, total=100), 0)
-    assert there.given_up(0) == [Position(1, 0)]
+    assert back(there, 999) == []
     assert there.bytes == 60
     there.add(part(0, 2, bytes(101), uuid="c", count=2, total=100), 0)  # a liar
     assert there.bytes <= 100
@@ -101,7 +105,7 @@ def test_parts_that_take_too_long() -> None:
     there.add(part(0, 2, uuid="b"), 500)
     assert there.next_at() == 1_000
     assert there.given_up(999) == []
-    assert there.given_up(1_000) == [Position(1, 0), Position(1, 1)]
+    assert there.given_up(1_000) == [GivenUp("a", [Position(1, 0), Position(1, 1)], 2, 3, 1)]
     assert there.next_at() == 1_500
     there.clear()
     assert (there.next_at(), there.bytes) == (None, 0)
@@ -112,8 +116,43 @@ def test_the_same_name_for_another_message() -> None:
     there = chunks()
     there.add(part(0, 0, b"a"), 0)
     assert there.add(part(0, 1, b"b", count=2, total=2), 0) is None
-    assert there.given_up(0) == [Position(1, 0)]
     assert there.add(part(1, 2, b"c", count=2, total=2), 0) == Whole((Position(1, 1), Position(1, 2)), b"bc")
+    assert back(there, 1_000) == [Position(1, 0)]
+
+
+def test_each_time_it_is_given_up_a_message_gets_more_time() -> None:
+    """Twice as much, up to 64 times; one that was completed begins anew, and there is a bound on what is remembered."""
+    there, now_ms = chunks(timeout_ms=1_000), 0
+    for doublings in [0, 1, 2, 3, 4, 5, 6, 6]:
+        there.add(part(0, 0), now_ms)
+        there.add(part(0, 1, uuid="other", count=1, total=1), now_ms)
+        assert there.next_at() == now_ms + (1_000 << doublings)
+        now_ms += 1_000 << doublings
+        assert back(there, now_ms) == [Position(1, 0)]
+    for index in range(3):
+        there.add(part(index, index), now_ms)
+    there.add(part(0, 5), now_ms)
+    assert there.next_at() == now_ms + 1_000
+    for number in range(3_000):
+        there.add(part(0, number, uuid=f"{number}"), now_ms)
+    assert len(there._times) == 1_000
+
+
+def test_what_there_is_no_room_for_goes_back_later_and_later() -> None:
+    """After a second, then two, four, and so on, never later than the parts of a message may take; all together."""
+    there, now_ms = chunks(most=1, timeout_ms=5_000), 0
+    for pause_ms in (1_000, 2_000, 4_000, 5_000, 5_000, 1_000):
+        if now_ms > 15_000:
+            there.add(part(0, 9, uuid="whole", count=1, total=1), now_ms)
+        there.add(part(0, 0, uuid="a"), now_ms)
+        there.add(part(0, 1, uuid=f"{now_ms}"), now_ms)
+        assert there.next_at() == now_ms + pause_ms
+        there.add(part(0, 2, uuid=f"{now_ms}-2"), now_ms + 10)
+        assert there.next_at() == now_ms + pause_ms
+        assert set(there.positions()) == {Position(1, entry) for entry in (0, 1, 2)}
+        now_ms += pause_ms
+        assert back(there, now_ms)[:2] == [Position(1, 0), Position(1, 1)]
+        there.clear()
 
 
 # --- through a consumer ---
@@ -183,17 +222,22 @@ async def test_chunks_that_cannot_be_read() -> None:
 
 
 @virtual_time
-async def test_a_part_that_is_missing_blocks_nothing() -> None:
-    """Parts whose message never gets whole go back to the broker again and again, unacknowledged; they use no room."""
+async def test_a_part_that_is_missing_blocks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Parts whose message never gets whole go back to the broker, less and less often, unacknowledged; told once."""
     async with consuming() as made:
         publish(made, b"0123456789", 2, skip=2)
         consumer = await made.open(receiver_queue_size=2, chunk_timeout=10)
         for number in range(5):
             made.topic.publish(b"%d" % number)
         assert len(await made.arrived.take(5)) == 5
-        await asyncio.sleep(65)
-        told = made.broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES")
-        assert [len(each.message_ids) for each in told] == [4] * 6
+        began_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(10 * 2**9)
+        told = [call for call in made.broker.calls if call.kind == "REDELIVER_UNACKNOWLEDGED_MESSAGES"]
+        assert [len(call.body.message_ids) for call in told] == [4] * 13
+        gaps = [round(call.at - began_at, -1) for call in told[:8]]
+        assert gaps == [10, 30, 70, 150, 310, 630, 1_270, 1_910]
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert "4 of 5 parts" in caplog.text
         assert made.subscription.acked == set()
         assert made.permits() in {1, 2}
         assert consumer.is_connected

@@ -559,3 +559,17 @@ async def test_only_bytes_are_sent() -> None:
         await sending
         await producer.send(memoryview(b"def"))
         assert made.stored() == [b"abc", b"def"]
+
+
+@virtual_time
+async def test_a_name_that_is_taken_is_tried_for_a_moment() -> None:
+    """That of a predecessor whose connection just broke is taken when it is free; else the refusal is raised soon."""
+    loop = asyncio.get_running_loop()
+    async with producing() as made:
+        made.broker.next("PRODUCER", refuse("ProducerBusy"), refuse("ProducerBusy"))
+        producer = await made.open(name="me")
+        assert producer.is_connected
+        before = loop.time()
+        with pytest.raises(BrokerRefusedError, match="ProducerBusy"):
+            await made.open(name="me")
+        assert 0.3 < loop.time() - before <= 1.1

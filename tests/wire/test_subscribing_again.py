@@ -206,7 +206,20 @@ async def test_what_may_pass_is_tried_again_at_the_beginning(code: str) -> None:
         assert consumer.is_connected
 
 
-@pytest.mark.parametrize("code", ["ConsumerBusy", "AuthorizationError", "TopicNotFound", "NotAllowedError"])
+@virtual_time
+async def test_a_place_that_is_taken_is_tried_for_a_moment() -> None:
+    """That of a predecessor whose connection just broke is taken when it is free; else the refusal is raised soon."""
+    async with consuming() as made:
+        made.broker.next("SUBSCRIBE", refuse("ConsumerBusy"), refuse("ConsumerBusy"))
+        consumer = await made.open(type="exclusive")
+        assert consumer.is_connected
+        before = now()
+        with pytest.raises(BrokerRefusedError, match="ConsumerBusy"):
+            await made.open(type="exclusive")
+        assert 0.3 < now() - before <= 1.1
+
+
+@pytest.mark.parametrize("code", ["AuthorizationError", "TopicNotFound", "NotAllowedError"])
 @virtual_time
 async def test_what_does_not_pass_is_told_at_once(code: str) -> None:
     """What the broker refuses for good is raised with its words, after one attempt."""
