@@ -33,6 +33,7 @@ class Out(NamedTuple):
     ordering_key: str | None = None
     event_time_ms: int = 0
     deliver_after: float = 0.0
+    key_bytes: bytes | None = None
 
 
 class Got(NamedTuple):
@@ -44,6 +45,7 @@ class Got(NamedTuple):
     key: str | None
     ordering_key: str | None
     event_time_ms: int
+    is_key_encoded: bool = False
 
 
 class Peer(Protocol):
@@ -115,7 +117,7 @@ class Wire:
                 producer.send(
                     each.payload,
                     properties=dict(each.properties),
-                    key=each.key,
+                    key=each.key if each.key_bytes is None else each.key_bytes,
                     ordering_key=each.ordering_key,
                     event_time_ms=each.event_time_ms,
                     deliver_after=each.deliver_after or None,
@@ -151,6 +153,7 @@ class WireReader:
                         message.key,
                         message.ordering_key,
                         message.event_time_ms,
+                        message._delivery.is_key_encoded,
                     )
                 )
                 await message.ack()
@@ -330,6 +333,8 @@ def _about(message: Out) -> list[str]:
     words = [f".{name}={_encoded(value.encode())}" for name, value in message.properties.items()]
     if message.key is not None:
         words.append(f"key={_encoded(message.key.encode())}")
+    if message.key_bytes is not None:
+        words.append(f"key_bytes={_encoded(message.key_bytes)}")
     if message.ordering_key is not None:
         words.append(f"ordering_key={_encoded(message.ordering_key.encode())}")
     if message.event_time_ms:
@@ -340,7 +345,7 @@ def _about(message: Out) -> list[str]:
 
 
 def _got_by_java(words: list[str]) -> Got:
-    _, place, payload, key, ordering_key, event_time, properties = words
+    _, place, payload, key, ordering_key, event_time, properties, kind = words
     pairs = (pair.split(":") for pair in properties.split())
     return Got(
         _place_of_java(place),
@@ -349,6 +354,7 @@ def _got_by_java(words: list[str]) -> Got:
         _decoded(key[1:]) if key else None,
         _decoded(ordering_key[1:]) if ordering_key else None,
         int(event_time),
+        kind == "bytes",
     )
 
 

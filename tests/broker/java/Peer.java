@@ -11,6 +11,7 @@ import java.util.concurrent.TimeUnit;
 import org.apache.pulsar.client.api.BatcherBuilder;
 import org.apache.pulsar.client.api.CompressionType;
 import org.apache.pulsar.client.api.Consumer;
+import org.apache.pulsar.client.api.DeadLetterPolicy;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
 import org.apache.pulsar.client.api.MessageIdAdv;
@@ -64,6 +65,8 @@ public final class Peer {
             case "send" -> send(name, FROM_TEXT.decode(words[2]), options(words, 3));
             case "flush" -> flush(name);
             case "consumer" -> consumer(name, words[2], words[3], words[4]);
+            case "giving_up" -> givingUp(name, words[2], words[3], Integer.parseInt(words[4]));
+            case "nack" -> nack(name, Integer.parseInt(words[2]), Integer.parseInt(words[3]));
             case "receive" -> receive(name, Integer.parseInt(words[2]), Integer.parseInt(words[3]));
             case "close" -> close(name);
             default -> throw new IllegalArgumentException(words[0]);
@@ -90,6 +93,7 @@ public final class Peer {
         TypedMessageBuilder<byte[]> message = producers.get(name).newMessage().value(payload);
         options.forEach((option, value) -> {
             switch (option) {
+                case "key_bytes" -> message.keyBytes(FROM_TEXT.decode(value));
                 case "key" -> message.key(text(value));
                 case "ordering_key" -> message.orderingKey(FROM_TEXT.decode(value));
                 case "event_time_ms" -> message.eventTime(Long.parseLong(value));
@@ -118,6 +122,29 @@ public final class Peer {
                 .subscribe());
     }
 
+    private void givingUp(String name, String topic, String subscription, int maxRedeliveries) throws Exception {
+        consumers.put(name, client.newConsumer()
+                .topic(topic)
+                .subscriptionName(subscription)
+                .subscriptionType(SubscriptionType.Shared)
+                .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest)
+                .negativeAckRedeliveryDelay(100, TimeUnit.MILLISECONDS)
+                .deadLetterPolicy(DeadLetterPolicy.builder().maxRedeliverCount(maxRedeliveries).build())
+                .subscribe());
+    }
+
+    private void nack(String name, int most, int patienceMs) throws Exception {
+        Consumer<byte[]> consumer = consumers.get(name);
+        for (int number = 0; number < most; number++) {
+            Message<byte[]> message = consumer.receive(patienceMs, TimeUnit.MILLISECONDS);
+            if (message == null) {
+                return;
+            }
+            say("nacked", id(message.getMessageId()));
+            consumer.negativeAcknowledge(message);
+        }
+    }
+
     private void receive(String name, int most, int patienceMs) throws Exception {
         Consumer<byte[]> consumer = consumers.get(name);
         for (int number = 0; number < most; number++) {
@@ -131,7 +158,8 @@ public final class Peer {
             say("message", id(message.getMessageId()), TO_TEXT.encodeToString(message.getValue()),
                     message.hasKey() ? "=" + encoded(message.getKey()) : "",
                     message.hasOrderingKey() ? "=" + TO_TEXT.encodeToString(message.getOrderingKey()) : "",
-                    Long.toString(message.getEventTime()), properties.toString());
+                    Long.toString(message.getEventTime()), properties.toString(),
+                    message.hasBase64EncodedKey() ? "bytes" : "text");
             consumer.acknowledgeAsync(message).get(30, TimeUnit.SECONDS);
         }
     }

@@ -1,0 +1,315 @@
+"""Dead letters on a real broker: by the native client, over the official one, and beside the Java client's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import pulsar_nack
+from pulsar_nack import Consumer, DeadLetter
+from pulsar_nack.wire import _entries
+from tests.broker._admin import Admin
+from tests.broker._assembly import AssemblyError
+from tests.broker._java_client import JavaClient
+from tests.broker._native import native, port_of
+from tests.broker._peers import Got, Java, Official, Out, Wire
+from tests.broker._proxy import TcpProxy
+from tests.broker.standalone import Standalone
+from tests.consumer.official import EXACT, nothing_comes, official_client, take
+
+OURS = {"PULSAR_NACK_ATTEMPTS", "PULSAR_NACK_REASON"}
+_names = count()
+
+
+class Ways(NamedTuple):
+    """The clients of one test."""
+
+    official: Any
+    native: Any
+    url: str
+
+
+@pytest.fixture
+async def ways(service_url: str) -> AsyncIterator[Ways]:
+    """Both Python clients."""
+    async with official_client(service_url) as official, pulsar_nack.connect(service_url) as client:
+        yield Ways(official, client, service_url)
+
+
+@pytest.fixture(params=["native", "official"])
+def way(request: pytest.FixtureRequest) -> str:
+    """Whose consumer and producer."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def java(service_url: str) -> Iterator[JavaClient]:
+    """The Java client, for all tests of this file."""
+    try:
+        client = JavaClient(service_url)
+    except AssemblyError as error:
+        pytest.skip(str(error))
+    with client:
+        yield client
+
+
+@asynccontextmanager
+async def giving_up(ways: Ways, way: str, topic: str, most: int = 2, **settings: Any) -> AsyncIterator[Consumer]:
+    """A consumer on the subscription ``sub`` that gives up after so many redeliveries."""
+    setting = settings.pop("setting", None) or DeadLetter(most, initial_subscription="repair")
+    about: dict[str, Any] = {"config": EXACT, "dead_letter": setting, **settings}
+    if way == "native":
+        async with ways.native.subscribe(topic, "sub", initial_position="earliest", **about) as consumer:
+            yield consumer
+    else:
+        async with pulsar_nack.subscribe(ways.official, topic, "sub", **about) as consumer:
+            yield consumer
+
+
+async def nack_to_the_end(consumer: Consumer, payload: bytes, attempts: int) -> None:
+    """Nack one message as often as it comes, acknowledge the others, and let what is under way come to its end."""
+    for attempt in range(1, attempts + 1):
+        message = await consumer.receive(timeout=20)
+        while message.data != payload:
+            await message.ack()
+            message = await consumer.receive(timeout=20)
+        assert message.attempt == attempt
+        await message.nack(0.2)
+    assert await nothing_comes(consumer, 1.5)
+
+
+async def letters(ways: Ways, topic: str, most: int, patience: float = 20.0) -> list[Got]:
+    """Read the dead-letter topic with the native client, on the subscription that was there first."""
+    reader = await Wire(ways.native).subscribe(topic, "repair")
+    found = await reader.read(most, patience)
+    await reader.close()
+    return found
+
+
+async def test_to_the_end(ways: Ways, way: str, topic: str, admin: Admin) -> None:
+    """U6: nacked at each attempt, a message is shown 3 times, then it is a dead letter, with all that it had."""
+    async with giving_up(ways, way, topic) as consumer:
+        poison = Out(b"poison", {"colour": "red"}, "customer 7", "o", 1_700_000_000_123)
+        await Wire(ways.native).produce(topic, [poison])
+        await nack_to_the_end(consumer, b"poison", 3)
+        statistics = consumer.statistics()
+        assert (statistics.dead_lettered, statistics.unacked) == (1, 0)
+        assert statistics.dead_letter_failures == 0
+    (letter,) = await letters(ways, f"{topic}-sub-DLQ", 1)
+    assert (letter.payload, letter.key, letter.ordering_key) == (b"poison", "customer 7", "o")
+    assert letter.event_time_ms == poison.event_time_ms
+    assert letter.properties["colour"] == "red"
+    assert letter.properties["REAL_TOPIC"] == topic
+    assert letter.properties["REAL_SUBSCRIPTION"] == "sub"
+    assert letter.properties["PULSAR_NACK_ATTEMPTS"] == "3"
+    assert await backlog_ends(admin, topic)
+
+
+async def backlog_ends(admin: Admin, topic: str) -> bool:
+    """Return whether the subscription soon has nothing left."""
+    for _ in range(50):
+        if await asyncio.to_thread(admin.backlog, topic, "sub") == 0:
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+async def test_one_of_a_batch(ways: Ways, way: str, topic: str) -> None:
+    """U4, U5: of a batch of ten, nine of which are acknowledged, the dead-letter topic has the one that was not."""
+    settings = {} if way == "native" else {"batch_index_ack_enabled": True}
+    async with giving_up(ways, way, topic, **settings) as consumer:
+        await Wire(ways.native).produce(topic, [Out(b"%d" % each, key="k") for each in range(10)], batching=True)
+        await nack_to_the_end(consumer, b"7", 3)
+    found = await letters(ways, f"{topic}-sub-DLQ", 10, 3)
+    assert [(letter.payload, letter.key) for letter in found] == [(b"7", "k")]
+    assert found[0].properties["ORIGIN_MESSAGE_ID"].endswith(":7")
+
+
+async def test_index_acks_that_the_broker_does_not_know(broker_without_index_acks: Standalone, way: str) -> None:
+    """U25: with index acks on here and off at the broker, whose count stays at 1, three attempts end it."""
+    url, topic = broker_without_index_acks.service_url, f"persistent://public/default/u25-{way}-{os.getpid()}"
+    async with official_client(url) as official, pulsar_nack.connect(url) as client:
+        ways = Ways(official, client, url)
+        settings = {} if way == "native" else {"batch_index_ack_enabled": True}
+        async with giving_up(ways, way, topic, **settings) as consumer:
+            await Wire(client).produce(topic, [Out(each) for each in (b"0", b"poison", b"2")], batching=True)
+            await nack_to_the_end(consumer, b"poison", 3)
+        assert [letter.payload for letter in await letters(ways, f"{topic}-sub-DLQ", 3, 3)] == [b"poison"]
+
+
+async def test_the_count_goes_on_over_restarts(ways: Ways, way: str, topic: str, tmp_path: Path) -> None:
+    """U7: closed and opened again between attempts, when the broker's count starts anew, it ends after 3 in all."""
+    seen = []
+    async with giving_up(ways, way, topic):
+        await Wire(ways.native).produce(topic, [Out(b"poison")])
+    for _ in range(3):
+        async with giving_up(ways, way, topic, durable=tmp_path / "durable") as consumer:
+            message = await consumer.receive(timeout=20)
+            seen.append(message.attempt)
+            await message.nack(0.3)
+    assert seen == [1, 2, 3]
+    async with giving_up(ways, way, topic, durable=tmp_path / "durable") as consumer:
+        assert await nothing_comes(consumer, 1.5)
+    found = await letters(ways, f"{topic}-sub-DLQ", 2, 3)
+    assert [letter.properties["PULSAR_NACK_ATTEMPTS"] for letter in found] == ["3"]
+
+
+async def test_partitions_share_one_topic(
+    ways: Ways, way: str, partitioned_topic: Callable[[int], str], admin: Admin
+) -> None:
+    """U15: messages of all partitions go to one dead-letter topic, which is named after the whole topic."""
+    topic = partitioned_topic(3)
+    async with giving_up(ways, way, topic, 1) as consumer:
+        await Wire(ways.native).produce(topic, [Out(b"%d" % each) for each in range(6)])
+        for message in await take(consumer, 6, 20):
+            await message.dead_letter("bad")
+        assert consumer.statistics().dead_lettered == 6
+    found = await letters(ways, f"{topic}-sub-DLQ", 6)
+    assert {letter.payload for letter in found} == {b"%d" % each for each in range(6)}
+    assert {letter.properties["REAL_TOPIC"] for letter in found} == {topic}
+    assert {letter.properties["ORIGIN_MESSAGE_ID"].split(":")[2] for letter in found} == {"0", "1", "2"}
+
+
+async def test_large_ones_go_in_chunks(ways: Ways, way: str, topic: str) -> None:
+    """A message that was too large for one entry is a dead letter that is as well."""
+    data = os.urandom(6 << 20)
+    async with giving_up(ways, way, topic, 1) as consumer:
+        await Wire(ways.native).produce(topic, [Out(data, {"a": "b"})], chunking=True)
+        await (await consumer.receive(timeout=20)).dead_letter("too large")
+    (letter,) = await letters(ways, f"{topic}-sub-DLQ", 1)
+    assert letter.payload == data
+    assert letter.properties["a"] == "b"
+
+
+async def test_what_cannot_be_read(ways: Ways, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch by a codec that is not installed is one dead letter, as it is stored; others are shown as ever."""
+    await Wire(ways.native).produce(topic, [Out(b"%d" % each) for each in range(5)], batching=True, compression="zlib")
+    await Wire(ways.native).produce(topic, [Out(b"readable")])
+
+    def missing(*_: object) -> bytes:
+        raise pulsar_nack.MissingExtraError("zlib", "zlib", "compression")
+
+    async with giving_up(ways, "native", topic) as consumer:
+        monkeypatch.setattr(_entries, "decompress", missing)
+        message = await consumer.receive(timeout=20)
+        assert message.data == b"readable"
+        await message.ack()
+        while not consumer.statistics().dead_lettered:
+            await asyncio.sleep(0.05)
+    monkeypatch.undo()
+    (letter,) = await letters(ways, f"{topic}-sub-DLQ", 5, 3)
+    assert letter.properties["PULSAR_NACK_REASON"].startswith("UndecodableMessageError: payload: zlib needs")
+    entry = _entries.decode_entry(letter.payload)
+    assert [each.payload for each in entry.messages()] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_as_the_java_client_does_it(ways: Ways, java: JavaClient, way: str, topic: str, admin: Admin) -> None:
+    """U15: what Java's consumer and ours write of the same messages is the same, but for our two properties."""
+    messages = [
+        Out(b"plain"),
+        Out(b"keyed", {"colour": "red", "grüße": "☀"}, "k", "o", 1_700_000_000_123),
+        Out(b"bytes", key_bytes=b"\x00\xff\x10"),
+    ]
+    name = f"g{next(_names)}"
+    await asyncio.to_thread(java.call, "giving_up", name, topic, "java", "1")
+    async with giving_up(ways, way, topic, 1) as consumer:
+        reader = await Java(java).subscribe(f"{topic}-java-DLQ", "repair")
+        await Java(java).produce(topic, messages)
+        await asyncio.to_thread(java.call, "nack", name, "6", "20000")
+        by_java = {got.payload: got for got in await reader.read(3)}
+        for message in await take(consumer, 3, 20):
+            await message.nack(0.1)
+        for message in await take(consumer, 3, 20):
+            await message.nack(0.1)
+        assert await nothing_comes(consumer, 1)
+    await reader.close()
+    await asyncio.to_thread(java.call, "close", name)
+    reader = await Java(java).subscribe(f"{topic}-sub-DLQ", "repair")
+    ours = {got.payload: got for got in await reader.read(3)}
+    await reader.close()
+    assert ours.keys() == by_java.keys() == {message.payload for message in messages}
+    for payload, theirs in by_java.items():
+        found, properties = ours[payload], dict(theirs.properties)
+        assert properties.pop("REAL_SUBSCRIPTION") == "java"
+        assert found.properties.pop("REAL_SUBSCRIPTION") == "sub"
+        assert {found.properties.pop(each) for each in OURS} == {"2", "2 attempts failed"}
+        assert found.properties == properties
+        assert (found.key, found.ordering_key, found.event_time_ms) == (
+            theirs.key,
+            theirs.ordering_key,
+            theirs.event_time_ms,
+        )
+        assert found.is_key_encoded == (theirs.is_key_encoded and way == "native")
+
+
+async def test_the_official_client_reads_them(ways: Ways, way: str, topic: str) -> None:
+    """The official client gets dead letters with equal bytes, properties and keys."""
+    async with giving_up(ways, way, topic, 1) as consumer:
+        await Wire(ways.native).produce(topic, [Out(b"bad", {"colour": "red"}, "k", "o", 5)])
+        await (await consumer.receive(timeout=20)).dead_letter("no such customer")
+    reader = await Official(ways.official).subscribe(f"{topic}-sub-DLQ", "repair")
+    (letter,) = await reader.read(1)
+    await reader.close()
+    assert (letter.payload, letter.key, letter.ordering_key, letter.event_time_ms) == (b"bad", "k", "o", 5)
+    assert letter.properties["PULSAR_NACK_REASON"] == "no such customer"
+
+
+async def test_connections_that_are_cut(ways: Ways, service_url: str, topic: str) -> None:
+    """While connections are cut ten times, each of 200 dead letters gets there, and nothing is left behind."""
+    await Wire(ways.native).produce(topic, [Out(b"%d" % each) for each in range(200)])
+    setting = DeadLetter(1, initial_subscription="repair")
+    proxying = TcpProxy(port_of(service_url))
+    async with proxying as proxy, native(service_url, topic, proxy=proxy, dead_letter=setting) as consumer:
+        calls: list[asyncio.Task[None]] = []
+        for number in range(200):
+            message = await consumer.receive(timeout=30)
+            calls.append(asyncio.create_task(message.dead_letter("bad")))
+            if number % 20 == 19:
+                await asyncio.sleep(0.001 * (number % 7))
+                proxy.cut()
+        await asyncio.wait_for(asyncio.gather(*calls), 60)
+        assert await nothing_comes(consumer, 1)
+        assert consumer.statistics().unacked == 0
+    found = await letters(ways, f"{topic}-sub-DLQ", 400, 3)
+    assert {letter.payload for letter in found} == {b"%d" % each for each in range(200)}
+
+
+WORKER = """
+import asyncio, os, signal, sys
+import pulsar_nack
+from pulsar_nack import DeadLetter
+
+async def main(url, topic):
+    async with pulsar_nack.connect(url) as client:
+        setting = DeadLetter(1, initial_subscription="repair")
+        async with client.subscribe(topic, "sub", initial_position="earliest", dead_letter=setting) as consumer:
+            publish = consumer._dead._publisher.publish
+            async def published(*args, **about):
+                await publish(*args, **about)
+                os.kill(os.getpid(), signal.SIGKILL)
+            consumer._dead._publisher.publish = published
+            await (await consumer.receive()).dead_letter("killed")
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_killed_between_publishing_and_acknowledging(ways: Ways, topic: str) -> None:
+    """Killed when the dead letter is there and not acknowledged, the message comes again: two letters, never none."""
+    await Wire(ways.native).produce(topic, [Out(b"bad")])
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, ways.url, topic)
+    assert await asyncio.wait_for(worker.wait(), 60) == -signal.SIGKILL
+    async with giving_up(ways, "native", topic, 1) as consumer:
+        await (await consumer.receive(timeout=20)).dead_letter("again")
+    found = await letters(ways, f"{topic}-sub-DLQ", 3, 3)
+    assert [letter.properties["PULSAR_NACK_REASON"] for letter in found] == ["killed", "again"]
+    assert len({letter.properties["ORIGIN_MESSAGE_ID"] for letter in found}) == 1

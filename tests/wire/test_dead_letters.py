@@ -1,0 +1,249 @@
+"""Dead letters of the native client on a scripted broker: what publishes them, in trouble too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import pulsar_nack
+from pulsar_nack import Consumer, DeadLetter, InvalidArgumentError, NackConfig
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import Client
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
+from tests.wire.frames import read_message
+
+TOPIC = "persistent://public/default/orders"
+DEAD = f"{TOPIC}-billing-DLQ"
+
+
+@asynccontextmanager
+async def giving_up(broker: FakeBroker, most: int = 1, **settings: Any) -> AsyncIterator[Consumer]:
+    """A consumer that gives up."""
+    setting = DeadLetter(most, initial_subscription="repair")
+    about = {"config": NackConfig(negative_ack_precision_bit_cnt=0), "dead_letter": setting, **settings}
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe("orders", "billing", initial_position="earliest", **about) as consumer,
+    ):
+        yield consumer
+
+
+def letters(broker: FakeBroker) -> list[tuple[pb.MessageMetadata, bytes]]:
+    """Return what is in the dead-letter topic."""
+    return [read_message(entry.rest) for entry in broker.topic(DEAD).entries]
+
+
+def is_settled(broker: FakeBroker) -> bool:
+    """Return whether the subscription has nothing left."""
+    topic = broker.topic(TOPIC)
+    return {entry.place for entry in topic.entries} == topic.subscriptions["billing"].acked
+
+
+async def quiet(consumer: Consumer, seconds: float = 100.0) -> bool:
+    """Return whether nothing is shown for a while."""
+    try:
+        await consumer.receive(timeout=seconds)
+    except TimeoutError:
+        return True
+    return False
+
+
+@virtual_time
+async def test_all_that_a_message_has_is_there() -> None:
+    """U4: key of bytes, ordering key, properties and event time are those of the message, byte for byte."""
+    broker = FakeBroker()
+    ordering_key = b"\xff\x00"
+    broker.topic(TOPIC).publish(
+        b"bad",
+        properties={"colour": "red"},
+        partition_key="AP8Q",
+        partition_key_b64_encoded=True,
+        ordering_key=ordering_key,
+        event_time=5,
+    )
+    async with giving_up(broker) as consumer:
+        await (await consumer.receive(timeout=1)).dead_letter("why")
+        assert is_settled(broker)
+    ((metadata, payload),) = letters(broker)
+    assert payload == b"bad"
+    assert (metadata.partition_key, metadata.partition_key_b64_encoded) == ("AP8Q", True)
+    assert (metadata.ordering_key, metadata.event_time) == (ordering_key, 5)
+    assert {each.key: each.value for each in metadata.properties} == {
+        "colour": "red",
+        "REAL_TOPIC": TOPIC,
+        "REAL_SUBSCRIPTION": "billing",
+        "ORIGIN_MESSAGE_ID": "7:0:-1",
+        "ORIGIN_MESSAGE_IDY_TIME": "7:0:-1",
+        "PULSAR_NACK_ATTEMPTS": "1",
+        "PULSAR_NACK_REASON": "why",
+    }
+    (made,) = broker.commands("PRODUCER")
+    assert (made.topic, made.initial_subscription_name) == (DEAD, "repair")
+
+
+@virtual_time
+async def test_one_producer_made_when_it_is_needed() -> None:
+    """No producer is made before the first dead letter, one for all of a topic, and it is closed with the consumer."""
+    broker = FakeBroker()
+    for number in range(50):
+        broker.topic(TOPIC).publish(b"%d" % number)
+    async with giving_up(broker) as consumer:
+        messages = [await consumer.receive(timeout=1) for _ in range(50)]
+        assert not broker.commands("PRODUCER")
+        await asyncio.gather(*(message.dead_letter("why") for message in messages))
+        assert len(broker.commands("PRODUCER")) == 1
+        await consumer.aclose()
+        assert len(broker.commands("CLOSE_PRODUCER")) == 1
+    assert sorted(payload for _, payload in letters(broker)) == sorted(b"%d" % number for number in range(50))
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("PRODUCER", refuse("ServiceNotReady")),
+        ("PRODUCER", refuse("AuthorizationError")),
+        ("PRODUCER", cut),
+        ("SEND", cut),
+        ("SEND", carried_out_then_cut),
+        ("SEND", silence),
+        ("ACK", cut),
+        ("ACK", carried_out_then_cut),
+        ("ACK", refuse("UnknownError")),
+        ("CLOSE_PRODUCER", silence),
+    ],
+)
+@virtual_time
+async def test_trouble(kind: str, answer: Any) -> None:
+    """Whatever the broker does at whichever step, the dead letter is there in the end, and then all is acknowledged."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"bad")
+    async with giving_up(broker) as consumer:
+        message = await consumer.receive(timeout=1)
+        broker.next(kind, answer)
+        await message.dead_letter("why")
+        assert is_settled(broker)
+        assert await quiet(consumer)
+    assert {payload for _, payload in letters(broker)} == {b"bad"}
+
+
+@virtual_time
+async def test_nothing_is_acknowledged_before_the_receipt() -> None:
+    """While the receipt is late the message stays as it is at the broker; a reconnect meanwhile shows it to nobody."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"bad")
+    async with giving_up(broker) as consumer:
+        message = await consumer.receive(timeout=1)
+        broker.next("SEND", later(10))
+        call = asyncio.create_task(message.dead_letter("why"))
+        await asyncio.sleep(5)
+        assert not is_settled(broker)
+        broker.cut()
+        assert await quiet(consumer)
+        await call
+        assert is_settled(broker)
+
+
+@virtual_time
+async def test_what_is_encrypted_goes_there_as_it_is_stored() -> None:
+    """An encrypted batch is one dead letter: the entry with its metadata, so that who has the key can read it."""
+    broker = FakeBroker()
+    topic = broker.topic(TOPIC)
+    keys = [pb.EncryptionKeys(key="k", value=b"v")]
+    stored = topic.publish_batch([b"0", b"1", b"2"], encryption_keys=keys)
+    lone = topic.publish(b"?", properties={"colour": "red"}, encryption_keys=keys)
+    topic.publish(b"readable")
+    async with giving_up(broker) as consumer:
+        message = await consumer.receive(timeout=1)
+        assert message.data == b"readable"
+        await message.ack()
+        assert await quiet(consumer)
+        assert is_settled(broker)
+        assert consumer.statistics().dead_lettered == 2
+    (about_batch, batch), (about_lone, alone) = letters(broker)
+    assert (batch, alone) == (stored.rest, lone.rest)
+    assert {each.key: each.value for each in about_lone.properties}["colour"] == "red"
+    reasons = [
+        {each.key: each.value for each in about.properties}["PULSAR_NACK_REASON"] for about in (about_batch, about_lone)
+    ]
+    assert reasons == ["UndecodableMessageError: payload: encrypted with the key k"] * 2
+
+
+@virtual_time
+async def test_the_connection_goes_on_without_the_setting() -> None:
+    """Without the setting what is encrypted is shown, and says so; neither way is a dead connection."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"?", encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")])
+    async with giving_up(broker, dead_letter=None) as consumer:
+        message = await consumer.receive(timeout=1)
+        assert "encrypted" in str(message.error)
+        await message.ack()
+        assert broker.dialled == [broker.url]
+
+
+@virtual_time
+async def test_partitions_have_one_topic_for_their_dead_letters() -> None:
+    """U15: of all partitions dead letters go to the topic that is named after the whole."""
+    broker = FakeBroker()
+    broker.partitions[TOPIC] = 2
+    for partition in range(2):
+        broker.topic(f"{TOPIC}-partition-{partition}").publish(b"%d" % partition)
+    async with giving_up(broker) as consumer:
+        for _ in range(2):
+            await (await consumer.receive(timeout=1)).dead_letter("why")
+    assert sorted(payload for _, payload in letters(broker)) == [b"0", b"1"]
+    origins = [{each.key: each.value for each in about.properties} for about, _ in letters(broker)]
+    assert {each["REAL_TOPIC"] for each in origins} == {TOPIC}
+    assert {each["ORIGIN_MESSAGE_ID"] for each in origins} == {"7:0:0", "7:0:1"}
+
+
+@virtual_time
+async def test_a_client_that_is_closed_closes_with_what_is_under_way() -> None:
+    """A client that is closed lets its consumers send what is under way, as they do when they are closed."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"bad")
+    async with Client(broker.url, dial=broker.dial) as client:
+        consumer = await client.subscribe("orders", "billing", initial_position="earliest", dead_letter=DeadLetter(1))
+        message = await consumer.receive(timeout=1)
+        broker.next("SEND", later(1))
+        call = asyncio.create_task(message.dead_letter("why"))
+        await asyncio.sleep(0.1)
+        await client.aclose()
+        await call
+    assert [payload for _, payload in letters(broker)] == [b"bad"]
+    assert is_settled(broker)
+
+
+@virtual_time
+async def test_names_of_topics_are_checked_at_once() -> None:
+    """N24: what is no name of a topic, or no setting at all, is refused when subscribing, without a broker."""
+    broker = FakeBroker()
+    async with Client(broker.url, dial=broker.dial) as client:
+        with pytest.raises(InvalidArgumentError, match="topic"):
+            client.subscribe("orders", "billing", dead_letter=DeadLetter(1, "a/b"))
+        with pytest.raises(InvalidArgumentError, match="dead_letter"):
+            client.subscribe("orders", "billing", dead_letter=1)  # type: ignore[arg-type]
+        assert not broker.dialled
+
+
+@virtual_time
+async def test_cancelled_while_the_producer_is_made() -> None:
+    """A consumer that is closed while the first producer is being made ends in time, and leaves no task."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"bad")
+    async with giving_up(broker) as consumer:
+        message = await consumer.receive(timeout=1)
+        broker.always("PRODUCER", silence)
+        call = asyncio.create_task(message.dead_letter("why"))
+        await asyncio.sleep(0.1)
+        before = asyncio.get_running_loop().time()
+        await consumer.aclose()
+        assert asyncio.get_running_loop().time() - before < 10
+        with pytest.raises(pulsar_nack.ClosedError):
+            await call
+    assert not letters(broker)
+    assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
