@@ -24,7 +24,7 @@ from pulsar_nack.wire._compression import compress
 from pulsar_nack.wire._consumer_commands import acknowledge, redeliver
 from pulsar_nack.wire._deliveries import EntryReader
 from pulsar_nack.wire._entries import decode_entry, encode_batch
-from pulsar_nack.wire._frames import Frame, FrameDecoder, encode_message, encode_rest
+from pulsar_nack.wire._frames import FrameDecoder, encode_message, encode_rest
 
 FRAMES = 200
 BATCH = 1_000
@@ -86,18 +86,18 @@ def reader() -> EntryReader:
     return EntryReader(topic, -1, AckSets(), Chunks(10, 1 << 20, 1_000), max_bytes=1 << 27, now_ms=lambda: 0)
 
 
-def read_all(frames: list[Frame], read: EntryReader) -> None:
+def read_all(frames: list[Any], read: EntryReader) -> None:
     """Make deliveries of all."""
-    for command, rest in frames:
-        read.read(command.message, rest)
+    for head, rest in frames:
+        read.read(head, rest)
 
 
 def read_bytes(data: bytes, read: EntryReader) -> None:
     """Make deliveries of what comes from a socket."""
-    read_all(FrameDecoder().feed(data), read)
+    read_all(FrameDecoder().feed_heads(data), read)
 
 
-def decode_all(frames: list[Frame]) -> None:
+def decode_all(frames: list[Any]) -> None:
     """Read all entries."""
     for _, rest in frames:
         decode_entry(rest)
@@ -109,11 +109,11 @@ def single(report: Report, rounds: int) -> None:
     rows = []
     for name, of_entry in (("nothing but its payload", metadata()), ("a property and a key", with_more)):
         data = frame(of_entry, os.urandom(32)) * FRAMES
-        frames = FrameDecoder().feed(data)
+        frames = FrameDecoder().feed_heads(data)
         rows.append(
             [
                 name,
-                each(partial(FrameDecoder().feed, data), FRAMES, rounds),
+                each(partial(FrameDecoder().feed_heads, data), FRAMES, rounds),
                 each(partial(decode_all, frames), FRAMES, rounds),
                 each(partial(read_all, frames, reader()), FRAMES, rounds),
             ]

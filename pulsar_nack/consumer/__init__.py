@@ -4,6 +4,7 @@ from ._consumer import Consumer
 from ._dead_letter import DeadLetter
 from ._message import Message
 from ._port import (
+    AcksDone,
     ConsumerPort,
     Delivery,
     OwnPublisher,
@@ -22,6 +23,7 @@ from ._tracing import ConsumerTrace, TraceNote
 from ._ways import Redelivery
 
 __all__ = [
+    "AcksDone",
     "Consumer",
     "ConsumerPort",
     "ConsumerStatistics",

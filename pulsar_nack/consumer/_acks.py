@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..clock import Clock
 from ..errors import ClosedError
 from ..ids import MessageId
 from ._port import ConsumerPort, SupportsNowait
-from ._states import Record, States
+from ._states import Record, State, States
 
 if TYPE_CHECKING:
     from ._durable import DurableNacks
 
-AckSoon = Callable[[MessageId, Callable[[Exception | None], None]], None]
+Waiter = asyncio.Future[None]
 
 _BATCH: Final = 1_000
 _MOST_TRIES: Final = 10
@@ -27,7 +27,7 @@ _LONGEST_PAUSE_S: Final = 30.0
 class Acks:
     """Carries acknowledgements out.
 
-    :param on_settled: called with the record of what was acknowledged
+    :param on_settled: called with the records of what was acknowledged
     :param on_failed: called with the record of what could not be, whether its time came meanwhile, and the error
     :param on_unheard: called with the record and the error of one that failed and that nobody waits for
     :param durable: where acknowledgements are noted once the port has taken them, and before they are reported
@@ -40,7 +40,7 @@ class Acks:
         clock: Clock,
         *,
         tasks: asyncio.TaskGroup,
-        on_settled: Callable[[Record], None],
+        on_settled: Callable[[Sequence[Record]], None],
         on_failed: Callable[..., None],
         on_unheard: Callable[[Record, Exception], None],
         durable: DurableNacks | None = None,
@@ -59,10 +59,9 @@ class Acks:
         self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
         self._unheard: set[MessageId] = set()
         self._waiters: dict[MessageId, list[asyncio.Future[Exception | None]]] = {}
-        self._soon: AckSoon | None = (
-            port.acknowledge_soon if durable is None and isinstance(port, SupportsNowait) else None
-        )
-        self._calls: dict[MessageId, _Call] = {}
+        self._soon = port.acknowledge_soon if durable is None and isinstance(port, SupportsNowait) else None
+        self._calls: dict[Record, Waiter | _Several] = {}
+        self._done = self._ended  # one object, by which the port knows those that it may end together
         self._all_answered: asyncio.Future[None] | None = None
         self._is_over = False
         self._copies: deque[MessageId] = deque()
@@ -74,22 +73,28 @@ class Acks:
 
         Who does not wait any more does not stop it. Await it at once.
         """
-        if self._soon is None:
+        soon = self._soon
+        if soon is None:
             return self._with_task(message_id)
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        call = self._begin(message_id, self._soon)
-        if call is None:
-            waiter.set_result(None)
-        else:
-            call.waiters.append(waiter)
+        waiter: Waiter = asyncio.Future(loop=self._loop)
+        record = self._states.get(message_id)
+        if record is None or record.state is not State.IN_WORK or self._is_over:
+            self._join(message_id, waiter)
+            return waiter
+        record.before_ack = State.IN_WORK  # in line: the hot path
+        record.state = State.ACKING
+        self._calls[record] = waiter
+        try:
+            soon(record.id, record, self._done)
+        except Exception as error:
+            self._not_begun(record, error)
+            raise
         return waiter
 
     def acknowledge_soon(self, message_id: MessageId) -> None:
         """Begin to acknowledge one; nobody waits for the outcome."""
         if self._soon is not None:
-            call = self._begin(message_id, self._soon)
-            if call is not None:
-                call.is_unheard = True
+            self._join(message_id, None)
             return
         if message_id not in self._in_flight:
             if self._is_done(message_id):
@@ -102,45 +107,60 @@ class Acks:
 
     # --- on ports that need no task ----------------------------------------------------------------------------------
 
-    def _begin(self, message_id: MessageId, soon: AckSoon) -> _Call | None:
-        """Return the call that is under way for a message, a new one if need be; None: it is acknowledged."""
-        call = self._calls.get(message_id)
-        if call is not None:
-            return call
+    def _join(self, message_id: MessageId, waiter: Waiter | None) -> None:
+        """Wait for the acknowledgement of a message that is under way, or begin one if it is not acknowledged."""
         states = self._states
         record = states.get(message_id)
         if record is None and states.is_settled(message_id):
-            return None
+            if waiter is not None:
+                waiter.set_result(None)
+            return
         if self._is_over:
             raise ClosedError("the consumer")
+        call = None if record is None else self._calls.get(record)
+        if record is not None and call is not None:
+            several = self._calls[record] = call if isinstance(call, _Several) else _Several([call])
+            several.add(waiter)
+            return
         if record is None:
             record = states.begin_ack(message_id)
         else:
             states.start_ack(record)
-        call = self._calls[record.id] = _Call(self._answered, record)
-        try:
-            soon(record.id, call)
-        except Exception as error:
-            del self._calls[record.id]
-            self._failed(record, error)
-            raise
-        return call
+        self._begin(record, _Several([]) if waiter is None else waiter)
 
-    def _answered(self, call: _Call, error: Exception | None) -> None:
-        record = call.record
-        if self._calls.pop(record.id, None) is not call:  # given up meanwhile
-            return
+    def _begin(self, record: Record, call: Waiter | _Several) -> None:
+        """Have the port acknowledge what was noted as being so."""
+        self._calls[record] = call
+        try:
+            self._soon(record.id, record, self._done)  # type: ignore[misc]  # there is one, or this is not called
+        except Exception as error:
+            self._not_begun(record, error)
+            raise
+
+    def _not_begun(self, record: Record, error: Exception) -> None:
+        del self._calls[record]
+        self._failed(record, error)
+
+    def _ended(self, records: Sequence[Record], error: Exception | None) -> None:
+        if not self._is_over:  # or all were given up
+            self._end(records, error)
+
+    def _end(self, records: Sequence[Record], error: Exception | None) -> None:
+        pop = self._calls.pop
+        calls = [pop(record) for record in records]
         if error is None:
-            self.acked += 1
-            self._states.settle(record.id, self._clock.now_ms())
-            self._on_settled(record)
+            self.acked += len(calls)
+            self._states.settle_all(records, self._clock.now_ms())
+            self._on_settled(records)
         else:
-            self._failed(record, error)
-            if call.is_unheard and all(waiter.done() for waiter in call.waiters):
+            for record in records:
+                self._failed(record, error)
+        for record, call in zip(records, calls, strict=True):
+            if not isinstance(call, _Several):
+                if not call.done():
+                    _resolve(call, error)
+            elif call.end(error) and error is not None:
                 self._on_unheard(record, error)
-        for waiter in call.waiters:
-            if not waiter.done():
-                _resolve(waiter, error)
         if self._all_answered is not None and not self._calls and not self._all_answered.done():
             self._all_answered.set_result(None)
 
@@ -187,7 +207,7 @@ class Acks:
             return ClosedError("the consumer")
         self.acked += 1
         self._states.settle(record.id, self._clock.now_ms())
-        self._on_settled(record)
+        self._on_settled((record,))
         return None
 
     def _failed(self, record: Record, error: BaseException) -> None:
@@ -207,8 +227,7 @@ class Acks:
     def give_up(self) -> None:
         """Raise :class:`~pulsar_nack.ClosedError` where an answer without a task is waited for, now and later."""
         self._is_over = True
-        for call in list(self._calls.values()):
-            self._answered(call, ClosedError("the consumer"))
+        self._end(list(self._calls), ClosedError("the consumer"))
 
     # --- copies of what is acknowledged ----------------------------------------------------------------------------
 
@@ -252,22 +271,31 @@ class Acks:
             self._has_copies.set()
 
 
-class _Call:
-    """An acknowledgement that has no task, and the calls that wait for it; to be called with its outcome."""
+class _Several:
+    """The calls that wait for one acknowledgement, where that is not just one; each of them may not wait at all."""
 
-    __slots__ = ("_answered", "is_unheard", "record", "waiters")
+    __slots__ = ("is_unheard", "waiters")
 
-    def __init__(self, answered: Callable[[_Call, Exception | None], None], record: Record) -> None:
-        self._answered = answered
-        self.record = record
-        self.is_unheard = False  # whether one of the calls does not wait
-        self.waiters: list[asyncio.Future[None]] = []
+    def __init__(self, waiters: list[Waiter]) -> None:
+        self.is_unheard = not waiters  # whether one of the calls does not wait
+        self.waiters = waiters
 
-    def __call__(self, error: Exception | None) -> None:
-        self._answered(self, error)
+    def add(self, waiter: Waiter | None) -> None:
+        """Add a call; None: one that does not wait."""
+        if waiter is None:
+            self.is_unheard = True
+        else:
+            self.waiters.append(waiter)
+
+    def end(self, error: Exception | None) -> bool:
+        """Tell all who wait; return whether nobody did, though one of them wanted it to be done."""
+        waiting = [waiter for waiter in self.waiters if not waiter.done()]
+        for waiter in waiting:
+            _resolve(waiter, error)
+        return self.is_unheard and not waiting
 
 
-def _resolve(waiter: asyncio.Future[None], error: Exception | None) -> None:
+def _resolve(waiter: Waiter, error: Exception | None) -> None:
     if error is None:
         waiter.set_result(None)
     else:

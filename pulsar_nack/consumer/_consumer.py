@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -49,7 +50,7 @@ from ._redelivery import Holds
 from ._room import Room
 from ._states import Record, State, States, Verdict
 from ._statistics import ConsumerStatistics
-from ._tracing import ConsumerTrace, names_of
+from ._tracing import ConsumerTrace, TraceNote, names_of
 from ._ways import Redelivery
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ class Consumer:
         self._stopping = asyncio.Event()
         self._is_closed = False
         self._now_ms = self._yielded_at_ms = 0
+        self._is_plain = durable is None and trace is None and not self._holds.ways.may_keep_all
         self._receive_nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
         self._is_pumping = False
         self._received = self._shown = self._copies = self._replayed = self._nacked = 0
@@ -322,7 +324,8 @@ class Consumer:
         :raises ClosedError: the consumer is closed, also while this waits
         :raises BrokerError: the transport failed; a later call tries again
         """
-        self._ensure_open()
+        if self._is_closed or self._acks is None or get_running_loop() is not self._loop:
+            self._ensure_open()
         message = None if self._receive_nowait is None else self._message_here(self._receive_nowait)
         if message is None:
             seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
@@ -423,6 +426,20 @@ class Consumer:
         self._received += 1
         message_id = delivery.id
         now_ms = self._now_ms = self._clock.now_ms()
+        record = self._states.show_new(message_id, delivery.redelivery_count) if self._is_plain else None
+        if record is None:
+            return self._take_known(delivery, now_ms)
+        if self._store.bytes:
+            self._store.pop(message_id)
+        if self._dead is not None and self._dead.takes(delivery, record):
+            return None
+        if self._states.in_work >= self._room.near:
+            self._room.note()
+        return Message(self, delivery, record.redelivery_count)
+
+    def _take_known(self, delivery: Delivery, now_ms: int) -> Message | None:
+        """The same for what something is, or may be, known of, or is to be noted."""
+        message_id = delivery.id
         if self._durable is not None and self._states.get(message_id) is None:
             if self._durable.was_acked(message_id):
                 self._acknowledging.again(message_id)
@@ -588,7 +605,9 @@ class Consumer:
             self._room.changed()
 
     def _acknowledge(self, message_id: MessageId) -> Awaitable[None]:
-        acks = self._ensure_open()
+        acks = self._acks
+        if acks is None or self._is_closed or get_running_loop() is not self._loop:
+            acks = self._ensure_open()
         if self._dead is not None:
             self._check_kept(message_id)
         return acks.acknowledge(message_id)
@@ -726,18 +745,25 @@ class Consumer:
             self._holds.drop(record.id)
         self._room.changed()
 
-    def _on_settled(self, record: Record) -> None:
+    def _on_settled(self, records: Sequence[Record]) -> None:
         if self._note is not None:
-            if record.before_ack is State.HELD:
-                self._note("cancel", record.id, record.redelivery_count, reason="ack")
-            reason = REASON_IN_TRACE if record.before_ack is State.GIVEN_UP else "ack"
-            self._note("ack", record.id, record.redelivery_count, reason=reason)
-        if record.before_ack is not State.IN_WORK:
-            self._holds.drop(record.id)
+            self._note_settled(records, self._note)
+        for record in records:
+            if record.before_ack is not State.IN_WORK:
+                self._holds.drop(record.id)
         if len(self._recent):
-            self._recent.pop(record.id)
+            for record in records:
+                self._recent.pop(record.id)
         if self._room.waiting:
             self._room.changed()
+
+    @staticmethod
+    def _note_settled(records: Sequence[Record], note: TraceNote) -> None:
+        for record in records:
+            if record.before_ack is State.HELD:
+                note("cancel", record.id, record.redelivery_count, reason="ack")
+            reason = REASON_IN_TRACE if record.before_ack is State.GIVEN_UP else "ack"
+            note("ack", record.id, record.redelivery_count, reason=reason)
 
     def _on_ack_failed(self, record: Record, *, was_due: bool, error: BaseException) -> None:
         if self._note is not None:

@@ -119,7 +119,11 @@ class Message:
         :raises BrokerError: the acknowledgement failed
         :raises ClosedError: the consumer is closed
         """
-        before = self._begin_ack()
+        before = None
+        if self._settled_as is None:
+            self._settled_as = ACKED
+        else:
+            before = self._begin_ack()
         try:
             await self._consumer._acknowledge(self._delivery.id)
         except BaseException:

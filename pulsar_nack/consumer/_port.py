@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ..ids import MessageId
 
@@ -31,9 +31,9 @@ class PortTraits:
     receiver_queue_size: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
-    """One message as a port hands it over.
+    """One message as a port hands it over; from then on nobody changes it (freezing it would triple what it costs).
 
     :param id: its id; with ``batch_size`` for a message of a batch, and a topic where there are several
     :param data: the payload
@@ -97,6 +97,11 @@ class SupportsCumulativeAck(Protocol):
         ...
 
 
+T = TypeVar("T")
+AcksDone = Callable[[Sequence[T], Exception | None], None]
+"""Is told that acknowledgements ended: their tokens, and None or the error."""
+
+
 @runtime_checkable
 class SupportsNowait(Protocol):
     """A port whose calls for each message need no task of their own, which saves most of what a message costs."""
@@ -108,8 +113,9 @@ class SupportsNowait(Protocol):
         """
         ...
 
-    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:
-        """Begin to acknowledge one message; ``done`` gets None, or the error, in a later turn of the loop.
+    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
+        """Begin to acknowledge one message; ``done`` gets its token, and None or the error, in a later turn of the
+        loop, and may get the tokens of others with it, for which it was given too and which ended in the same way.
 
         :raises ClosedError: after ``close``; ``done`` is not called then
         """

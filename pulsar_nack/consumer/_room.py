@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -27,6 +28,8 @@ class Room:
 
     def __init__(self, count: Callable[[], int], limit: int | None, has_ready: Callable[[], bool]) -> None:
         self.limit = limit
+        self.near = math.inf if limit is None else NEAR * limit
+        """From how many unacknowledged messages on :meth:`note` warns."""
         self._count = count
         self._has_ready = has_ready
         self._waiters: deque[asyncio.Future[bool]] = deque()
@@ -41,7 +44,7 @@ class Room:
     @property
     def is_near_limit(self) -> bool:
         """Return whether 80 % of the limit are reached."""
-        return self.limit is not None and self._count() >= NEAR * self.limit
+        return self._count() >= self.near
 
     async def wait_for(self, fits: Callable[[], bool]) -> None:
         """Wait until the count is below the limit and ``fits`` says yes, or a message is ready for the user.
@@ -91,7 +94,7 @@ class Room:
 
     def note(self) -> None:
         """Warn, once, when the count comes near the limit."""
-        if not self._has_warned and self.limit is not None and self._count() >= NEAR * self.limit:
+        if not self._has_warned and self._count() >= self.near:
             self._has_warned = True
             _log.warning(
                 "%d messages are unacknowledged, of %s before the broker stops delivering; shorter delays or faster"

@@ -8,7 +8,7 @@ are made, further and further apart, and then the message is left to the broker,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from ..ids import MessageId
@@ -36,6 +36,8 @@ class AskAgain:
         self.given_up = 0
         self._most = most
         self._at: dict[MessageId, int] = {}
+        self.known: Mapping[MessageId, int] = self._at
+        """What is to be asked for, and when."""
         self._queues: list[deque[tuple[int, Unanswered]]] = [deque() for _ in (*PAUSES_MS, _FAILED_PAUSE_MS)]
 
     def __len__(self) -> int:

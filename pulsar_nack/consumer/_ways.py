@@ -52,12 +52,12 @@ class Ways:
         self._floor_ms = round(traits.min_redelivery_delay * 1000)
         self._latency_ms = round(traits.redelivery_latency * 1000)
         is_auto = self.name == "auto"
-        self._may_keep_all = self.name == "local" or (is_auto and (self._floor_ms > 0 or not traits.honours_ids))
+        self.may_keep_all = self.name == "local" or (is_auto and (self._floor_ms > 0 or not traits.honours_ids))
         self._may_keep_members = is_auto
 
     def may_keep(self, message_id: MessageId) -> bool:
         """Return whether the payload of a message may be wanted, whatever the delay of its nack."""
-        return self._may_keep_all or (self._may_keep_members and is_member(message_id))
+        return self.may_keep_all or (self._may_keep_members and is_member(message_id))
 
     def plan(self, message_id: MessageId, delay_ms: int) -> Plan:
         """Decide on a nack."""

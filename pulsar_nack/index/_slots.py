@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from pyroaring import BitMap
 
-from ..ids import MessageId, Position, _TopicId
+from ..ids import MessageId, Position, _share_extras, _TopicId
 
 SLOT_SIZE: Final = 1 << 16
 UNUSED: Final = -2
@@ -112,7 +112,7 @@ class Slot:
             identities = zip(repeat(self.ledger), entries, repeat(self.partition), repeat(-1))
         if self.topic is None:
             return map(_make, repeat(MessageId), identities)
-        return map(_with_topic, identities, repeat(self.topic))
+        return map(_with_extras, identities, repeat({"topic": self.topic}))
 
     def positions(self, numbers: array[int]) -> Iterator[Position]:
         """Make the positions of some of this slot's numbers; batch indexes are left out."""
@@ -122,9 +122,9 @@ class Slot:
         return (_make(Position, (ledger, number + offset)) for number in numbers)
 
 
-def _with_topic(identity: tuple[int, int, int, int], topic: str) -> MessageId:
+def _with_extras(identity: tuple[int, int, int, int], extras: dict[str, str]) -> MessageId:
     message_id = _make(_TopicId, identity)
-    message_id.__dict__["topic"] = topic
+    _share_extras(message_id, extras)
     return message_id
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
+from ..consumer import AcksDone
 from ..errors import ConnectionLostError
 from . import _pulsar_pb2 as pb
 
+T = TypeVar("T")
 Done = Callable[[Exception | None], None]
 """Called with None, or with why it failed, in a later turn of the loop."""
 
@@ -41,17 +43,22 @@ class AckGroup:
     ``entries`` is what remains of each entry, 0: nothing; with ``is_cumulative`` there is one, and all before it.
     """
 
-    __slots__ = ("entries", "is_cumulative", "receipt", "waiting")
+    __slots__ = ("all_done", "entries", "is_cumulative", "receipt", "tokens", "waiting")
 
     def __init__(self, *, is_cumulative: bool = False) -> None:
         self.entries: dict[tuple[int, int], int] = {}
         self.is_cumulative = is_cumulative
+        self.tokens: list[Any] = []
+        self.all_done: AcksDone[Any] | None = None
+        """Is told of all ``tokens`` together."""
         self.waiting: list[Done] = []
         self.receipt: asyncio.Future[pb.BaseCommand] | None = None
 
     def finish(self, error: Exception | None) -> None:
         """Tell all who wait for it."""
-        waiting, self.waiting = self.waiting, []
+        tokens, self.tokens, waiting, self.waiting = self.tokens, [], self.waiting, []
+        if self.all_done is not None:
+            self.all_done(tokens, error)
         for done in waiting:
             done(error)
 
@@ -75,13 +82,18 @@ class AckGroups:
         groups = [*self._unanswered, *([self._open] if self._open is not None else [])]
         return sum(len(group.entries) for group in groups)
 
-    def add(self, position: tuple[int, int], remaining: int, done: Done) -> None:
-        """Acknowledge an entry but for what remains of it."""
-        group = self._gathering()
+    def add(self, position: tuple[int, int], remaining: int, token: T, done: AcksDone[T]) -> None:
+        """Acknowledge an entry but for what remains of it; ``done`` gets the token, and those of others with it."""
+        group = self._open or self._gathering()
         entries = group.entries
-        known = entries.get(position)
-        entries[position] = remaining if known is None else remaining & known
-        group.waiting.append(done)
+        entries[position] = remaining and remaining & entries.get(position, remaining)
+        if group.all_done is done:
+            group.tokens.append(token)
+        elif group.all_done is None:
+            group.all_done = done
+            group.tokens.append(token)
+        else:
+            group.waiting.append(lambda error: done([token], error))
         if len(entries) >= MOST_ENTRIES:
             self.flush()
 

@@ -10,7 +10,7 @@ subscription may have been moved back meanwhile, and then a set that is too smal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ..errors import BrokerError
@@ -56,6 +56,8 @@ class AckSets:
         """Grows whenever something is forgotten."""
         self._most = most
         self._sets: dict[tuple[int, int], int] = {}
+        self.sets: Mapping[tuple[int, int], int] = self._sets
+        """What remains of each entry."""
 
     def __len__(self) -> int:
         return len(self._sets)

@@ -24,7 +24,7 @@ from ._address import Address
 from ._commands import ping, pong
 from ._dial import dial_network, not_reached
 from ._events import ConsumerEvents, ProducerEvents
-from ._frames import FrameDecoder, encode_command
+from ._frames import Frame, FrameDecoder, encode_command
 from ._introduction import Introduction
 from ._keep_alive import KeepAlive
 from ._options import ClientOptions
@@ -34,8 +34,8 @@ from ._users import Users
 
 _CLOSE_TIMEOUT: Final = 5.0
 _FRAME_OVERHEAD: Final = 10 * 1024
+_READ_BYTES: Final = 64 * 1024
 _NO_REQUEST: Final = 2**64 - 1
-_MESSAGE: Final = pb.BaseCommand.MESSAGE
 
 Dial = Callable[["Connection", Address], Awaitable[None]]
 """Connects the protocol that it is given to an address: calls its ``connection_made`` with a transport."""
@@ -53,7 +53,7 @@ _ANSWERS: Final[dict[int, str]] = {
 """Which part of an answer the request id is in."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """Get one from :meth:`open`, or from a pool. All of it belongs to one event loop."""
 
     def __init__(
@@ -65,6 +65,7 @@ class Connection(asyncio.Protocol):
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder()
+        self._space = memoryview(bytearray(_READ_BYTES))
         self._transport: asyncio.Transport | None = None
         self._requests = Requests(self._loop, options.request_timeout.total_seconds(), str(address))
         self._users = Users(is_secure=address.is_secure)
@@ -330,28 +331,36 @@ class Connection(asyncio.Protocol):
         if room is not None and not room.done():
             room.set_result(None)
 
+    def get_buffer(self, _sizehint: int, /) -> memoryview:
+        """Return where to read into: one place for all reads, where a new one of the largest size was made for each."""
+        return self._space
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was read."""
+        self.data_received(self._space[:nbytes].tobytes())
+
     def data_received(self, data: bytes) -> None:
         """Hand on what the bytes complete."""
         self._keep_alive.was_heard = True
         try:
-            for command, rest in self._decoder.feed(data):
+            for frame in self._decoder.feed_heads(data):
                 if self._error is not None:
                     return
-                kind = command.type
-                if kind == _MESSAGE:  # in line: the hot path
-                    message = command.message
-                    consumer = self._consumers.get(message.consumer_id)
-                    if consumer is not None:
-                        consumer.on_message(message, rest)
-                else:
-                    self._hand_on(kind, command)
+                if isinstance(frame, Frame):
+                    self._hand_on(frame.command)
+                    continue
+                head, rest = frame  # in line: the hot path
+                consumer = self._consumers.get(head[0])
+                if consumer is not None:
+                    consumer.on_message(head, rest)
         except BrokerError as error:
             self.close(error)
         except Exception as fault:  # noqa: BLE001 - reported
             self._report(fault)
             self.close(fault)
 
-    def _hand_on(self, kind: int, command: pb.BaseCommand) -> None:
+    def _hand_on(self, command: pb.BaseCommand) -> None:
+        kind = command.type
         if kind in _ANSWERS:
             self._answered(getattr(command, _ANSWERS[kind]).request_id, command)
         elif kind == pb.BaseCommand.PING:

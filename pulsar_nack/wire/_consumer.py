@@ -19,10 +19,11 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
+from itertools import groupby
+from typing import Any, Final, NamedTuple, TypeVar
 
 from .._delays import delay_ms
-from ..consumer import Delivery
+from ..consumer import AcksDone, Delivery
 from ..errors import BrokerError, BrokerRefusedError, ClosedError, ConnectionLostError, InvalidArgumentError
 from ..ids import MessageId
 from . import _consumer_commands as commands
@@ -33,6 +34,7 @@ from ._chunks import Chunks
 from ._connection import Connection
 from ._core import Core
 from ._deliveries import EntryReader
+from ._heads import MessageHead
 from ._permits import Permits
 from ._redeliveries import MOST_IDS, Redeliveries
 from ._refusals import is_busy, is_transient
@@ -40,6 +42,7 @@ from ._resuming import Resuming
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
 
+T = TypeVar("T")
 _EARLIEST: Final = MessageId(-1, -1)
 Sink = Callable[[Delivery, "TopicConsumer"], None]
 
@@ -50,6 +53,16 @@ _LOG: Final = logging.getLogger(__name__)
 _INT64: Final = 1 << 63
 _TOLD_AFTER: Final = 3
 """A chunked message whose parts went back to the broker so often is told."""
+
+
+class _Member(NamedTuple):
+    """A message of a batch that is being acknowledged."""
+
+    id: MessageId
+    remaining: int
+    generation: int
+    token: Any
+    done: AcksDone[Any]
 
 
 class TopicConsumer:
@@ -91,6 +104,7 @@ class TopicConsumer:
             options.receiver_queue_size, None if self._prefetched.max_bytes is None else self._fitting
         )
         self._acks = AckGroups(core.loop, options.ack_group_ms)
+        self._members_done = self._on_members_done  # one object, by which a group knows them
         self._ack_sets = AckSets()
         self._chunks = Chunks(
             options.max_pending_chunked, options.max_chunked_bytes, delay_ms(options.chunk_timeout, "chunk_timeout")
@@ -119,6 +133,7 @@ class TopicConsumer:
         self._subscribing: asyncio.Task[None] | None = None
         self._seeking = asyncio.Lock()
         self._is_deleted = False
+        self._is_seeking = False
         self._may_subscribe = asyncio.Event()
         self._may_subscribe.set()
         self._closing: asyncio.Task[None] | None = None
@@ -254,7 +269,7 @@ class TopicConsumer:
         if session is self._session:
             self.last_error = error
             has_lasted = self._loop.time() - self._subscribed_at >= _LASTING_S
-            self._short_lived = 0 if has_lasted or self._seeking.locked() else self._short_lived + 1
+            self._short_lived = 0 if has_lasted or self._is_seeking else self._short_lived + 1
             self._leave()
             if self._closing is None:
                 self._subscribe_again()
@@ -303,19 +318,34 @@ class TopicConsumer:
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
-    def on_message(self, command: pb.CommandMessage, rest: memoryview | bytes) -> None:
+    def on_message(self, head: MessageHead, rest: bytes) -> None:
         """Hand on the messages of an entry."""
         session = self._session
-        if session is None or session.consumer_id != command.consumer_id:
+        if session is None or session.consumer_id != head[0]:
             return
-        permits, deliveries = self._reader.read(command, rest)
+        delivery = self._reader.plain(head, rest)
+        if delivery is None:
+            self._on_arrival(head, *self._reader.read_other(head, rest))
+            return
+        if self._rewinds or self._resuming is not None or self._mean_bytes is None:
+            self._on_arrival(head, 1, [delivery])
+            return
+        self._permits.out -= 1
+        if not self._is_seeking:  # the session ends with it
+            size = len(delivery.data)
+            self._queued += 1
+            self._queued_bytes += size
+            self._prefetched.bytes += size
+            self._sink(delivery, self)
+
+    def _on_arrival(self, head: MessageHead, permits: int, deliveries: list[Delivery]) -> None:
         self._permits.used(permits)
-        if self._seeking.locked():  # the session ends with it
+        if self._is_seeking:
             return
-        if self._rewinds and self._is_of_old_epoch(command):
+        if self._rewinds and head.epoch is not None and head.epoch < self._rewinds:
             self._free(permits)
             return
-        if self._resuming is not None and self._is_acked(command.message_id):
+        if self._resuming is not None and self._is_acked((head.ledger, head.entry)):
             self._free(permits)
             return
         shown = len(deliveries)
@@ -365,15 +395,11 @@ class TopicConsumer:
             if permits and self._session is not None:
                 self._session.permit(permits)
 
-    def _is_of_old_epoch(self, command: pb.CommandMessage) -> bool:
-        return command.HasField("consumer_epoch") and command.consumer_epoch < self._rewinds
-
-    def _is_acked(self, position: pb.MessageIdData) -> bool:
+    def _is_acked(self, place: tuple[int, int]) -> bool:
         """Return whether an entry was acknowledged in an earlier session, which this one does not know until told."""
-        place = (position.ledgerId, position.entryId)
         is_acked = self._resuming is not None and self._resuming.arrived(place)
         if is_acked:
-            self._acks.add(place, 0, lambda _: None)
+            self._acks.add_all({place: 0}, lambda _: None)
         return is_acked
 
     def on_active_changed(self, session: Session, is_active: bool) -> None:
@@ -419,26 +445,48 @@ class TopicConsumer:
             lambda done: self._acks.add_all(entries, self._noting_success(entries, self._noting_failure(ids, done)))
         )
 
-    def acknowledge_soon(self, message_id: MessageId, done: Done) -> None:
-        """Begin to acknowledge one message; ``done`` gets None, or the error, in a later turn of the loop.
+    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
+        """Begin to acknowledge one message; ``done`` gets its token, and None or the error, in a later turn of the
+        loop, and may get the tokens of others with it.
 
         :raises BrokerError: its batch is of unknown size; ``done`` is not called
         :raises ClosedError: it is closed; ``done`` is not called
         """
-        self._check_open()
+        if self._closing is not None:
+            self._check_open()
+        if message_id[3] >= 0 or self._resuming is not None:
+            self._acknowledge_member(message_id, token, done)
+        elif message_id.is_chunked:
+            self._acks.add_all(self._entries([message_id]), partial(done, [token]))
+        else:
+            if self._ack_sets.sets:
+                self._ack_sets.acked(message_id)
+            self._acks.add(message_id[:2], 0, token, done)
+
+    def _acknowledge_member(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
+        """Acknowledge a message of a batch, or where more has to be noted than usual."""
         if message_id.is_chunked:
             entries = self._entries([message_id])
-            self._acks.add_all(entries, self._noting_success(entries, done))
+            self._acks.add_all(entries, self._noting_success(entries, partial(done, [token])))
             return
+        generation = self._ack_sets.generation
         remaining = self._ack_sets.acked(message_id)
-        if message_id.batch_index >= 0:
-            if remaining and not self._options.batch_index_ack:
-                self._loop.call_soon(done, None)
-                return
-            done = self._noting_failure((message_id,), done)
-        if self._resuming is not None:
-            done = self._noting_success({(message_id.ledger, message_id.entry): remaining}, done)
-        self._acks.add((message_id.ledger, message_id.entry), remaining, done)
+        if remaining and not self._options.batch_index_ack:
+            self._loop.call_soon(done, [token], None)
+        else:
+            member = _Member(message_id, remaining, generation, token, done)
+            self._acks.add(message_id[:2], remaining, member, self._members_done)
+
+    def _on_members_done(self, members: Sequence[_Member], error: Exception | None) -> None:
+        """Tell of members of batches; no mate is to complete the entry of what was not acknowledged."""
+        if error is not None:
+            for member in members:
+                self._ack_sets.failed(member.id, member.generation)
+        elif self._resuming is not None:
+            self._resuming.acked(member.id[:2] for member in members if not member.remaining)
+        for _, some in groupby(members, key=lambda member: id(member.done)):
+            its = list(some)
+            its[0].done([member.token for member in its], error)
 
     def _noting_failure(self, ids: Sequence[MessageId], done: Done) -> Done:
         """Return what calls ``done``, and lets no mate of a batch complete the entry of what was not acknowledged."""
@@ -605,11 +653,13 @@ class TopicConsumer:
         async with self._seeking:
             self._check_open()
             self._drop_queue()
+            self._is_seeking = True
             try:
                 await self._acks_settled()
                 await self._ask(partial(commands.seek, position=position), is_seek=True)
                 self._begin_at(position)
             finally:
+                self._is_seeking = False
                 self._start_anew()
         await self._subscribed_again()
 

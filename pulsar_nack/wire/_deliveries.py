@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..consumer import Delivery
 from ..errors import InvalidArgumentError, ProtocolError, UndecodableMessageError
@@ -11,7 +11,7 @@ from ..ids import MessageId, Position, _delivered_id
 from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._chunks import Chunks, Part, Whole
-from ._delivery import WireDelivery, plain_delivery
+from ._delivery import plain_delivery
 from ._entries import (
     Entry,
     decode_entry,
@@ -23,6 +23,7 @@ from ._entries import (
     readable_metadata,
     unpack,
 )
+from ._heads import MessageHead
 
 _NOTHING: Final = pb.MessageMetadata()
 
@@ -60,6 +61,7 @@ class EntryReader:
         self._max_bytes = max_bytes
         self._now_ms = now_ms
         self._topic = topic
+        self._extras: dict[str, Any] = {"topic": topic}
         self._partition = partition
         self._ack_sets = ack_sets
         self._chunks = chunks
@@ -71,57 +73,60 @@ class EntryReader:
         self._first = None if first is None else (first.ledger, first.entry)
         self._first_index = 0 if first is None else max(first.batch_index, 0)
 
-    def read(self, command: pb.CommandMessage, rest: memoryview | bytes) -> Arrival:
+    def plain(self, head: MessageHead, rest: bytes) -> Delivery | None:
+        """Return the delivery of a message that has nothing but its payload: the hot path. None: it has more."""
+        if self._first is not None:
+            return None
+        parts = plain_parts(rest)
+        if parts is None or len(parts[1]) > self._max_bytes:
+            return None
+        _, ledger, entry, count, _, _ = head
+        if (ledger | entry) >> 63:
+            return None
+        topic = self._topic
+        message_id = _delivered_id((ledger, entry, self._partition, -1), self._extras)
+        return plain_delivery(message_id, parts[1], count, parts[0], topic)
+
+    def read(self, head: MessageHead, rest: bytes) -> Arrival:
         """Take an entry apart. One that cannot be read is a delivery that says so.
 
         :raises ProtocolError: its id is none
         """
+        delivery = self.plain(head, rest)
+        return self.read_other(head, rest) if delivery is None else Arrival(1, [delivery])
+
+    def read_other(self, head: MessageHead, rest: bytes) -> Arrival:
+        """The same for what is not plain."""
         try:
-            if self._first is None and type(rest) is bytes:
-                parts = plain_parts(rest)
-                if parts is not None and len(parts[1]) <= self._max_bytes:
-                    return self._plain(command, *parts)
             try:
                 entry = decode_entry(rest, max_message_bytes=self._max_bytes)
             except UndecodableMessageError as error:
-                unreadable = self._unreadable(command, bytes(rest), error, about=readable_metadata(rest))
-                return Arrival(self._counted(command, error.batch_size), [unreadable])
-            if self._first is not None and (command.message_id.ledgerId, command.message_id.entryId) < self._first:
+                unreadable = self._unreadable(head, rest, error, about=readable_metadata(rest))
+                return Arrival(self._counted(head, error.batch_size), [unreadable])
+            if self._first is not None and (head.ledger, head.entry) < self._first:
                 size = entry.metadata.num_messages_in_batch if entry.is_batch else 0
-                return Arrival(self._counted(command, size), [])
-            return self._with_more(command, entry)
+                return Arrival(self._counted(head, size), [])
+            return self._with_more(head, entry)
         except InvalidArgumentError as error:
             raise ProtocolError(f"command MESSAGE: {error}") from error
 
     # --- one message an entry ----------------------------------------------------------------------------------------
 
-    def _plain(self, command: pb.CommandMessage, metadata: bytes, payload: bytes) -> Arrival:
-        """Show a message that has nothing but its payload: the hot path."""
-        position = command.message_id
-        delivery = plain_delivery(
-            _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic),
-            payload,
-            command.redelivery_count,
-            metadata,
-            self._topic,
-        )
-        return tuple.__new__(Arrival, (1, [delivery]))
-
-    def _with_more(self, command: pb.CommandMessage, entry: Entry) -> Arrival:
+    def _with_more(self, head: MessageHead, entry: Entry) -> Arrival:
         if entry.is_batch:
-            return self._batch(command, entry)
+            return self._batch(head, entry)
         if entry.is_chunk:
-            return Arrival(1, self._part(command, entry))
-        return Arrival(1, [self._lone(command, entry)])
+            return Arrival(1, self._part(head, entry))
+        return Arrival(1, [self._lone(head, entry)])
 
-    def _lone(self, command: pb.CommandMessage, entry: Entry) -> Delivery:
-        position, metadata = command.message_id, entry.metadata
-        message_id = _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic)
-        return self._delivery(message_id, command, metadata, metadata, entry.payload)
+    def _lone(self, head: MessageHead, entry: Entry) -> Delivery:
+        metadata = entry.metadata
+        message_id = _delivered_id((head.ledger, head.entry, self._partition, -1), self._extras)
+        return self._delivery(message_id, head, metadata, metadata, entry.payload)
 
     def _unreadable(
         self,
-        command: pb.CommandMessage,
+        head: MessageHead,
         stored: bytes,
         error: Exception,
         message_id: MessageId | None = None,
@@ -129,15 +134,14 @@ class EntryReader:
         about: pb.MessageMetadata | None = None,
     ) -> Delivery:
         """Return the delivery of what cannot be read, with what is said about it as far as that is known."""
-        position = command.message_id
         own = _NOTHING if about is None or is_batch(about) else about
         return Delivery(
-            id=message_id or _delivered_id((position.ledgerId, position.entryId, self._partition, -1), 0, self._topic),
+            id=message_id or _delivered_id((head.ledger, head.entry, self._partition, -1), self._extras),
             data=stored,
             properties=properties_of(own),
             key=key_of(own) if own.HasField("partition_key") else None,
             ordering_key=ordering_key_of(own) if own.HasField("ordering_key") else None,
-            redelivery_count=command.redelivery_count,
+            redelivery_count=head.redelivery_count,
             publish_time_ms=0 if about is None else about.publish_time,
             event_time_ms=own.event_time,
             topic=self._topic,
@@ -146,47 +150,48 @@ class EntryReader:
         )
 
     @staticmethod
-    def _counted(command: pb.CommandMessage, size: int) -> int:
+    def _counted(head: MessageHead, size: int) -> int:
         """Return as how many messages the broker counted a batch: without those that it knows to be acknowledged."""
         if not size:
             return 1
-        return (remaining_of(command.ack_set) & all_of(size)).bit_count() if command.ack_set else size
+        return (remaining_of(head.ack_set) & all_of(size)).bit_count() if head.ack_set else size
 
     # --- several -----------------------------------------------------------------------------------------------------
 
-    def _batch(self, command: pb.CommandMessage, entry: Entry) -> Arrival:
+    def _batch(self, head: MessageHead, entry: Entry) -> Arrival:
         size = entry.metadata.num_messages_in_batch
         whole = all_of(size)
-        told = whole & remaining_of(command.ack_set) if command.ack_set else whole
-        ledger, number = command.message_id.ledgerId, command.message_id.entryId
+        told = whole & remaining_of(head.ack_set) if head.ack_set else whole
+        ledger, number = head.ledger, head.entry
         shown = told & ~self._before_first(ledger, number)
         is_shown = None if shown == whole else _flags(shown, size)
         hidden: list[int] = []
         deliveries: list[Delivery] = []
         read = 0
         partition, topic = self._partition, self._topic
-        count, published = command.redelivery_count, entry.metadata.publish_time
+        extras = {**self._extras, "batch_size": size}
+        count, published = head.redelivery_count, entry.metadata.publish_time
         try:
             for index, metadata, payload in entry.members():
                 read = index + 1
                 if is_shown is not None and not is_shown[index]:
                     continue
                 if metadata is None:
-                    member = _delivered_id((ledger, number, partition, index), size, topic)
+                    member = _delivered_id((ledger, number, partition, index), extras)
                     deliveries.append(plain_delivery(member, payload, count, published, topic))
                 elif metadata.compacted_out:
                     hidden.append(index)
                 else:
-                    member = _delivered_id((ledger, number, partition, index), size, topic)
-                    deliveries.append(self._delivery(member, command, entry.metadata, metadata, payload))
+                    member = _delivered_id((ledger, number, partition, index), extras)
+                    deliveries.append(self._delivery(member, head, entry.metadata, metadata, payload))
         except UndecodableMessageError as error:  # the others too: where they begin is not known
             left = [each for each in range(read, size) if is_shown is None or is_shown[each]]
             deliveries.extend(
                 self._unreadable(
-                    command,
+                    head,
                     b"" if at else entry.payload,  # once is enough
                     error,
-                    _delivered_id((ledger, number, partition, each), size, topic),
+                    _delivered_id((ledger, number, partition, each), extras),
                 )
                 for at, each in enumerate(left)
             )
@@ -200,17 +205,17 @@ class EntryReader:
 
     # --- a part of one -----------------------------------------------------------------------------------------------
 
-    def _part(self, command: pb.CommandMessage, entry: Entry) -> list[Delivery]:
-        metadata, position = entry.metadata, command.message_id
+    def _part(self, head: MessageHead, entry: Entry) -> list[Delivery]:
+        metadata = entry.metadata
         if not 0 <= metadata.chunk_id < metadata.num_chunks_from_msg:
             impossible = f"chunk: number {metadata.chunk_id} of {metadata.num_chunks_from_msg}"
-            return [self._unreadable(command, entry.payload, UndecodableMessageError(impossible), about=metadata)]
+            return [self._unreadable(head, entry.payload, UndecodableMessageError(impossible), about=metadata)]
         part = Part(
             uuid=metadata.uuid,
             index=metadata.chunk_id,
             count=metadata.num_chunks_from_msg,
             total_bytes=metadata.total_chunk_msg_size,
-            position=Position(position.ledgerId, position.entryId),
+            position=Position(head.ledger, head.entry),
             payload=entry.payload,
         )
         whole = self._chunks.add(part, self._now_ms())
@@ -220,12 +225,12 @@ class EntryReader:
             message_id = self._whole_id(whole)
         except InvalidArgumentError as error:
             wrong = UndecodableMessageError(f"payload: its chunks are not where they should be: {error}")
-            return [self._unreadable(command, whole.payload or b"", wrong, about=metadata)]
+            return [self._unreadable(head, whole.payload or b"", wrong, about=metadata)]
         try:
             payload = self._put_together(entry, whole)
         except UndecodableMessageError as error:
-            return [self._unreadable(command, whole.payload or b"", error, message_id, about=metadata)]
-        return [self._delivery(message_id, command, metadata, metadata, payload)]
+            return [self._unreadable(head, whole.payload or b"", error, message_id, about=metadata)]
+        return [self._delivery(message_id, head, metadata, metadata, payload)]
 
     def _whole_id(self, whole: Whole) -> MessageId:
         """Return the id of a message in chunks: their order is that of the message, not of their positions."""
@@ -249,18 +254,18 @@ class EntryReader:
     def _delivery(
         self,
         message_id: MessageId,
-        command: pb.CommandMessage,
+        head: MessageHead,
         of_entry: pb.MessageMetadata,
         own: pb.MessageMetadata | pb.SingleMessageMetadata,
         payload: bytes,
     ) -> Delivery:
-        return WireDelivery(
+        return Delivery(
             message_id,
             payload,
             properties=properties_of(own) if own.properties else {},
             key=key_of(own) if own.HasField("partition_key") else None,
             ordering_key=ordering_key_of(own) if own.HasField("ordering_key") else None,
-            redelivery_count=command.redelivery_count,
+            redelivery_count=head.redelivery_count,
             publish_time_ms=of_entry.publish_time,
             event_time_ms=own.event_time,
             topic=self._topic,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
-from ..consumer import Delivery
+from ..consumer import AcksDone, Delivery
 from ..errors import BrokerError
 from ..ids import MessageId
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 
@@ -51,10 +53,10 @@ class Departed:
     def taken(self, delivery: Delivery) -> None:
         """Do nothing."""
 
-    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:  # noqa: ARG002
+    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:  # noqa: ARG002
         """Have it done."""
         self._tell()
-        asyncio.get_running_loop().call_soon(done, None)
+        asyncio.get_running_loop().call_soon(done, [token], None)
 
     async def acknowledge(self, ids: list[MessageId]) -> None:  # noqa: ARG002
         """Have it done."""

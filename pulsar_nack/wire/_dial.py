@@ -12,7 +12,7 @@ from ._options import ClientOptions
 from ._tls import make_context
 
 
-async def dial_network(protocol: asyncio.Protocol, address: Address, options: ClientOptions) -> None:
+async def dial_network(protocol: asyncio.BaseProtocol, address: Address, options: ClientOptions) -> None:
     """Connect ``protocol`` over TCP.
 
     :raises OSError: not reached, or the certificate is not trusted

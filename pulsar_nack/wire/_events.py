@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from . import _pulsar_pb2 as pb
+from ._heads import MessageHead
 
 
 class ConsumerEvents(Protocol):
     """One consumer on a connection, which the broker knows by its consumer id."""
 
-    def on_message(self, command: pb.CommandMessage, rest: memoryview | bytes) -> None:
+    def on_message(self, head: MessageHead, rest: bytes) -> None:
         """Take an entry; ``rest`` is what follows the command in its frame: headers and payload."""
         ...
 

@@ -9,14 +9,16 @@ The decoder keeps at most the beginning of one frame, and knows how many bytes i
 that a frame in many pieces is copied twice, however many they are. What it returns are bytes of their own, no views: a
 message that waits for its user keeps nothing else in memory, and for the usual small message it is faster as well.
 
-Commands are parsed by protobuf's own C parser. It does not insist on required fields, which is checked here: all of
-them, but for MESSAGE, the one that counts, only that there is an id.
+Commands are parsed by protobuf's own C parser, but for those of messages, of which only the head is read. It does not
+insist on required fields, which is checked here: all of them, but for MESSAGE, the one that counts, only that there is
+an id.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple, cast
 
 import google_crc32c
 from google.protobuf.message import DecodeError, EncodeError
@@ -24,6 +26,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..errors import ProtocolError
 from . import _pulsar_pb2 as pb
+from ._heads import HeadReader, MessageHead, head_of
 
 DEFAULT_MAX_FRAME_BYTES: Final = 5 * 1024 * 1024 + 10 * 1024
 MAGIC_CHECKSUM: Final = b"\x0e\x01"
@@ -50,6 +53,11 @@ class Frame(NamedTuple):
     rest: bytes
 
 
+MessageFrame = tuple[MessageHead, bytes]
+"""The head of a message, and its headers and payload."""
+ReadHead = Callable[[bytes, int, int], MessageHead | None]
+
+
 class FrameDecoder:
     """Cuts what comes in, in pieces of any size, into frames.
 
@@ -58,6 +66,7 @@ class FrameDecoder:
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
         self.max_frame_bytes = max_frame_bytes
+        self._heads = HeadReader()
         self._kept = bytearray()  # the beginning of a frame
         self._needed = 0  # bytes that have to be there before a look at it can help
         self._offset = 0  # of what is kept, in all that ever came in
@@ -72,6 +81,13 @@ class FrameDecoder:
 
         :raises ProtocolError: not the protocol; names the frame. The decoder is of no use any more
         """
+        return cast("list[Frame]", self._feed(data, None))
+
+    def feed_heads(self, data: bytes | bytearray | memoryview) -> list[Frame | MessageFrame]:
+        """Return the same, but of messages only the heads, which takes a third of the time."""
+        return self._feed(data, self._heads.read)
+
+    def _feed(self, data: bytes | bytearray | memoryview, read_head: ReadHead | None) -> list[Frame | MessageFrame]:
         if self._kept:
             self._kept += data
             if len(self._kept) < self._needed:
@@ -80,17 +96,17 @@ class FrameDecoder:
             self._kept = bytearray()
         elif type(data) is not bytes:
             data = bytes(data)
-        frames: list[Frame] = []
-        at = self._cut(data, frames)
+        frames: list[Frame | MessageFrame] = []
+        at = self._cut(data, frames, read_head)
         if at < len(data):
             self._kept += memoryview(data)[at:]
         self._offset += at
         return frames
 
-    def _cut(self, data: bytes, frames: list[Frame]) -> int:
+    def _cut(self, data: bytes, frames: list[Frame | MessageFrame], read_head: ReadHead | None) -> int:
         """Add the frames in ``data``, and return where the next one begins. Everything in line: the hot path."""
         at, end = 0, len(data)
-        limit, sizes, parse, new = self.max_frame_bytes, _SIZES.unpack_from, pb.BaseCommand.FromString, tuple.__new__
+        limit, sizes = self.max_frame_bytes, _SIZES.unpack_from
         self._needed = 8
         while end - at >= 8:
             total, size = sizes(data, at)
@@ -102,14 +118,25 @@ class FrameDecoder:
                 self._needed = 4 + total
                 break
             middle = at + 8 + size
-            try:
-                command = parse(data[at + 8 : middle])
-            except (DecodeError, UnicodeDecodeError) as error:
-                raise self._wrong(at, f"no command in {size} bytes: {error}") from error
-            if (command.type == _MESSAGE and command.message.HasField("message_id")) or self._is_known(command, at):
-                frames.append(new(Frame, (command, data[middle:stop])))
+            if read_head is not None and (head := read_head(data, at + 8, middle)) is not None:
+                frames.append((head, data[middle:stop]))
+            elif (command := self._parse(data[at + 8 : middle], at)) is None:
+                pass
+            elif read_head is not None and command.type == _MESSAGE:
+                frames.append((head_of(command.message), data[middle:stop]))
+            else:
+                frames.append(Frame(command, data[middle:stop]))
             at = stop
         return at
+
+    def _parse(self, data: bytes, at: int) -> pb.BaseCommand | None:
+        """Return a command, None if it is of a kind that is not known here."""
+        try:
+            command = pb.BaseCommand.FromString(data)
+        except (DecodeError, UnicodeDecodeError) as error:
+            raise self._wrong(at, f"no command in {len(data)} bytes: {error}") from error
+        is_message = command.type == _MESSAGE and command.message.HasField("message_id")
+        return command if is_message or self._is_known(command, at) else None
 
     def _is_known(self, command: pb.BaseCommand, at: int) -> bool:
         """Return whether it is a command of a kind that is known here; if so, all that it needs is in it."""

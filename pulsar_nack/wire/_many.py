@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
+from ..consumer import AcksDone
 from ..errors import BrokerError
 from ..ids import MessageId
 from ._departed import Departed
@@ -21,6 +22,7 @@ from ._patience import patiently
 from ._selection import Directory, Selection, name_of
 from ._together import each_tried, together
 
+T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 _MOST_DEPARTED: Final = 10_000
 """Topics that were deleted and are still known."""
@@ -54,7 +56,7 @@ class Member(Source, Protocol):
     async def unsubscribe(self) -> None:
         """Delete the subscription."""
 
-    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:
+    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
         """Begin to acknowledge a message; ``done`` learns of the end."""
 
     async def acknowledge(self, ids: list[MessageId]) -> None:
@@ -115,6 +117,8 @@ class Members:
         self._members: dict[str, Member] = {}
         self._departed: dict[str, Departed] = {}
         self._leaving: set[Member] = set()
+        self.by_topic: Mapping[str | None, Member] = self._members  # type: ignore[assignment]
+        """By their full names."""
         self._lone: Member | None = None
 
     def __iter__(self) -> Iterator[Member]:
@@ -144,7 +148,7 @@ class Members:
         except BaseException:
             await each_tried(member.aclose() for member in made.values())
             raise
-        self._members = made
+        self._members.update(made)
         self._note_lone()
 
     async def _open(self, name: str, member: Member) -> None:

@@ -23,18 +23,19 @@ class Permits:
         self.size = size
         self._fitting = fitting
         self._free = 0
-        self._out = 0
+        self.out = 0
+        """How many more messages the broker may send; below 0 after a batch that was larger than this."""
         self._give_at = 1
 
     def start(self) -> int:
         """Return what to permit after subscribing; what was before does not count any more."""
-        self._out = 0
+        self.out = 0
         self._free = self.size
         return self.give()
 
     def used(self, messages: int) -> None:
         """Note what the broker has sent."""
-        self._out -= messages
+        self.out -= messages
 
     def free(self, messages: int) -> int:
         """Note that there is room again for so many; return what to permit now, 0: wait for more."""
@@ -44,13 +45,8 @@ class Permits:
     def give(self) -> int:
         """Return what to permit now: what is free, as far as there is memory for it."""
         fits = self.size if self._fitting is None else min(self._fitting(), self.size)
-        given = max(min(fits - self._out, self._free), 1 if self._free >= self.size else 0)
+        given = max(min(fits - self.out, self._free), 1 if self._free >= self.size else 0)
         self._free -= given
-        self._out += given
+        self.out += given
         self._give_at = min(self._free + max(fits // 2, 1), self.size)
         return given
-
-    @property
-    def out(self) -> int:
-        """Return how many more messages the broker may send; below 0 after a batch that was larger than this."""
-        return self._out

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from ..consumer import Delivery, PortTraits
+from ..consumer import AcksDone, Delivery, PortTraits
 from ..errors import BrokerError, ClosedError
 from ..ids import MessageId
 from ._consumer import TopicConsumer
@@ -21,6 +21,7 @@ from ._subscribe_options import SubscribeOptions
 from ._together import together
 from ._topics import normalize
 
+T = TypeVar("T")
 MAX_IDS: Final = 1_000
 _LATENCY_S: Final = 0.0005
 _MOST_AHEAD: Final = 50_000
@@ -127,17 +128,22 @@ class WirePort:
 
         :raises ClosedError: it, or its client, is closed
         """
-        self._check_open()
+        if self._closing is not None:
+            self._check_open()
         return self._inbox.get_nowait()
 
-    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:
-        """Begin to acknowledge a message; ``done`` gets None when the broker has confirmed it, or an error.
+    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
+        """Begin to acknowledge a message; ``done`` gets its token, and None when the broker has confirmed, or an error.
+
+        It may get the tokens of others with it.
 
         :raises ClosedError: it, or its client, is closed
         :raises BrokerError: the message is of another topic; ``done`` is not called then
         """
-        self._check_open()
-        self._members.of(message_id).acknowledge_soon(message_id, done)
+        if self._closing is not None:
+            self._check_open()
+        member = self._members.by_topic.get(message_id.topic) or self._members.of(message_id)
+        member.acknowledge_soon(message_id, token, done)
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
         """Acknowledge messages; returns when the broker has confirmed it.

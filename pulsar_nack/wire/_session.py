@@ -14,6 +14,7 @@ from . import _pulsar_pb2 as pb
 from ._ack_groups import AckGroup
 from ._connection import Connection
 from ._frames import encode_command
+from ._heads import MessageHead
 from ._subscribe_options import SubscribeOptions
 
 _FIRST_WITH_RECEIPTS: Final = 17
@@ -23,7 +24,7 @@ _FIRST_WITH_RECEIPTS: Final = 17
 class SessionOwner(Protocol):
     """Whoever is told what happens to a session; each call names the session, which may be over already."""
 
-    def on_message(self, command: pb.CommandMessage, rest: memoryview | bytes) -> None:
+    def on_message(self, head: MessageHead, rest: bytes) -> None:
         """Take an entry."""
         ...
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from pulsar_nack import ClosedError, Delivery, MessageId
+from pulsar_nack.consumer import AcksDone
 from pulsar_nack.testing import FakePort, FakeTopic
 from pulsar_nack.testing._fake_faults import NO_FAULT
 from tests.consumer.durable import ForgetfulPort
+
+T = TypeVar("T")
 
 
 class NowaitPort(FakePort):
@@ -29,7 +31,7 @@ class NowaitPort(FakePort):
         self._subscription._dispatch()
         return delivery
 
-    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:
+    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
         """Acknowledge as ``acknowledge`` does."""
         self._check_open()
 
@@ -41,7 +43,7 @@ class NowaitPort(FakePort):
             except Exception as failure:  # noqa: BLE001 - handed to whoever waits for it
                 error = failure
             finally:
-                done(error)
+                done([token], error)
 
         task = asyncio.create_task(acknowledge())
         self._acknowledging.add(task)

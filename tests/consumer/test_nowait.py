@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import AlreadySettledError, BrokerError, ClosedError, Consumer, MessageId, NackConfig
+from pulsar_nack.consumer import AcksDone
 from pulsar_nack.testing import FakePort, virtual_time
 from tests.consumer.nowait_port import NowaitPort
 
@@ -23,11 +24,11 @@ class SilentPort(NowaitPort):
         self.asked: list[tuple[MessageId, Done]] = []
         self.refusal: Exception | None = None
 
-    def acknowledge_soon(self, message_id: MessageId, done: Done) -> None:
+    def acknowledge_soon(self, message_id: MessageId, token: Any, done: AcksDone[Any]) -> None:
         """Refuse at once, or keep it."""
         if self.refusal is not None:
             raise self.refusal
-        self.asked.append((message_id, done))
+        self.asked.append((message_id, lambda error: done([token], error)))
 
 
 class FailingPort(FakePort):

@@ -22,6 +22,7 @@ from typing import Any
 
 from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._address import Address
+from pulsar_nack.wire._connection import Connection
 from pulsar_nack.wire._frames import FrameDecoder
 from tests.wire.fake_link import FakeLink
 from tests.wire.fake_topics import FakeConsumer, FakeSubscription, FakeTopic
@@ -64,7 +65,7 @@ class FakeBroker:
         """Return a topic by its whole name, made when it is not there yet."""
         return self.topics.setdefault(name, FakeTopic(name, self.url))
 
-    async def dial(self, protocol: asyncio.Protocol, address: Address) -> None:
+    async def dial(self, protocol: Connection, address: Address) -> None:
         """Connect a client; to be given as ``dial``."""
         self.dialled.append(address.url)
         node = self.nodes.get(address.url)
@@ -133,7 +134,7 @@ class FakeNode:
         self.is_down = self.hangs = False
         self.links: list[Link] = []
 
-    def accept(self, protocol: asyncio.Protocol) -> None:
+    def accept(self, protocol: Connection | asyncio.Protocol) -> None:
         """Take a connection."""
         link = Link(self, protocol)
         self.links.append(link)
@@ -153,7 +154,7 @@ class FakeNode:
 class Link:
     """One connection as the broker sees it."""
 
-    def __init__(self, node: FakeNode, protocol: asyncio.Protocol) -> None:
+    def __init__(self, node: FakeNode, protocol: Connection | asyncio.Protocol) -> None:
         self.node = node
         self.broker = node.broker
         self.transport = FakeLink(protocol, latency=self.broker.latency, on_bytes=self._take, on_end=self._over)

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from pulsar_nack.wire._connection import Connection
+
 _T = TypeVar("_T")
 
 
@@ -60,7 +62,7 @@ class FakeLink(asyncio.Transport):
 
     def __init__(
         self,
-        protocol: asyncio.Protocol,
+        protocol: Connection | asyncio.Protocol,
         *,
         latency: float,
         on_bytes: Callable[[bytes], None],

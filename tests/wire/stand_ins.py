@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pulsar_nack import BrokerError, Delivery, MessageId
+from pulsar_nack.consumer import AcksDone
 from pulsar_nack.wire._topics import namespace_of
+
+
+class Ended(list[tuple[Any, Exception | None]]):
+    """What acknowledgements ended with: their tokens and errors, in order; to be given as ``done``."""
+
+    def __call__(self, tokens: Sequence[Any], error: Exception | None) -> None:
+        self.extend((token, error) for token in tokens)
 
 
 class FakeMember:
@@ -43,9 +51,9 @@ class FakeMember:
     async def unsubscribe(self) -> None:
         await self._note("unsubscribe")
 
-    def acknowledge_soon(self, message_id: MessageId, done: Callable[[Exception | None], None]) -> None:
+    def acknowledge_soon(self, message_id: MessageId, token: Any, done: AcksDone[Any]) -> None:
         self.calls.append(("acknowledge_soon", message_id))
-        asyncio.get_running_loop().call_soon(done, self.fails.get("acknowledge_soon"))
+        asyncio.get_running_loop().call_soon(done, [token], self.fails.get("acknowledge_soon"))
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
         await self._note("acknowledge", list(ids))

@@ -43,6 +43,7 @@ class Told:
 
     def __init__(self) -> None:
         self.of: dict[int, Exception | None] = {}
+        self.ended = self.end  # one object
 
     def call(self, number: int) -> Done:
         """Return what is to be called for a number; once."""
@@ -52,6 +53,11 @@ class Told:
             self.of[number] = error
 
         return done
+
+    def end(self, numbers: Sequence[int], error: Exception | None) -> None:
+        """Be told of several numbers together; each once."""
+        for number in numbers:
+            self.call(number)(error)
 
 
 def groups(group_ms: int = 2) -> AckGroups:
@@ -65,7 +71,7 @@ async def test_one_is_sent_in_the_next_turn() -> None:
     sender, told, acks = Sender(), Told(), groups()
     acks.connected(sender)
     for number in range(3):
-        acks.add((1, number), 0, told.call(number))
+        acks.add((1, number), 0, number, told.ended)
     assert sender.sent == []
     await asyncio.sleep(0)
     assert sender.sent == [{(1, 0): 0, (1, 1): 0, (1, 2): 0}]
@@ -81,15 +87,15 @@ async def test_others_wait_for_the_receipt_or_the_time() -> None:
     """While one is unanswered others are gathered until its receipt comes, or the group time is over."""
     sender, told, acks = Sender(), Told(), groups(group_ms=2)
     acks.connected(sender)
-    acks.add((1, 0), 0, told.call(0))
+    acks.add((1, 0), 0, 0, told.ended)
     await asyncio.sleep(0)
-    acks.add((1, 1), 0, told.call(1))
+    acks.add((1, 1), 0, 1, told.ended)
     await asyncio.sleep(0.001)
     assert len(sender.sent) == 1
     sender.confirm()
     await asyncio.sleep(0)
     assert len(sender.sent) == 2
-    acks.add((1, 2), 0, told.call(2))
+    acks.add((1, 2), 0, 2, told.ended)
     await asyncio.sleep(0.0019)
     assert len(sender.sent) == 2
     await asyncio.sleep(0.0002)
@@ -101,8 +107,8 @@ async def test_one_entry_of_several_members() -> None:
     """Members of one entry that go together leave what none of them acknowledges."""
     sender, told, acks = Sender(), Told(), groups()
     acks.connected(sender)
-    acks.add((1, 0), 0b1110, told.call(0))
-    acks.add((1, 0), 0b1101, told.call(1))
+    acks.add((1, 0), 0b1110, 0, told.ended)
+    acks.add((1, 0), 0b1101, 1, told.ended)
     acks.flush()
     assert sender.sent == [{(1, 0): 0b1100}]
 
@@ -112,14 +118,14 @@ async def test_all_is_sent_again_in_order() -> None:
     """What is unanswered when the connection is lost goes first over the next connection."""
     sender, told, acks = Sender(), Told(), groups()
     acks.connected(sender)
-    acks.add((1, 0), 0, told.call(0))
+    acks.add((1, 0), 0, 0, told.ended)
     acks.flush()
-    acks.add((1, 1), 0, told.call(1))
+    acks.add((1, 1), 0, 1, told.ended)
     acks.flush()
     sender.confirm(1)
     await asyncio.sleep(0)
     acks.disconnected()
-    acks.add((1, 2), 0, told.call(2))
+    acks.add((1, 2), 0, 2, told.ended)
     await asyncio.sleep(1)
     assert told.of == {1: None}
     other = Sender()
@@ -136,12 +142,12 @@ async def test_a_connection_that_breaks_while_sending() -> None:
     """A connection that refuses a group, or whose receipt is the loss, is as one that is lost: it is sent again."""
     sender, told, acks = Sender(), Told(), groups()
     acks.connected(sender)
-    acks.add((1, 0), 0, told.call(0))
+    acks.add((1, 0), 0, 0, told.ended)
     acks.flush()
     sender.receipts[0].set_exception(ConnectionLostError("lost"))
     await asyncio.sleep(0)
     sender.is_lost = True
-    acks.add((1, 1), 0, told.call(1))
+    acks.add((1, 1), 0, 1, told.ended)
     acks.flush()
     acks.disconnected()
     other = Sender(gives_receipts=False)
@@ -157,7 +163,7 @@ async def test_errors_are_of_their_group() -> None:
     sender, told, acks = Sender(), Told(), groups()
     acks.connected(sender)
     acks.add_all({(1, number): 0 for number in range(1_500)}, told.call(0))
-    acks.add((2, 0), 0, told.call(1))
+    acks.add((2, 0), 0, 1, told.ended)
     acks.flush()
     assert [len(sent) for sent in sender.sent] == [1_000, 501]
     sender.confirm(1)
@@ -174,9 +180,9 @@ async def test_giving_up() -> None:
     """All that is not confirmed hears of the end, sent or not; nothing is left."""
     sender, told, acks = Sender(), Told(), groups()
     acks.connected(sender)
-    acks.add((1, 0), 0, told.call(0))
+    acks.add((1, 0), 0, 0, told.ended)
     acks.flush()
-    acks.add((1, 1), 0, told.call(1))
+    acks.add((1, 1), 0, 1, told.ended)
     settled = asyncio.create_task(acks.settled())
     await asyncio.sleep(0)
     acks.fail(ClosedError("it"))
@@ -191,7 +197,7 @@ async def test_cumulative_ones_go_at_once_and_in_order() -> None:
     """A cumulative acknowledgement is a command of its own, behind what was gathered before it."""
     sender, told, acks = Sender(), Told(), groups()
     acks.connected(sender)
-    acks.add((1, 0), 0, told.call(0))
+    acks.add((1, 0), 0, 0, told.ended)
     acks.add_cumulative((1, 5), 0b10, told.call(1))
     assert sender.sent == [{(1, 0): 0}, {(1, 5): 0b10}]
 

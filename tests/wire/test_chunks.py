@@ -18,6 +18,7 @@ from pulsar_nack.wire._compression import compress
 from tests.wire.consuming import Consuming, consuming
 from tests.wire.fake_topics import FakeEntry, metadata_of
 from tests.wire.frames import message_rest
+from tests.wire.stand_ins import Ended
 
 
 def part(index: int, entry: int, payload: bytes = b"x", *, uuid: str = "u", count: int = 3, total: int = 3) -> Part:
@@ -183,10 +184,11 @@ async def test_arrives_whole_and_is_done_whole() -> None:
         assert (again.id, again.data, again.redelivery_count) == (whole.id, whole.data, 1)
         await consumer.acknowledge([whole.id])
         assert len(made.subscription.acked) == 5
-        told: list[Exception | None] = []
-        consumer.acknowledge_soon(before.id, told.append)
+        told = Ended()
+        consumer.acknowledge_soon(before.id, "before", told)
+        consumer.acknowledge_soon(whole.id, "whole", told)
         await asyncio.sleep(1)
-        assert told == [None]
+        assert told == [("before", None), ("whole", None)]
         assert made.permits() in {1, 2}
 
 

@@ -22,6 +22,7 @@ from pulsar_nack.wire._deliveries import Arrival, EntryReader
 from pulsar_nack.wire._delivery import PlainDelivery
 from pulsar_nack.wire._entries import encode_batch
 from pulsar_nack.wire._frames import FrameDecoder, encode_rest
+from pulsar_nack.wire._heads import MessageHead
 from tests.wire.mutations import LIMIT, mutations
 
 TOPIC = "persistent://public/default/orders-partition-2"
@@ -38,12 +39,8 @@ class Reader:
 
     def read(self, rest: bytes, *, entry: int = 7, count: int = 0, remaining: int | None = None) -> Arrival:
         """Read an entry of ledger 3; ``remaining`` is what the broker says of its batch."""
-        command = pb.CommandMessage(consumer_id=1, redelivery_count=count)
-        command.message_id.ledgerId = 3
-        command.message_id.entryId = entry
-        if remaining is not None:
-            command.ack_set.extend(words_of(remaining))
-        return self.reader.read(command, rest)
+        words = () if remaining is None else words_of(remaining)
+        return self.reader.read(MessageHead(1, 3, entry, count, words), rest)
 
 
 def metadata(**fields: Any) -> pb.MessageMetadata:

@@ -13,6 +13,7 @@ from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._address import Address
 from pulsar_nack.wire._connection import Connection
 from pulsar_nack.wire._frames import encode_command, encode_message
+from pulsar_nack.wire._heads import MessageHead
 from pulsar_nack.wire._options import ClientOptions
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_link import Pipe
@@ -92,9 +93,9 @@ class _Events:
         self._raw = raw
         self._id = consumer_id
 
-    def on_message(self, command: pb.CommandMessage, rest: memoryview | bytes) -> None:
+    def on_message(self, head: MessageHead, rest: bytes) -> None:
         payload = read_message(bytes(rest))[1]
-        self._raw.got[self._id].append((command.message_id.entryId, command.redelivery_count, payload))
+        self._raw.got[self._id].append((head.entry, head.redelivery_count, payload))
 
     def on_closed_by_broker(self, assigned_url: str | None) -> None:
         self._raw.told.append((self._id, "closed", assigned_url))

@@ -14,7 +14,7 @@ from pulsar_nack.wire import ClientOptions
 from pulsar_nack.wire._many import Members
 from pulsar_nack.wire._selection import selection_of
 
-from .stand_ins import FakeDirectory, FakeMember
+from .stand_ins import Ended, FakeDirectory, FakeMember
 
 BASE = "persistent://public/default/"
 PARTED = f"{BASE}parted-partition-"
@@ -123,11 +123,11 @@ async def test_a_topic_that_was_deleted_has_nothing_to_do(caplog: pytest.LogCapt
     del directory.topics_by_name[f"{BASE}orders"]
     await members.refresh()
     member = members.of(left)
-    answers: list[Exception | None] = []
-    member.acknowledge_soon(left, answers.append)
+    answers = Ended()
+    member.acknowledge_soon(left, "token", answers)
     assert answers == []
     await asyncio.sleep(0)
-    assert answers == [None]
+    assert answers == [("token", None)]
     await member.acknowledge([left])
     await member.acknowledge_cumulative(left)
     await member.redeliver([left])

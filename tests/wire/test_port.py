@@ -28,7 +28,7 @@ from pulsar_nack.wire._core import Core
 from pulsar_nack.wire._port import traits_of
 from pulsar_nack.wire._selection import selection_of
 
-from .stand_ins import FakeDirectory, FakeMember
+from .stand_ins import Ended, FakeDirectory, FakeMember
 
 BASE = "persistent://public/default/"
 
@@ -131,13 +131,13 @@ async def test_calls_go_to_their_topics(stage: Stage) -> None:
         ("redeliver", ids[1:2]),
         ("acknowledge_cumulative", ids[3]),
     ]
-    answers: list[Exception | None] = []
-    port.acknowledge_soon(ids[0], answers.append)
+    answers = Ended()
+    port.acknowledge_soon(ids[0], "token", answers)
     assert answers == []
     await asyncio.sleep(0)
-    assert answers == [None]
+    assert answers == [("token", None)]
     with pytest.raises(BrokerError, match="no topic"):
-        port.acknowledge_soon(MessageId(1, 1, 5), answers.append)
+        port.acknowledge_soon(MessageId(1, 1, 5), "token", answers)
     await port.redeliver([MessageId(1, 1, 5)])
     assert len(one.calls) == 4
     await port.redeliver([ids[0], MessageId(1, 1, 5)])

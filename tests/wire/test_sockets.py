@@ -14,6 +14,7 @@ from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._address import Address
 from pulsar_nack.wire._connection import Connection
 from pulsar_nack.wire._frames import encode_command, encode_message
+from pulsar_nack.wire._heads import MessageHead
 from pulsar_nack.wire._lookup import Lookup
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._pool import Pool
@@ -54,7 +55,7 @@ class Entries:
         self.payloads: list[bytes] = []
         self.lost: list[Exception] = []
 
-    def on_message(self, command: pb.CommandMessage, rest: memoryview | bytes) -> None:
+    def on_message(self, head: MessageHead, rest: bytes) -> None:
         self.payloads.append(read_message(bytes(rest))[1])
 
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...

@@ -16,6 +16,7 @@ from tests.wire.consuming import NAME, TOPIC, consuming
 from tests.wire.fake_broker import cut, later, refuse, silence
 from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import batch_payload, message_rest
+from tests.wire.stand_ins import Ended
 
 
 def now() -> float:
@@ -187,11 +188,12 @@ async def test_a_member_whose_ack_failed_is_not_acknowledged_by_its_mates(keeps_
         consumer = await made.open(batch_index_ack=keeps_indexes)
         ids = [delivery.id for delivery in await made.arrived.take(2)]
         made.broker.next("ACK", refuse("MetadataError"), refuse("MetadataError"))
-        told: list[Exception | None] = []
+        told = Ended()
         for each in ids:  # one at a time
-            consumer.acknowledge_soon(each, told.append)
+            consumer.acknowledge_soon(each, each, told)
             await asyncio.sleep(0.1)
-        assert [error is None for error in told] == ([False, False] if keeps_indexes else [True, False])
+        assert [token for token, _ in told] == ids
+        assert [error is None for _, error in told] == ([False, False] if keeps_indexes else [True, False])
         assert entry.place not in made.subscription.acked
         made.broker.normally("ACK")
         await consumer.acknowledge([ids[1]])
@@ -238,12 +240,13 @@ async def test_ack_soon_tells_later() -> None:
         made.topic.publish_batch([b"b", b"c"])
         consumer = await made.open()
         deliveries = await made.arrived.take(3)
-        told: list[Exception | None] = []
+        told, other = Ended(), Ended()
         for delivery in deliveries:
-            consumer.acknowledge_soon(delivery.id, told.append)
-        assert told == []
+            consumer.acknowledge_soon(delivery.id, delivery.data, told if delivery.data < b"c" else other)
+        assert (told, other) == ([], [])
         await asyncio.sleep(1)
-        assert told == [None, None, None]
+        assert sorted(told) == [(b"a", None), (b"b", None)]
+        assert other == [(b"c", None)]
         assert len(made.subscription.acked) == 2
 
 
@@ -287,7 +290,7 @@ async def test_a_member_without_batch_size_is_refused() -> None:
         with pytest.raises(BrokerError, match="batch_size"):
             await consumer.acknowledge([bare])
         with pytest.raises(BrokerError, match="batch_size"):
-            consumer.acknowledge_soon(bare, lambda _: None)
+            consumer.acknowledge_soon(bare, 0, Ended())
         assert made.broker.commands("ACK") == []
 
 

@@ -14,6 +14,7 @@ from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import run
 from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection import Connection
+from pulsar_nack.wire._heads import MessageHead
 from pulsar_nack.wire._lookup import Lookup
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._pool import Pool
@@ -44,7 +45,7 @@ class Told:
     def __init__(self) -> None:
         self.losses = 0
 
-    def on_message(self, command: pb.CommandMessage, rest: memoryview | bytes) -> None: ...
+    def on_message(self, head: MessageHead, rest: bytes) -> None: ...
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
     def on_active_changed(self, is_active: bool) -> None: ...
     def on_end_of_topic(self) -> None: ...

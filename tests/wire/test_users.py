@@ -12,6 +12,7 @@ from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._address import Address
 from pulsar_nack.wire._connection import Connection
+from pulsar_nack.wire._heads import MessageHead
 from pulsar_nack.wire._options import ClientOptions
 from tests.wire.fake_broker import Call, FakeBroker, refuse
 from tests.wire.frames import command, frame
@@ -31,8 +32,8 @@ class Recorder:
         if self.fault is not None:
             raise self.fault
 
-    def on_message(self, command: pb.CommandMessage, rest: memoryview | bytes) -> None:
-        self._note("message", command.message_id.entryId, bytes(rest))
+    def on_message(self, head: MessageHead, rest: bytes) -> None:
+        self._note("message", head.entry, bytes(rest))
 
     def on_closed_by_broker(self, assigned_url: str | None) -> None:
         self._note("closed", assigned_url)
