@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -18,29 +17,12 @@ from pulsar_nack.wire._heads import MessageHead
 from pulsar_nack.wire._lookup import Lookup
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._pool import Pool
+from tests.wire.conftest import Run
 from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import command, read_message
-from tests.wire.served import Served, served
+from tests.wire.served import Served
 
 TOPIC = "persistent://public/default/t"
-Run = Callable[[Callable[[Served], Coroutine[Any, Any, None]]], None]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Run a test with a served broker on each kind of loop; nothing may be left of it."""
-    factory = asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
-
-    def run_on_it(test: Callable[[Served], Coroutine[Any, Any, None]]) -> None:
-        async def main() -> None:
-            async with asyncio.timeout(30), served() as there:
-                await test(there)
-            assert len(asyncio.all_tasks()) == 1
-
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(main())
-
-    return run_on_it
 
 
 async def connect(there: Served, **settings: Any) -> Connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -16,35 +16,8 @@ from pulsar_nack.wire._connection import Connection
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._refusals import is_transient
 from pulsar_nack.wire._tls import TlsOptions
-from tests.wire.certificates import Certificate, make_authority, make_certificate, missing_tool
+from tests.wire.conftest import Files
 from tests.wire.served import served
-
-
-class Files(NamedTuple):
-    """All certificates of these tests."""
-
-    authority: Certificate
-    other_authority: Certificate
-    server: Certificate
-    client: Certificate
-    stranger: Certificate
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Make two authorities; one of them vouches for a server at localhost and a client, the other for a stranger."""
-    reason = missing_tool()
-    if reason is not None:
-        pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("certificates")
-    authority, other = make_authority(folder), make_authority(folder, "other")
-    return Files(
-        authority,
-        other,
-        make_certificate(folder, authority, "server", "DNS:localhost"),
-        make_certificate(folder, authority, "client", "DNS:client"),
-        make_certificate(folder, other, "stranger", "DNS:stranger"),
-    )
 
 
 def serving(files: Files, *, asks_for_certificate: bool = False) -> ssl.SSLContext:

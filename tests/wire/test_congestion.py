@@ -1,0 +1,258 @@
+"""Brokers that read slowly, stop, or stop for ever, and clients that do; real sockets with small buffers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from pulsar_nack import MessageId
+from pulsar_nack.wire import Client, ClientOptions, Producer
+from pulsar_nack.wire._address import Address
+from pulsar_nack.wire._connection import Connection
+from pulsar_nack.wire._entries import decode_entry
+from tests.wire.conftest import Run
+from tests.wire.fake_broker import Call, as_usual
+from tests.wire.frames import command
+from tests.wire.served import Served, set_buffers
+
+TOPIC: Final = "persistent://public/default/t"
+SMALL: Final = 16_384
+"""Bytes of the buffers of the system."""
+BOUND: Final = 64 << 10
+"""Bytes that a client lets wait before its producers wait."""
+
+
+async def dial(connection: Connection, address: Address) -> None:
+    """Connect over a socket with small buffers."""
+    loop, one = asyncio.get_running_loop(), socket.socket()
+    set_buffers(one, SMALL)
+    one.settimeout(0)
+    await loop.sock_connect(one, (address.host, address.port))
+    await loop.create_connection(lambda: connection, sock=one)
+
+
+def client_of(there: Served, **options: Any) -> Client:
+    """Return a client that reads and writes little at once."""
+    return Client(there.broker.url, ClientOptions(**{"write_buffer_bytes": BOUND, **options}), dial=dial)
+
+
+def connection_of(client: Client) -> Connection:
+    """Return the only connection."""
+    assert client._made is not None
+    (connection,) = client._made.pool.connections()
+    return connection
+
+
+def waiting_bytes(client: Client) -> int:
+    """Return how many bytes wait to be written."""
+    transport = connection_of(client)._transport
+    assert transport is not None
+    return transport.get_write_buffer_size()
+
+
+def stored(there: Served) -> list[bytes]:
+    """Return the payloads that the broker has."""
+    entries = there.broker.topic(TOPIC).entries
+    return [bytes(message.payload) for entry in entries for message in decode_entry(entry.rest).messages()]
+
+
+def payloads(count: int, size: int) -> list[bytes]:
+    """Return large payloads that differ."""
+    return [b"%08d" % number * (size // 8) for number in range(count)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(15):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def begin(producer: Producer, all_payloads: list[bytes]) -> list[asyncio.Future[MessageId]]:
+    """Send all of it without waiting."""
+    return [producer.send_nowait(payload) for payload in all_payloads]
+
+
+def test_a_broker_that_stops_reading_for_a_while(run: Run) -> None:
+    """What waits to be written stays within its bound, whoever drains waits; all is stored in order when it reads."""
+
+    async def test(there: Served) -> None:
+        messages = payloads(60, 50_000)
+        async with client_of(there) as client, client.producer(TOPIC) as producer:
+            there.flow.stop()
+            receipts = begin(producer, messages)
+            await until(lambda: connection_of(client).is_congested)
+            drained = asyncio.create_task(connection_of(client).drained())
+            await asyncio.sleep(0.2)
+            assert 0 < waiting_bytes(client) <= BOUND + 51_000
+            assert not drained.done()
+            assert not receipts[-1].done()
+            there.flow.go_on()
+            await drained
+            ids = await asyncio.gather(*receipts)
+            assert [each.entry for each in ids] == list(range(60))
+        assert stored(there) == messages
+        assert len([call for call in there.broker.calls if call.kind == "CONNECT"]) == 1
+
+    run(test, buffer_bytes=SMALL)
+
+
+def test_a_broker_that_reads_slowly(run: Run) -> None:
+    """Slower than it is sent to, but alive: for longer than two keep-alive intervals nobody gives the other up."""
+
+    async def test(there: Served) -> None:
+        messages = payloads(80, 20_000)
+        there.flow.size, there.flow.pause = 8_000, 0.006
+        async with client_of(there, keep_alive=0.3) as client, client.producer(TOPIC) as producer:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            await asyncio.gather(*begin(producer, messages))
+            assert loop.time() - began > 0.7
+        assert stored(there) == messages
+        assert len([call for call in there.broker.calls if call.kind == "CONNECT"]) == 1
+
+    run(test, buffer_bytes=SMALL)
+
+
+def test_pings_while_the_way_is_full(run: Run) -> None:
+    """A ping that comes while nothing goes out is answered when the way is free, without an error, once."""
+
+    async def test(there: Served) -> None:
+        async with client_of(there) as client, client.producer(TOPIC) as producer:
+            there.flow.stop()
+            receipts = begin(producer, payloads(20, 50_000))
+            await until(lambda: connection_of(client).is_congested)
+            await asyncio.sleep(0.3)  # the system takes no more
+            before = waiting_bytes(client)
+            for link in there.broker.links:
+                ping = command("PING")
+                ping.ping.SetInParent()
+                link.send(ping)
+            await until(lambda: waiting_bytes(client) > before)
+            assert connection_of(client).is_open
+            there.flow.go_on()
+            await asyncio.gather(*receipts)
+            await until(lambda: len([call for call in there.broker.calls if call.kind == "PONG"]) == 1)
+
+    run(test, buffer_bytes=SMALL)
+
+
+def test_a_broker_that_never_reads_again(run: Run) -> None:
+    """It is given up within two keep-alive intervals; on the next connection all of it is sent again, in order."""
+
+    async def test(there: Served) -> None:
+        messages = payloads(40, 20_000)
+        options = {"keep_alive": 0.3, "backoff_minimum": 0.01, "backoff_maximum": 0.05}
+        async with client_of(there, **options) as client, client.producer(TOPIC) as producer:
+            assert await producer.send(b"first")
+            loop = asyncio.get_running_loop()
+            there.flow.stop()
+            first, began = connection_of(client), loop.time()
+            receipts = begin(producer, messages)
+            await until(lambda: not first.is_open)
+            assert loop.time() - began < 3.0
+            there.flow.end()  # the broker sees it too
+            await asyncio.gather(*receipts)
+        came = stored(there)
+        assert list(dict.fromkeys(came)) == [b"first", *messages]
+        assert came[-40:] == messages
+
+    run(test, buffer_bytes=SMALL)
+
+
+def test_acks_to_a_broker_that_never_reads_again(run: Run) -> None:
+    """Acknowledgements that got nowhere are given again on the next connection: none is lost, none is shown twice."""
+
+    async def test(there: Served) -> None:
+        for number in range(300):
+            there.broker.topic(TOPIC).publish(b"%d" % number)
+        options = {"keep_alive": 0.3, "backoff_minimum": 0.01, "backoff_maximum": 0.05}
+        async with (
+            client_of(there, **options) as client,
+            client.subscribe(TOPIC, "s", initial_position="earliest") as consumer,
+        ):
+            messages = [await consumer.receive() for _ in range(300)]
+            there.flow.stop()
+            first = connection_of(client)
+            acking = asyncio.gather(*(message.ack() for message in messages[:200]))
+            await until(lambda: not first.is_open)
+            there.flow.end()
+            await acking
+            with pytest.raises(TimeoutError):
+                await consumer.receive(timeout=0.3)
+            subscription = there.broker.topic(TOPIC).subscriptions["s"]
+            assert {entry for _, entry in subscription.acked} == set(range(200))
+
+    run(test, buffer_bytes=SMALL)
+
+
+@pytest.mark.parametrize("size", [1, 65_535, 1 << 20, (5 << 20) - 1_000])
+def test_frames_in_pieces(run: Run, size: int) -> None:
+    """Frames of up to the largest size, in small pieces each way, with others close behind them, arrive as they are."""
+
+    async def test(there: Served) -> None:
+        there.flow.size = 3_001
+        messages = [bytes([number]) * (size if number % 2 else 10) for number in range(4)]
+        async with (
+            client_of(there) as client,
+            client.producer(TOPIC) as producer,
+            client.subscribe(TOPIC, "s") as consumer,
+        ):
+            receipts = begin(producer, messages)
+            came = [await consumer.receive(timeout=20) for _ in messages]
+            assert [message.data for message in came] == messages
+            await asyncio.gather(*receipts, *(message.ack() for message in came))
+
+    run(test, buffer_bytes=16 * SMALL)
+
+
+def test_a_frame_that_is_never_finished(run: Run) -> None:
+    """Half a frame and then silence: the broker counts as gone, what was in it comes on the next connection."""
+
+    async def test(there: Served) -> None:
+        there.broker.topic(TOPIC).publish(b"x" * 100_000)
+
+        def half_of_it(call: Call) -> None:
+            link = call.link.transport
+            deliver, whole = link.deliver, bytearray()
+            link.deliver = whole.extend  # type: ignore[method-assign,assignment]
+            as_usual(call)
+            link.deliver = lambda data: None  # type: ignore[method-assign]
+            deliver(bytes(whole[: len(whole) // 2]))
+
+        there.broker.next("FLOW", half_of_it)
+        options = {"keep_alive": 0.3, "backoff_minimum": 0.01, "backoff_maximum": 0.05}
+        async with (
+            client_of(there, **options) as client,
+            client.subscribe(TOPIC, "s", initial_position="earliest") as consumer,
+        ):
+            message = await consumer.receive(timeout=10)
+            assert message.data == b"x" * 100_000
+            await message.ack()
+        assert len([call for call in there.broker.calls if call.kind == "CONNECT"]) == 2
+
+    run(test, buffer_bytes=SMALL)
+
+
+def test_closing_while_the_way_is_full(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing waits for a broker that does not read as long as for an answer, then a few seconds; sends are told."""
+    monkeypatch.setattr("pulsar_nack.wire._connection._CLOSE_TIMEOUT", 0.3)
+
+    async def test(there: Served) -> None:
+        loop = asyncio.get_running_loop()
+        client = client_of(there, request_timeout=0.5)
+        producer = await client.producer(TOPIC)
+        there.flow.stop()
+        receipts = begin(producer, payloads(20, 50_000))
+        await until(lambda: connection_of(client).is_congested)
+        began = loop.time()
+        await client.aclose()
+        assert 0.8 <= loop.time() - began < 4.0
+        results = await asyncio.gather(*receipts, return_exceptions=True)
+        assert {type(result).__name__ for result in results} == {"ClosedError"}
+
+    run(test, buffer_bytes=SMALL)
