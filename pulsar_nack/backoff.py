@@ -102,9 +102,9 @@ def as_backoff(value: object) -> Backoff:
     if callable(value):
         return value
     if isinstance(value, int | float | timedelta) and not isinstance(value, bool):
-        return Fixed(value)
-    if isinstance(value, list | tuple):
-        return Steps(value)
+        return Fixed(delay_seconds(value, "backoff"))
+    if isinstance(value, list | tuple) and value:
+        return Steps(delay_seconds(delay, f"backoff[{index}]") for index, delay in enumerate(value))
     raise InvalidArgumentError("backoff", value, "a callable, a delay, or a list of delays")
 
 

@@ -153,6 +153,17 @@ def test_wrong_multiplier(wrong: Any) -> None:
         Multiplier(1, 2, wrong)
 
 
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [([1, -1], "backoff[1]"), ((-1,), "backoff[0]"), (-1, "backoff"), ([], "backoff"), ("x", "backoff")],
+)
+def test_wrong_settings(value: Any, field: str) -> None:
+    """What a setting cannot be is refused by the setting's name."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        as_backoff(value)
+    assert caught.value.field == field
+
+
 def test_wrong_combinations() -> None:
     """A maximum below the minimum, no steps at all, a jitter that is no bool."""
     wrong: Any = "no"

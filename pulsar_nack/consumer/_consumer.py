@@ -7,16 +7,17 @@ waits for one, and the acknowledgements. Opening starts it, closing ends it, fro
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from .._delays import Delay, delay_ms
-from ..backoff import Backoff, as_backoff
+from ..backoff import Backoff
 from ..clock import Clock, LoopClock, WallClock
 from ..config import NackConfig
 from ..errors import (
@@ -32,6 +33,7 @@ from ..ids import MessageId
 from ..nack import HookLike
 from ._acks import Acks
 from ._batches import is_same_topic
+from ._checks import checked, refuse_unknown
 from ._dead_letter import DeadLetter, as_reason
 from ._dead_letters import REASON_IN_TRACE, DeadLetters, Job
 from ._inbox import Inbox
@@ -40,6 +42,7 @@ from ._message import ACKED, Message
 from ._port import (
     ConsumerPort,
     Delivery,
+    PortTraits,
     SupportsActiveChanges,
     SupportsConnectionState,
     SupportsCumulativeAck,
@@ -62,7 +65,6 @@ DEFAULT_MAX_LOCAL_BYTES: Final = 64 * 1024 * 1024
 DEFAULT_UNACKED_LIMIT: Final = 50_000
 DEFAULT_DURABLE_TTL: Final = timedelta(days=7)
 DEFAULT_MAX_ACK_STATE_BYTES: Final = 5_242_880
-_LEAST_ACK_STATE_BYTES: Final = 1_024
 _YIELD_AFTER_MS: Final = 5
 
 
@@ -129,19 +131,28 @@ class Consumer:
         trace: ConsumerTrace | None = None,
     ) -> None:
         self._port = port
-        if config is not None and not isinstance(config, NackConfig):
-            raise InvalidArgumentError("config", config, "a NackConfig")
-        if trace is not None and not hasattr(trace, "source"):
-            raise InvalidArgumentError("trace", trace, "a TraceWriter")
+        settings = checked(
+            port.traits,
+            redelivery=redelivery,
+            backoff=backoff,
+            config=config,
+            max_local_bytes=max_local_bytes,
+            unacked_limit=unacked_limit,
+            ack_memory=ack_memory,
+            dead_letter=dead_letter,
+            hooks=hooks,
+            durable=durable,
+            durable_ttl=durable_ttl,
+            max_ack_state_bytes=max_ack_state_bytes,
+            trace=trace,
+        )
+        most, limit = settings.max_local_bytes, settings.unacked_limit
         self._note = None if trace is None else trace.source(*names_of(port))
-        self._config = config or NackConfig()
-        self._backoff = None if backoff is None else as_backoff(backoff)
+        self._config = settings.config
+        self._backoff = settings.backoff
         self._clock = clock or LoopClock()
-        most = _whole("max_local_bytes", max_local_bytes, 0)
-        prefetched = port.traits.receiver_queue_size
-        limit = None if unacked_limit is None else _above_prefetch(unacked_limit, prefetched) - prefetched
-        self._prefetched = prefetched
-        self._ack_memory_ms = delay_ms(ack_memory, "ack_memory")
+        self._prefetched = port.traits.receiver_queue_size
+        self._ack_memory_ms = settings.ack_memory_ms
         self._states = States(ack_memory_ms=self._ack_memory_ms, most_in_work=2 * (limit or 500_000))
         self._store = LocalStore(most)
         self._recent = Recent(most)
@@ -161,19 +172,13 @@ class Consumer:
         )
         self._dead: DeadLetters | None = None
         if dead_letter is not None:
-            if not isinstance(dead_letter, DeadLetter):
-                raise InvalidArgumentError("dead_letter", dead_letter, "a DeadLetter or None")
             self._dead = DeadLetters(dead_letter, port, self._states, max_bytes=most, note=self._note)
         self._durable_home = durable
-        self._durable_ttl_ms = delay_ms(durable_ttl, "durable_ttl")
+        self._durable_ttl_ms = settings.durable_ttl_ms
         self._wall_clock = wall_clock or WallClock()
-        self._max_ack_state_bytes = _gate_limit(max_ack_state_bytes)
+        self._max_ack_state_bytes = settings.max_ack_state_bytes
         self._durable: DurableNacks | None = None
         self._gated: Gated | None = None
-        if durable is not None:
-            from ._durable import check_home
-
-            check_home(durable)
         self._acks: Acks | None = None
         self._server: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
@@ -866,20 +871,16 @@ def _is_moved(message_id: MessageId, position: MessageId | int) -> bool:
     return not is_of_one or is_same_topic(message_id, position)  # type: ignore[arg-type]
 
 
-def _whole(field: str, value: object, lowest: int) -> int:
-    if type(value) is not int or value < lowest:
-        raise InvalidArgumentError(field, value, f"an integer of at least {lowest}")
-    return value
+_DEFAULTS: Final = {
+    name: each.default for name, each in inspect.signature(Consumer).parameters.items() if name != "port"
+}
+_CHECKED: Final = frozenset(inspect.signature(checked).parameters) - {"traits"}
 
 
-def _gate_limit(value: object) -> int:
-    if type(value) is not int or 1 <= value < _LEAST_ACK_STATE_BYTES:
-        what = f"whole bytes: at least {_LEAST_ACK_STATE_BYTES:,}, or below 1 for no bound"
-        raise InvalidArgumentError("max_ack_state_bytes", value, what)
-    return value
+def check_settings(traits: PortTraits, settings: Mapping[str, Any]) -> None:
+    """Refuse what a :class:`Consumer` on a port with such traits would, before there is one, or an event loop.
 
-
-def _above_prefetch(limit: object, prefetched: int) -> int:
-    if type(limit) is not int or limit <= prefetched:
-        raise InvalidArgumentError("unacked_limit", limit, f"an integer above receiver_queue_size ({prefetched})")
-    return limit
+    :raises InvalidArgumentError: names the setting
+    """
+    refuse_unknown(settings.items(), _DEFAULTS)
+    checked(traits, **{name: settings.get(name, _DEFAULTS[name]) for name in _CHECKED})

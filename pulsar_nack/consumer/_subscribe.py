@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -12,12 +13,14 @@ from ..clock import Clock
 from ..config import NackConfig
 from ..errors import BrokerError, InvalidArgumentError
 from ..nack import HookLike
+from ._checks import refuse_unknown
 from ._consumer import (
     DEFAULT_DURABLE_TTL,
     DEFAULT_MAX_ACK_STATE_BYTES,
     DEFAULT_MAX_LOCAL_BYTES,
     DEFAULT_UNACKED_LIMIT,
     Consumer,
+    check_settings,
 )
 from ._dead_letter import DeadLetter
 from ._official import NATIVE_DELAY_S, OfficialPort, import_pulsar_asyncio
@@ -106,6 +109,7 @@ def subscribe(
     if not isinstance(client, import_pulsar_asyncio().Client):
         raise InvalidArgumentError("client", client, "a pulsar.asyncio.Client (not the synchronous pulsar.Client)")
     native_type = _native_type(consumer_type)
+    _check_options(client, options)
     for name in ("negative_ack_redelivery_delay_ms", "subscription_name"):
         if name in options:
             raise InvalidArgumentError(name, options[name], "nothing: pulsar_nack sets it")
@@ -161,7 +165,16 @@ def wrap(
     """
     honours_ids = consumer_type is not None and _native_type(consumer_type).name in _HONOUR_IDS
     port = OfficialPort(consumer, honours_ids=honours_ids, native_delay=native_delay, batch_index_ack=batch_index_ack)
+    check_settings(port.traits, settings)
     return Consumer(port, **settings)
+
+
+def _check_options(client: Any, options: dict[str, Any]) -> None:
+    """Refuse what neither a :class:`Consumer` takes nor the official client."""
+    known = inspect.signature(client.subscribe).parameters
+    if not any(each.kind is each.VAR_KEYWORD for each in known.values()):
+        of_consumer = inspect.signature(Consumer).parameters.keys() - {"port"}
+        refuse_unknown(options.items(), [*known, *of_consumer])
 
 
 async def _port(client: Any, topic: Any, subscription: str, native_type: Any, options: dict[str, Any]) -> OfficialPort:

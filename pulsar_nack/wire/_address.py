@@ -51,7 +51,10 @@ def parse_service_url(url: str) -> tuple[Address, ...]:
 
     :raises InvalidArgumentError: not a service URL; the message names what is wrong with it
     """
-    scheme, _, rest = str(url).strip().partition("://")
+    text = str(url)
+    if text != text.strip():
+        raise InvalidArgumentError("url", url, f"no spaces around it: {_EXPECTED}")
+    scheme, _, rest = text.partition("://")
     if scheme in {"http", "https"}:
         raise InvalidArgumentError("url", url, f"the broker's own protocol, not its admin address: {_EXPECTED}")
     if scheme not in _DEFAULT_PORTS or not rest.rstrip("/"):

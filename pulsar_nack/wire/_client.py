@@ -7,13 +7,13 @@ import re
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Self, Unpack
 
 from .._delays import Delay, delay_ms
 from ..clock import LoopClock
-from ..consumer import Consumer, Delivery, OwnPublisher, Subscribing
+from ..consumer import Consumer, Subscribing
+from ..consumer._consumer import check_settings
 from ..errors import ClosedError, InvalidArgumentError, WrongLoopError
-from ..ids import MessageId
 from ._address import parse_service_url
 from ._core import Core
 from ._lookup import Lookup
@@ -100,6 +100,7 @@ class Client:
             :class:`~pulsar_nack.wire.SubscribeOptions` (``initial_position``, ``receiver_queue_size``, ...)
         :return: to be used as ``async with``, or awaited
         :raises InvalidArgumentError: names the argument
+        :raises ClosedError: the client is closed
         :raises BrokerError: when entered or awaited: it could not subscribe; with the broker's own words
         """
         selection = selection_of(topic)
@@ -110,7 +111,11 @@ class Client:
         interval = delay_ms(discovery_interval, "discovery_interval") / 1000
         if not interval:
             raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")
-        Consumer(_Unopened(options), **{**of_consumer, "trace": None})  # refuses what it would refuse later
+        check_settings(traits_of(options), of_consumer)
+        dead_letter = of_consumer.get("dead_letter")
+        if dead_letter is not None and dead_letter.publisher is None and dead_letter.topic is not None:
+            normalize(dead_letter.topic)
+        self._check_open()
 
         async def make() -> Consumer:
             port = await WirePort.open(self._core(), selection, options, discovery_interval=interval)
@@ -134,11 +139,13 @@ class Client:
         :param settings: those of :class:`~pulsar_nack.wire.ProducerOptions` (``batching``, ``compression``, ...)
         :return: to be used as ``async with``, or awaited; either gives a :class:`~pulsar_nack.wire.Producer`
         :raises InvalidArgumentError: names the argument
+        :raises ClosedError: the client is closed
         :raises MissingExtraError: when entered or awaited: what its compression needs is not installed
         :raises BrokerError: likewise: it could not be made; with the broker's own words
         """
         name = normalize(topic)
         options = producer_options(settings)
+        self._check_open()
 
         async def make() -> Producer:
             producer = await Producer.open(self._core(), name, options)
@@ -186,43 +193,3 @@ class Client:
 def connect(url: str, options: Mapping[str, Any]) -> Client:
     """Return a client; see :func:`pulsar_nack.connect`."""
     return Client(url, client_options(options))
-
-
-class _Unopened:
-    """Stands for a port that is yet to be opened, where a consumer's settings are checked."""
-
-    def __init__(self, options: SubscribeOptions) -> None:
-        self.traits = traits_of(options)
-        self.names = ("", options.subscription, "")
-
-    def publisher(self, topic: str | None, initial_subscription: str | None) -> OwnPublisher:
-        if topic is not None:
-            normalize(topic)
-        del initial_subscription
-        return _UNOPENED_PUBLISHER
-
-    async def receive(self) -> Delivery:
-        raise ClosedError("this port")
-
-    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        del ids
-        raise ClosedError("this port")
-
-    async def redeliver(self, ids: Sequence[MessageId]) -> None:
-        del ids
-        raise ClosedError("this port")
-
-    async def close(self) -> None:
-        pass
-
-
-class _UnopenedPublisher:
-    async def publish(self, topic: str, data: bytes, **about: Any) -> MessageId:
-        del topic, data, about
-        raise ClosedError("this port")
-
-    async def aclose(self) -> None:
-        pass
-
-
-_UNOPENED_PUBLISHER: Final = _UnopenedPublisher()

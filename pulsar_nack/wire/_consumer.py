@@ -31,7 +31,6 @@ from . import _pulsar_pb2 as pb
 from ._ack_groups import AckGroups, Done
 from ._ack_sets import AckSets
 from ._chunks import Chunks
-from ._connection import Connection
 from ._core import Core
 from ._deliveries import EntryReader
 from ._heads import MessageHead
@@ -208,7 +207,8 @@ class TopicConsumer:
     # --- being subscribed ------------------------------------------------------------------------------------------
 
     async def _subscribe(self) -> None:
-        connection = await self._connection()
+        moved_to, self._moved_to = self._moved_to, None
+        connection = await self._core.connection(self.topic, moved_to)
         start = None if self._resuming is None else self._resuming.begin()
         session = await Session.begin(connection, self, self.topic, self._options, start=start, epoch=self._rewinds)
         if self._closing is not None:
@@ -226,10 +226,6 @@ class TopicConsumer:
         """
         sought, self._sought = self._sought, None
         return _after(start) if sought is None and start is not None else sought
-
-    async def _connection(self) -> Connection:
-        url, self._moved_to = self._moved_to, None
-        return await (self._core.lookup.broker(self.topic) if url is None else self._core.pool.get(url))
 
     def _enter(self, session: Session) -> None:
         self._session = session

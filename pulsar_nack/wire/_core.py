@@ -15,6 +15,7 @@ from ._refusals import is_busy, is_transient
 _BUSY_S: Final = 1.0
 
 if TYPE_CHECKING:
+    from ._connection import Connection
     from ._lookup import Lookup
     from ._options import ClientOptions
     from ._pool import Pool
@@ -40,6 +41,10 @@ class Core:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prefetched", Prefetched(self.options.max_prefetched_bytes or None))
+
+    async def connection(self, topic: str, url: str | None) -> Connection:
+        """Return a connection to the broker that has a topic: at ``url`` where that was told, else whatever it is."""
+        return await (self.lookup.broker(topic) if url is None else self.pool.get(url))
 
     async def tried(
         self, connect: Callable[[], Awaitable[None]], is_connected: Callable[[], bool], check_open: Callable[[], None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import Final
 
 from ..errors import BrokerError, ConnectionLostError, InvalidArgumentError
 from . import _pulsar_pb2 as pb
@@ -11,8 +11,8 @@ from ._connection import Connection
 from ._options import ClientOptions
 from ._pool import Pool
 from ._refusals import is_transient
+from ._topics import TopicsMode
 
-TopicsMode = Literal["persistent", "non_persistent", "all"]
 _MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
     "persistent": pb.CommandGetTopicsOfNamespace.PERSISTENT,
     "non_persistent": pb.CommandGetTopicsOfNamespace.NON_PERSISTENT,

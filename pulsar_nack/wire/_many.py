@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from copy import copy
 from typing import Final, Protocol, TypeVar
 
 from ..consumer import AcksDone
@@ -21,6 +20,7 @@ from ._options import ClientOptions
 from ._patience import patiently
 from ._selection import Directory, Selection, name_of
 from ._together import each_tried, together
+from ._told import told
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
@@ -158,10 +158,7 @@ class Members:
             raise self._told(name, error) from error
 
     def _told(self, name: str, error: BrokerError) -> BrokerError:
-        """Return the same error, with what was tried."""
-        told = copy(error)  # the same one may be raised for other topics too
-        told.args = (f"subscribing to {name} as {self._subscription!r}: {error}",)
-        return told
+        return told(f"subscribing to {name} as {self._subscription!r}", error)
 
     async def refresh(self) -> None:
         """Open what is new and close what is gone; what fails is logged, and tried the next time.

@@ -19,6 +19,7 @@ from ._pending_room import PendingRoom
 from ._producer_options import ProducerOptions
 from ._routing import Routing
 from ._together import each_tried
+from ._told import told
 from ._topic_producer import TopicProducer
 from ._topics import partition_name
 
@@ -54,7 +55,10 @@ class Producer:
         """
         require_compression(options.compression_type)
         self = cls(core, topic, options)
-        partitions = await patiently(lambda: core.lookup.partitions(topic), core.options)
+        try:
+            partitions = await patiently(lambda: core.lookup.partitions(topic), core.options)
+        except BrokerError as error:
+            raise told(f"producing to {topic}", error) from error
         names = [partition_name(topic, number) for number in range(partitions)] if partitions else [topic]
         self._producers = await self._opened(names)
         if partitions:
@@ -203,7 +207,7 @@ class Producer:
         try:
             async with asyncio.TaskGroup() as group:
                 for each in made:
-                    group.create_task(each.open(), name=f"pulsar_nack.wire producing to {each.topic}")
+                    group.create_task(_open(each), name=f"pulsar_nack.wire producing to {each.topic}")
         except BaseException as error:
             await each_tried(each.aclose() for each in made)  # whoever cancels may do so again
             if isinstance(error, BaseExceptionGroup):
@@ -243,6 +247,13 @@ class Producer:
     def _check_open(self) -> None:
         if self._closing is not None:
             raise ClosedError("the producer")
+
+
+async def _open(producer: TopicProducer) -> None:
+    try:
+        await producer.open()
+    except BrokerError as error:
+        raise told(f"producing to {producer.topic}", error) from error
 
 
 def _never(_: int) -> bool:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from ..errors import InvalidArgumentError
 from ._together import together
-from ._topics import TopicName, normalize, partition_name, split_partition
+from ._topics import TopicName, TopicsMode, normalize, partition_name, split_partition
 
 _SYSTEM_PREFIX: Final = "__"
 _DEFAULT_NAMESPACE: Final = "persistent://public/default/"
 _PREFIX: Final = re.compile(r"(?P<domain>persistent|non-persistent)://(?P<namespace>[\w.=:-]+/[\w.=:-]+)/")
-
-
-TopicsMode = Literal["persistent", "non_persistent", "all"]
 
 
 class Directory(Protocol):
@@ -137,7 +134,7 @@ def _persistent(topic: str) -> str:
 
 def name_of(topic: str, partition: int) -> str:
     """Return the full name of a topic, or of its partition where the name does not tell it already."""
-    name = normalize(topic)
+    name = str(TopicName.parse(topic))
     return partition_name(name, partition) if partition >= 0 and split_partition(name)[1] < 0 else name
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, Ty
 from pydantic import BaseModel, ValidationError
 
 from ..consumer import Consumer
+from ..consumer._checks import a_setting
 from ..errors import InvalidArgumentError
 from ._options import ClientOptions
 from ._producer_options import ProducerOptions
@@ -125,7 +125,7 @@ def split(settings: Mapping[str, Any]) -> Split:
         elif name in OF_SUBSCRIPTION:
             found.subscription[_OTHER_NAMES.get(name, name)] = value
         else:
-            raise InvalidArgumentError(name, value, _a_setting(name, [*_OF_CONSUMER, *OF_SUBSCRIPTION]))
+            raise InvalidArgumentError(name, value, a_setting(name, [*_OF_CONSUMER, *OF_SUBSCRIPTION]))
     return found
 
 
@@ -156,12 +156,6 @@ def _checked(kind: type[_Model], options: Mapping[str, Any]) -> _Model:
         name = ".".join(map(str, first["loc"]))
         is_unknown = first["type"] == "extra_forbidden"
         expected = (
-            _a_setting(name, list(kind.model_fields)) if is_unknown else first["msg"].removeprefix("Input should be ")
+            a_setting(name, list(kind.model_fields)) if is_unknown else first["msg"].removeprefix("Input should be ")
         )
         raise InvalidArgumentError(name, first["input"], expected) from None
-
-
-def _a_setting(name: str, known: Sequence[str]) -> str:
-    """Return what was expected in place of a name that there is not."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"the name of a setting{f' ({near[0]}?)' if near else ''}"

@@ -23,7 +23,6 @@ from typing import Final
 from ..errors import BrokerError, BrokerRefusedError, ClosedError, ConnectionLostError, RequestTimeoutError
 from . import _pulsar_pb2 as pb
 from ._batching import Batches
-from ._connection import Connection
 from ._core import Core
 from ._operations import Encoding, Operation, batch, single
 from ._outgoing import Outgoing
@@ -154,7 +153,8 @@ class TopicProducer:
     # --- being connected -------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        connection = await self._connection()
+        moved_to, self._moved_to = self._moved_to, None
+        connection = await self._core.connection(self.topic, moved_to)
         session = await ProducerSession.begin(
             connection,
             self,
@@ -168,10 +168,6 @@ class TopicProducer:
             session.drop()
             raise ClosedError("the producer")
         self._enter(session)
-
-    async def _connection(self) -> Connection:
-        url, self._moved_to = self._moved_to, None
-        return await (self._core.lookup.broker(self.topic) if url is None else self._core.pool.get(url))
 
     def _enter(self, session: ProducerSession) -> None:
         answer = session.answer

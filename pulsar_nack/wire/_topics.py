@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 from ..errors import InvalidArgumentError
+
+TopicsMode = Literal["persistent", "non_persistent", "all"]
+"""Which topics of a namespace are meant."""
 
 _DOMAINS: Final = ("persistent", "non-persistent")
 _PARTITION: Final = re.compile(r"(.+)-partition-(0|[1-9][0-9]*)", re.DOTALL)
@@ -40,11 +43,14 @@ class TopicName(NamedTuple):
 
 
 def normalize(name: str) -> str:
-    """Return the whole name of a topic: ``orders`` is ``persistent://public/default/orders``.
+    """Return the whole name of a topic that a user names: ``orders`` is ``persistent://public/default/orders``.
 
-    :raises InvalidArgumentError: not a name of a topic
+    :raises InvalidArgumentError: not a name of a topic, or one with spaces or characters that are not seen
     """
-    return str(TopicName.parse(name))
+    whole = str(TopicName.parse(name))
+    if any(letter.isspace() or not letter.isprintable() for letter in whole):
+        raise InvalidArgumentError("topic", name, f"no spaces or control characters: {_EXPECTED}")
+    return whole
 
 
 def namespace_of(topic: str) -> str:

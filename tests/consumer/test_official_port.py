@@ -92,6 +92,19 @@ async def test_wrapping_is_careful() -> None:
     assert not pulsar_nack.wrap(consumer, consumer_type=pulsar.ConsumerType.Failover).port.traits.honours_ids
 
 
+async def test_settings_that_there_are_not() -> None:
+    """They are refused by name, with the one that was meant, by ``wrap`` and before anything is subscribed to."""
+    consumer = pulsar.asyncio.Consumer(FakeNative("t"), pulsar.schema.BytesSchema())
+    with pytest.raises(InvalidArgumentError, match=r"backof: .*\(backoff\?\)"):
+        pulsar_nack.wrap(consumer, backof=1)
+    client = object.__new__(pulsar.asyncio.Client)
+    for name, near in (("foo", ""), ("reciever_queue_size", "receiver_queue_size"), ("ack_memry", "ack_memory")):
+        wrong: Any = {name: 1}
+        with pytest.raises(InvalidArgumentError, match=f"{name}: .*{near}"):
+            pulsar_nack.subscribe(client, "t", "s", **wrong)
+    pulsar_nack.subscribe(client, "t", "s", receiver_queue_size=1)
+
+
 def test_ids_are_built_with_their_topic() -> None:
     """N36: an id from numbers gets the partition's topic; among several topics it has to name its own."""
     handles = Handles("persistent://public/default/t")

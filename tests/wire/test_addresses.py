@@ -18,7 +18,7 @@ from pulsar_nack.wire._topics import namespace_of, normalize, normalize_namespac
         ("pulsar://a:1,b:2, c/", [Address("a", 1), Address("b", 2), Address("c", 6650)]),
         ("pulsar://a:1,a:1", [Address("a", 1)]),
         ("pulsar://[::1]:6650,[fe80::1]", [Address("::1", 6650), Address("fe80::1", 6650)]),
-        (" pulsar://10.0.0.1:65535 ", [Address("10.0.0.1", 65535)]),
+        ("pulsar://10.0.0.1:65535", [Address("10.0.0.1", 65535)]),
     ],
 )
 def test_service_urls(url: str, expected: list[Address]) -> None:
@@ -50,6 +50,8 @@ def test_addresses_go_round(address: Address) -> None:
         ("pulsar://h:6650/tenant", "not 'h:6650/tenant'"),
         ("pulsar://::1:6650", "not '::1:6650'"),
         (None, "pulsar://host:6650"),
+        (" pulsar://h:6650", "no spaces around it"),
+        ("pulsar://h:6650\n", "no spaces around it"),
     ],
 )
 def test_wrong_service_urls(url: str, told: str) -> None:

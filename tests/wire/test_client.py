@@ -13,7 +13,7 @@ import pytest
 
 import pulsar_nack
 from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, NackConfig
-from pulsar_nack.testing import virtual_time
+from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
 from pulsar_nack.wire._settings import ConsumerSettings, Settings, split
 from tests.wire.fake_broker import FakeBroker, later
@@ -56,6 +56,12 @@ def test_bad_addresses_are_refused(url: Any) -> None:
         ("ack_memory", {"ack_memory": -1}),
         ("batch_index_ack_enabled", {"batch_index_ack_enabled": True}),
         ("port", {"port": None}),
+        ("trace", {"trace": "x"}),
+        ("hooks", {"hooks": [1]}),
+        ("durable", {"durable": 5}),
+        ("dead_letter", {"dead_letter": "dlq"}),
+        ("topic", {"dead_letter": pulsar_nack.DeadLetter(3, topic="a/b")}),
+        (r"backoff\[1\]", {"backoff": [1, -1]}),
         ("type", {"type": "shared"}),
     ],
 )
@@ -66,7 +72,9 @@ async def test_bad_settings_are_refused_before_anything_happens(name: str, setti
             client.subscribe("orders", "billing", **settings)
 
 
-@pytest.mark.parametrize("topic", ["", [], 5, "a/b"])
+@pytest.mark.parametrize(
+    "topic", ["", [], 5, "a/b", "my orders", "orders\x7f", "orders\x85", "orders\u200b", "orders "]
+)
 async def test_bad_topics_are_refused(topic: Any) -> None:
     """What is no topic is refused, and so is a subscription without a name."""
     async with pulsar_nack.connect(NOBODY) as client:
@@ -74,6 +82,27 @@ async def test_bad_topics_are_refused(topic: Any) -> None:
             client.subscribe(topic, "billing")
         with pytest.raises(InvalidArgumentError, match="subscription"):
             client.subscribe("orders", "")
+
+
+def test_settings_are_looked_at_without_an_event_loop() -> None:
+    """What is to be subscribed to, or produced to, may be prepared before the loop runs; errors are told there too."""
+    broker = FakeBroker()
+    broker.topic("persistent://public/default/t").publish(b"x")
+    client = Client(broker.url, dial=broker.dial)
+    subscribing = client.subscribe("t", "s", initial_position="earliest", backoff=[1])
+    producing = client.producer("t")
+    with pytest.raises(InvalidArgumentError, match="unacked_limit"):
+        client.subscribe("t", "s", unacked_limit=5)
+
+    async def main() -> bytes:
+        async with client, subscribing as consumer, producing:
+            return (await consumer.receive(timeout=10)).data
+
+    assert run(main()) == b"x"
+    with pytest.raises(ClosedError):
+        client.subscribe("t", "s")
+    with pytest.raises(ClosedError):
+        client.producer("t")
 
 
 async def test_names_that_are_nearly_right_are_told() -> None:

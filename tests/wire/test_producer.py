@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import (
+    BrokerError,
     BrokerRefusedError,
     ClosedError,
     InvalidArgumentError,
@@ -559,6 +560,20 @@ async def test_only_bytes_are_sent() -> None:
         await sending
         await producer.send(memoryview(b"def"))
         assert made.stored() == [b"abc", b"def"]
+
+
+@pytest.mark.parametrize("kind", ["PARTITIONED_METADATA", "LOOKUP", "PRODUCER"])
+@virtual_time
+async def test_what_cannot_be_opened_names_the_topic(kind: str) -> None:
+    """Whatever fails, the error says what was tried, and is the broker's own with its code."""
+    async with producing() as made:
+        made.broker.always(kind, refuse("AuthorizationError"))
+        with pytest.raises(BrokerRefusedError, match=f"^producing to {TOPIC}: AuthorizationError") as caught:
+            await made.open()
+        assert caught.value.code == "AuthorizationError"
+        made.broker.node(made.broker.url).kill()
+        with pytest.raises(BrokerError, match=f"^producing to {TOPIC}: "):
+            await made.open()
 
 
 @virtual_time

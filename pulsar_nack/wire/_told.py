@@ -1,0 +1,14 @@
+"""Errors of the broker, with what was tried."""
+
+from __future__ import annotations
+
+from copy import copy
+
+from ..errors import BrokerError
+
+
+def told(what: str, error: BrokerError) -> BrokerError:
+    """Return the same error, with what was tried before its words; itself unchanged, as others may get it too."""
+    copied = copy(error)
+    copied.args = (f"{what}: {error}",)
+    return copied
