@@ -248,10 +248,11 @@ class DeadLetters:
 
     def _count(self, change: int) -> None:
         self._bytes += change
-        if self._tasks is None or (len(self._under_way) < _MOST and self._bytes < self._max_bytes):
-            self.has_room.set()
-        else:
+        is_full = len(self._under_way) >= _MOST or (self._bytes > 0 and self._bytes >= self._max_bytes)
+        if is_full and self._tasks is not None:
             self.has_room.clear()
+        else:
+            self.has_room.set()
 
 
 class Job:

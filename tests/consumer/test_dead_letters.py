@@ -576,6 +576,25 @@ async def test_full_it_fetches_nothing_new(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @virtual_time
+async def test_bounded_in_bytes_too() -> None:
+    """Payloads are bounded as well; however small that bound is, one message at a time finds its way."""
+    async with consuming(max_local_bytes=0, redelivery="broker") as (port, consumer, publisher):
+        for number in range(3):
+            port.topic.publish(bytes([number]))
+        first = await consumer.receive(timeout=1)
+        publisher.hold()
+        call = asyncio.create_task(first.dead_letter("why"))
+        await settle()
+        assert await is_quiet(consumer)
+        publisher.release()
+        await call
+        for _ in range(2):
+            await (await consumer.receive(timeout=1)).dead_letter("why")
+        assert [letter.data for letter in publisher.letters] == [b"\x00", b"\x01", b"\x02"]
+        assert backlog(port) == 0
+
+
+@virtual_time
 async def test_a_call_that_waits_for_room_and_is_cancelled_has_done_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that is cancelled before there is room leaves the message as it was; a close ends such calls."""
     monkeypatch.setattr(_dead_letters, "_MOST", 1)

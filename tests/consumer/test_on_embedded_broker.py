@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pulsar_nack import MessageId
+from pulsar_nack import DeadLetter, MessageId
 from pulsar_nack.testing import EmbeddedBroker
 from tests.consumer import scenarios
 from tests.consumer.official import nothing_comes, numbered, payloads, send, subscribed, take
@@ -39,6 +39,31 @@ async def test_nacks_keep_coming(url: str, topic: str) -> None:
 async def test_each_at_its_own_time(url: str, topic: str) -> None:
     """N33: delays of 3 s, 0.5 s and 1.5 s come back in the order of their times."""
     await scenarios.each_at_its_own_time(url, topic)
+
+
+async def test_dead_letters(url: str, topic: str) -> None:
+    """U6: nacked at each attempt, a message is shown 3 times, then it is in the dead-letter topic with its reason."""
+    setting = DeadLetter(2)
+    async with (
+        subscribed(url, topic, dead_letter=setting) as (client, consumer),
+        subscribed(url, f"{topic}-sub-DLQ") as (_, dead),  # before: the broker makes no subscription for a producer
+    ):
+        await send(client, topic, [b"poison", b"fine"])
+        attempts = 0
+        while attempts < 3:
+            message = await consumer.receive(timeout=10)
+            if message.data == b"fine":
+                await message.ack()
+                continue
+            attempts += 1
+            assert message.attempt == attempts
+            await message.nack(0.2)
+        letter = await dead.receive(timeout=10)
+        assert letter.data == b"poison"
+        assert letter.properties["PULSAR_NACK_REASON"] == "3 attempts failed"
+        await letter.ack()
+        assert await nothing_comes(consumer, 1)
+        assert consumer.statistics().dead_lettered == 1
 
 
 async def test_counts_grow(url: str, topic: str) -> None:
