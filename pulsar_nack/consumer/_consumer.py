@@ -531,18 +531,20 @@ class Consumer:
         else:
             self._acknowledge_soon(_checked(message))
 
-    async def negative_acknowledge(self, message: Message | MessageId, delay: Delay | None = None) -> None:
+    async def negative_acknowledge(
+        self, message: Message | MessageId, delay: Delay | None = None, *, reason: str = ""
+    ) -> None:
         """Have a message, or whatever has this id, shown again after ``delay``; see :meth:`Message.nack`.
 
         :raises AlreadySettledError: it is acknowledged
-        :raises InvalidArgumentError: the delay or the id
+        :raises InvalidArgumentError: the delay, the id or the reason
         :raises NotDurableError: the consumer is durable and this could not be written; the nack is in effect
         :raises ClosedError: the consumer is closed
         """
         if isinstance(message, Message):
-            await message.nack(delay)
+            await message.nack(delay, reason=reason)
             return
-        written = await self._negative_acknowledge(_checked(message), delay)
+        written = await self._negative_acknowledge(_checked(message), delay, reason=reason)
         if written is not None:
             await self._until_durable(_checked(message), written)
 
@@ -644,7 +646,7 @@ class Consumer:
         await dead.wait(await self._give_up(dead, message._delivery, message, message.redelivery_count, reason))
 
     async def _nacked_for_the_last_time(
-        self, dead: DeadLetters, message_id: MessageId, payload: Delivery | None, message: Message | None
+        self, dead: DeadLetters, message_id: MessageId, payload: Delivery | None, message: Message | None, reason: str
     ) -> bool:
         """Begin to send a message to the dead-letter topic if this was its last attempt; return whether it was.
 
@@ -655,7 +657,7 @@ class Consumer:
         count = count if record is None else record.redelivery_count
         if payload is None or not dead.rules.is_last(count):
             return False
-        await self._give_up(dead, payload, message, count)
+        await self._give_up(dead, payload, message, count, reason)
         self._nacked += 1
         return True
 
@@ -674,17 +676,19 @@ class Consumer:
         return dead.send(payload, count, reason)
 
     async def _negative_acknowledge(
-        self, message_id: MessageId, delay: Delay | None, message: Message | None = None
+        self, message_id: MessageId, delay: Delay | None, message: Message | None = None, *, reason: str = ""
     ) -> asyncio.Future[Outcome] | None:
         """Hold a message; return what tells that this is durable, None where nothing is to be waited for."""
         self._ensure_open()
         milliseconds = self._delay_ms(message_id, delay)
+        if reason or type(reason) is not str:
+            reason = as_reason(reason)
         payload = self._recent.get(message_id) if message is None else message._delivery
         if self._is_given_up(message_id):
             return None
         self._check_unsettled(message_id, message)
         dead = self._dead
-        if dead is not None and await self._nacked_for_the_last_time(dead, message_id, payload, message):
+        if dead is not None and await self._nacked_for_the_last_time(dead, message_id, payload, message, reason):
             return None
         record = self._states.get(message_id)
         if record is None or record.state is State.IN_WORK:
@@ -697,7 +701,14 @@ class Consumer:
         self._holds.hold(record, milliseconds, payload)
         if self._note is not None:
             due_in_ms = record.due_at_ms - self._clock.now_ms() if record.is_held else None
-            self._note("nack", record.id, record.redelivery_count, delay_ms=milliseconds, due_in_ms=due_in_ms)
+            self._note(
+                "nack",
+                record.id,
+                record.redelivery_count,
+                delay_ms=milliseconds,
+                due_in_ms=due_in_ms,
+                reason=reason or None,
+            )
         self._nacked += 1
         self._recent.pop(message_id)
         self._room.note()

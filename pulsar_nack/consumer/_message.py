@@ -167,15 +167,16 @@ class Message:
         if self._nacking is not None and self._nacking is not asyncio.current_task():
             raise AlreadySettledError(self.id, NACKED)
 
-    async def nack(self, delay: Delay | None = None) -> None:
+    async def nack(self, delay: Delay | None = None, *, reason: str = "") -> None:
         """Have it shown again after ``delay`` (seconds or a timedelta), None: after what the backoff says.
 
         Again before that time: the earlier of both times counts. On a durable consumer this returns once it is durable.
         After the last attempt that the ``dead_letter`` setting allows, it goes to the dead-letter topic instead: that
         has begun when this returns, and the consumer carries it to its end.
 
+        :param reason: is traced, and written with the dead letter; up to 1 000 letters
         :raises AlreadySettledError: it was acknowledged, or an acknowledgement is under way
-        :raises InvalidArgumentError: the delay
+        :raises InvalidArgumentError: the delay or the reason
         :raises NotDurableError: the consumer is durable and this could not be written; the nack is in effect
         :raises ClosedError: the consumer is closed
         """
@@ -185,7 +186,7 @@ class Message:
         self._settled_as = NACKED
         self._nacking = asyncio.current_task()
         try:
-            written = await self._consumer._negative_acknowledge(self.id, delay, self)
+            written = await self._consumer._negative_acknowledge(self.id, delay, self, reason=reason)
             self._settled_as = before = NACKED
             if written is not None:
                 await self._consumer._until_durable(self.id, written)

@@ -261,6 +261,23 @@ async def test_a_crash_in_the_last_attempt(tmp_path: Path) -> None:
     assert [letter.data for letter in publisher.letters] == [b"poison"]
 
 
+@virtual_time
+async def test_the_reason_of_the_last_nack() -> None:
+    """What the last nack was told is written with the dead letter, and each nack's is traced."""
+    trace = Trace()
+    async with consuming(most=1, trace=trace) as (port, consumer, publisher):
+        port.topic.publish(b"poison")
+        message = await consumer.receive(timeout=1)
+        with pytest.raises(InvalidArgumentError, match="reason"):
+            await message.nack(0.1, reason=5)  # type: ignore[arg-type]
+        await message.nack(0.1, reason="TimeoutError")
+        message = await consumer.receive(timeout=1)
+        await consumer.negative_acknowledge(message, reason="ValueError")
+        await settle()
+        assert [letter.properties["PULSAR_NACK_REASON"] for letter in publisher.letters] == ["ValueError"]
+        assert [reason for event, reason in trace.events if event == "nack"] == ["TimeoutError", "ValueError"]
+
+
 # --- at once ---------------------------------------------------------------------------------------------------------
 
 
