@@ -1,0 +1,215 @@
+"""Redelivery storms on the native wire: tens of thousands of messages that are nacked to the same moment.
+
+All come back, none is lost, none is in work twice. How long the event loop stood still at most, and how late the last
+message came, are printed (``pytest -s``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pulsar_nack import Consumer, Message
+from pulsar_nack.wire import Client
+from tests.broker._admin import Admin
+from tests.broker._native import native, no_task_left, port_of
+from tests.broker._proxy import TcpProxy
+from tests.consumer.official import nothing_comes
+
+QUICK = {"keep_alive": 2.0, "request_timeout": 10.0, "backoff_maximum": 0.5}
+HANDLERS = 50
+
+
+async def publish(url: str, topic: str, count: int, **options: Any) -> None:
+    """Make the subscription, and send so many messages, with a hundred keys."""
+    async with Client(url) as client:
+        await (await client.subscribe(topic, "sub", initial_position="earliest")).aclose()
+        async with client.producer(topic, **options) as producer:
+            for number in range(0, count, 1_000):
+                some = range(number, min(number + 1_000, count))
+                await asyncio.gather(*(producer.send(b"%d" % each, key=f"k{each % 100}") for each in some))
+
+
+@asynccontextmanager
+async def gaps(what: str) -> AsyncIterator[None]:
+    """Print for how long the loop ran nothing else at most."""
+    loop, widest = asyncio.get_running_loop(), 0.0
+
+    async def look() -> None:
+        nonlocal widest
+        while True:
+            began = loop.time()
+            await asyncio.sleep(0.001)
+            widest = max(widest, loop.time() - began - 0.001)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        await asyncio.wait([looking])
+        print(f"\n{what}: the loop stood still for {1e3 * widest:.0f} ms at most", end="")
+    assert widest < 5.0
+
+
+class Storm:
+    """Nacks each message when it is first seen, to one moment for all; acknowledges it when it is back.
+
+    :param count: of the messages
+    :param due_in: seconds from now
+    """
+
+    def __init__(self, count: int, due_in: float) -> None:
+        self.due_at = time.monotonic() + due_in
+        self.acked: Counter[bytes] = Counter()
+        self.nacked: Counter[bytes] = Counter()
+        self.twice: list[bytes] = []
+        self.early: list[float] = []
+        self.last_at = 0.0
+        self._count = count
+        self._in_work: dict[int, set[bytes]] = {}
+        self._is_over = asyncio.Event()
+
+    async def run(self, *consumers: Consumer) -> None:
+        """Work until all are acknowledged."""
+        async with asyncio.TaskGroup() as tasks:
+            handlers = [tasks.create_task(self._handle(each)) for each in consumers for _ in range(HANDLERS)]
+            await self._is_over.wait()
+            for handler in handlers:
+                handler.cancel()
+
+    async def nacked_by(self, share: float) -> None:
+        """Wait until so large a share was nacked."""
+        while len(self.nacked) < share * self._count:
+            await asyncio.sleep(0.01)
+
+    async def _handle(self, consumer: Consumer) -> None:
+        in_work = self._in_work.setdefault(id(consumer), set())
+        while True:
+            message = await consumer.receive()
+            if message.data in in_work:
+                self.twice.append(message.data)
+            in_work.add(message.data)
+            if self.nacked[message.data] == 0:
+                await self._nack(message)
+                in_work.discard(message.data)
+                continue
+            if time.monotonic() < self.due_at - 0.002 and message.attempt > 1:
+                self.early.append(self.due_at - time.monotonic())
+            await message.ack()
+            in_work.discard(message.data)
+            self.acked[message.data] += 1
+            self.last_at = time.monotonic()
+            if len(self.acked) == self._count:
+                self._is_over.set()
+
+    async def _nack(self, message: Message) -> None:
+        self.nacked[message.data] += 1
+        await message.nack(delay=max(self.due_at - time.monotonic(), 0.0))
+
+    def check(self) -> None:
+        """Assert that each was nacked once and acknowledged once, and none was in work twice at a time."""
+        print(f"; all were back {self.last_at - self.due_at:.2f} s after their time", end="")
+        assert len(self.acked) == len(self.nacked) == self._count
+        assert self.twice == []
+        assert self.early == []
+
+
+@asynccontextmanager
+async def two(url: str, topic: str, **settings: Any) -> AsyncIterator[list[Consumer]]:
+    """Two consumers of the subscription, each of a client of its own."""
+    async with native(url, topic, **settings) as one, native(url, topic, **settings) as other:
+        yield [one, other]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["shared", "key_shared"])
+async def test_fifty_thousand_at_one_moment(service_url: str, admin: Admin, topic: str, kind: str) -> None:
+    """50 000 messages, all nacked to the same moment by two consumers, all come back, each once."""
+    count = 50_000
+    await publish(service_url, topic, count, batching=False)
+    with no_task_left():
+        async with two(service_url, topic, consumer_type=kind) as consumers, gaps(kind):
+            storm = Storm(count, due_in=12.0)
+            await storm.run(*consumers)
+            assert await nothing_comes(consumers[0], 1.0)
+            assert await nothing_comes(consumers[1], 0.1)
+    storm.check()
+    assert set(storm.acked.values()) == {1}
+    assert await asyncio.to_thread(admin.backlog, topic, "sub") == 0
+
+
+@pytest.mark.parametrize("redelivery", ["auto", "broker"])
+async def test_members_of_a_large_batch(service_url: str, admin: Admin, topic: str, redelivery: str) -> None:
+    """Of a batch of 1 000 each member is nacked to a moment of its own: each comes back at its own, once."""
+    count, due_at, seen, early = 1_000, dict[bytes, float](), Counter[bytes](), list[float]()
+    await publish(
+        service_url, topic, count, batching=True, batch_max_messages=count, batch_delay=1.0, batch_max_bytes=1 << 20
+    )
+    with no_task_left():
+        async with native(service_url, topic, redelivery=redelivery) as consumer, gaps(redelivery):
+            entries = set()
+            while seen.total() < 2 * count:
+                message = await consumer.receive(timeout=20)
+                seen[message.data] += 1
+                entries.add((message.id.ledger, message.id.entry))
+                if message.attempt == 1:
+                    delay = 1.0 + (int(message.data) * 7 % count) / count
+                    due_at[message.data] = time.monotonic() + delay
+                    await message.nack(delay=delay)
+                else:
+                    early.append(due_at[message.data] - time.monotonic())
+                    message.ack_soon()
+            assert await nothing_comes(consumer, 0.5)
+    assert len(entries) == 1
+    assert set(seen.values()) == {2}
+    assert max(early) < 0.002
+    print(f"; late by {1e3 * -min(early):.0f} ms at most", end="")
+    assert await asyncio.to_thread(admin.backlog, topic, "sub") == 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["shared", "key_shared"])
+@pytest.mark.parametrize("batching", [False, True])
+async def test_while_connections_are_cut(service_url: str, admin: Admin, topic: str, kind: str, batching: bool) -> None:
+    """10 000 messages to one moment, while the proxy cuts all connections before, at and after it: none is lost.
+
+    A message that was in work at a consumer whose connection is cut may come to the other one too; to the same one
+    only when it has let go of it.
+    """
+    count = 10_000
+    await publish(service_url, topic, count, batching=batching)
+    with no_task_left():
+        async with (
+            TcpProxy(port_of(service_url)) as proxy,
+            two(service_url, topic, consumer_type=kind, proxy=proxy, client=QUICK) as consumers,
+            gaps(f"{kind}, cut"),
+        ):
+            storm = Storm(count, due_in=6.0)
+            cutting = asyncio.create_task(cut_around(proxy, storm))
+            await storm.run(*consumers)
+            cutting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await cutting
+            assert await nothing_comes(consumers[0], 1.5)
+            assert await nothing_comes(consumers[1], 0.1)
+    storm.early.clear()  # what a cut brings back is shown when it comes
+    storm.check()
+    assert await asyncio.to_thread(admin.backlog, topic, "sub") == 0
+
+
+async def cut_around(proxy: TcpProxy, storm: Storm) -> None:
+    """Cut once while messages are nacked, at their moment, and some times after it, mostly in the middle of frames."""
+    await storm.nacked_by(0.5)
+    proxy.cut()
+    await asyncio.sleep(max(storm.due_at - time.monotonic(), 0))
+    for _ in range(5):
+        proxy.cut_after(20_000)
+        await asyncio.sleep(0.4)
