@@ -333,12 +333,12 @@ class Consumer:
             self._ensure_open()
         message = None if self._receive_nowait is None else self._message_here(self._receive_nowait)
         if message is None:
-            seconds = None if timeout is None else delay_ms(timeout, "timeout") / 1000
-            async with asyncio.timeout(seconds):
-                message = await self._next_message()
-                if self._durable is not None:
-                    message = await self._until_noted(message, self._durable)
-            self._now_ms = self._clock.now_ms()
+            is_plain = timeout is None and self._durable is None
+            message = await (self._inbox.get() if is_plain else self._next_message(timeout))
+            if self._receive_nowait is None:
+                self._now_ms = self._clock.now_ms()
+            else:
+                self._yielded_at_ms = self._now_ms  # while this waited
         self._shown += 1
         if self._now_ms - self._yielded_at_ms >= _YIELD_AFTER_MS:
             await self._let_others_run(message)
@@ -353,13 +353,20 @@ class Consumer:
             self._now_ms = self._clock.now_ms()
             return message
         while not self._is_pumping and (delivery := receive_nowait()) is not None:
+            self._now_ms = self._clock.now_ms()
             if (message := self._take(delivery)) is not None:
                 return message
             if self._dead is not None and self._dead.is_full:
                 return None
         return None
 
-    async def _next_message(self) -> Message:
+    async def _next_message(self, timeout: Delay | None) -> Message:
+        async with asyncio.timeout(None if timeout is None else delay_ms(timeout, "timeout") / 1000):
+            if self._durable is None:
+                return await self._inbox.get()
+            return await self._until_noted(await self._next_admitted(), self._durable)
+
+    async def _next_admitted(self) -> Message:
         while True:
             message = await self._inbox.get()
             if self._gated is None or self._gated.admits(message):
@@ -393,7 +400,7 @@ class Consumer:
             self._ensure_open()
             if self._is_current(message):
                 return message
-            message = await self._next_message()
+            message = await self._next_admitted()
 
     async def _let_others_run(self, message: Message) -> None:
         self._yielded_at_ms = self._now_ms
@@ -420,20 +427,28 @@ class Consumer:
             except Exception as error:  # noqa: BLE001 - handed to those who wait
                 self._inbox.fail(error)
             else:
-                message = self._take(delivery)
-                if message is not None:
-                    self._put(message)
+                self._hand_on(delivery)
             finally:
                 self._is_pumping = False
+
+    def _hand_on(self, delivery: Delivery | None) -> None:
+        """Give messages to the calls that wait, one after the other while there are more without waiting."""
+        receive_nowait, waiters, dead = self._receive_nowait, self._inbox.waiters, self._dead
+        while delivery is not None:
+            message = self._take(delivery)
+            if message is not None:
+                self._put(message)
+            if receive_nowait is None or not waiters or (dead is not None and dead.is_full):
+                return
+            delivery = receive_nowait()
 
     def _take(self, delivery: Delivery) -> Message | None:
         """Look a delivery up; return the message that it is to be shown as, None where it is not."""
         self._received += 1
         message_id = delivery.id
-        now_ms = self._now_ms = self._clock.now_ms()
         record = self._states.show_new(message_id, delivery.redelivery_count) if self._is_plain else None
         if record is None:
-            return self._take_known(delivery, now_ms)
+            return self._take_known(delivery)
         if self._store.bytes:
             self._store.pop(message_id)
         if self._dead is not None and self._dead.takes(delivery, record):
@@ -442,9 +457,10 @@ class Consumer:
             self._room.note()
         return Message(self, delivery, record.redelivery_count)
 
-    def _take_known(self, delivery: Delivery, now_ms: int) -> Message | None:
+    def _take_known(self, delivery: Delivery) -> Message | None:
         """The same for what something is, or may be, known of, or is to be noted."""
         message_id = delivery.id
+        now_ms = self._now_ms = self._clock.now_ms()
         if self._durable is not None and self._states.get(message_id) is None:
             if self._durable.was_acked(message_id):
                 self._acknowledging.again(message_id)
@@ -492,16 +508,16 @@ class Consumer:
 
     def _put(self, message: Message) -> None:
         self._inbox.put(message)
-        if len(self._inbox):
+        if self._inbox.ready:
             self._room.let_pass()
 
     def _is_current(self, message: Message) -> bool:
-        record = self._states.get(message.id)
+        record = self._states.get(message._delivery.id)
         if record is None:  # settled by its id, or one of too many that are in work
             is_current = not self._states.is_settled(message.id)
             is_current = is_current and not self._states.is_hidden(message.id, self._clock.now_ms())
         else:
-            is_current = record.state is State.IN_WORK and record.redelivery_count == message.redelivery_count
+            is_current = record.state is State.IN_WORK and record.redelivery_count == message._redelivery_count
         if not is_current and self._gated is not None:
             self._gated.gone(message)
         return is_current

@@ -30,13 +30,14 @@ class Inbox:
 
     def put(self, message: Message, *, first: bool = False) -> None:
         """Give a message to the call that waits longest, or keep it for the next one."""
-        while self.waiters:
-            waiter = self.waiters.popleft()
+        waiters = self.waiters
+        while waiters:
+            waiter = waiters.popleft()
+            if not waiters:
+                self.wanted.clear()
             if not waiter.done():
-                self._note_wanted()
                 waiter.set_result(message)
                 return
-        self._note_wanted()
         if first:
             self.ready.appendleft(message)
         else:
@@ -55,27 +56,34 @@ class Inbox:
         while True:
             if self._closed_by is not None:
                 raise self._closed_by
-            message = self.ready.popleft() if self.ready else await self._wait()
+            if self.ready:
+                message = self.ready.popleft()
+            else:
+                waiter: asyncio.Future[Message] = asyncio.Future()
+                self.waiters.append(waiter)
+                self.wanted.set()
+                try:
+                    message = await waiter
+                except asyncio.CancelledError:
+                    self._leave(waiter)
+                    raise
             if self._is_current(message):
                 return message
 
-    async def _wait(self) -> Message:
-        waiter: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self.waiters.append(waiter)
-        self.wanted.set()
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.put(waiter.result(), first=True)
-            raise
-        finally:
-            self._note_wanted()
+    def _leave(self, waiter: asyncio.Future[Message]) -> None:
+        """Do without a call that was cancelled: what it got is for the next one."""
+        if not waiter.cancelled() and waiter.exception() is None:
+            self.put(waiter.result(), first=True)
+        elif waiter in self.waiters:
+            self.waiters.remove(waiter)
+            if not self.waiters:
+                self.wanted.clear()
 
     def fail(self, error: Exception) -> None:
         """Raise ``error`` in every call that waits."""
-        waiters, self.waiters = self.waiters, deque()
-        self._note_wanted()
+        waiters = list(self.waiters)
+        self.waiters.clear()
+        self.wanted.clear()
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error)
@@ -90,9 +98,3 @@ class Inbox:
     def clear(self) -> None:
         """Drop what is ready."""
         self.ready.clear()
-
-    def _note_wanted(self) -> None:
-        while self.waiters and self.waiters[0].done():
-            self.waiters.popleft()
-        if not self.waiters:
-            self.wanted.clear()
