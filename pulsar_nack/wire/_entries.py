@@ -31,15 +31,18 @@ DEFAULT_MAX_MESSAGE_BYTES: Final = 128 << 20
 """Of a payload after decompression, which may be larger than the largest frame."""
 
 _MAGIC_BROKER: Final = b"\x0e\x02"
+_crc32c = google_crc32c.value
 _SIZE: Final = struct.Struct(">I")
 _HEADERS: Final = struct.Struct(">2sII")  # magic, checksum, size of the metadata
 _PLAIN_HEADERS: Final = struct.Struct(">2sIIBB")  # magic, checksum, size of the metadata, tag and size of its name
+_PLAIN_SIZE: Final = _PLAIN_HEADERS.size
+_plain_headers = _PLAIN_HEADERS.unpack_from
 _NAME: Final = 0x0A  # begins metadata: the producer's name, of less than 128 bytes
-_AFTER_NAME: Final = re.compile(
+_is_after_name = re.compile(
     rb"\x10[\x80-\xff]{0,9}[\x00-\x7f]"  # sequence id
     rb"\x18[\x80-\xff]{0,9}[\x00-\x7f]"  # publish time
     rb"(?:\x48[\x80-\xff]{0,4}[\x00-\x7f])?"  # size before compression
-)
+).fullmatch
 """What follows in the metadata of a message without anything of its own: asking for each other field costs more."""
 _PLAIN_MEMBER: Final = re.compile(
     rb"\x18(?:[\x00-\x7f]|[\x80-\xff][\x00-\x7f])"  # payload size, below 16 KiB
@@ -196,13 +199,13 @@ def plain_parts(rest: bytes) -> tuple[bytes, bytes] | None:
     Such has a checksum that is right, and neither key nor properties nor any other field, nor was anything added by the
     broker. What its metadata says is not even parsed. None: it is not such, and :func:`decode_entry` tells more.
     """
-    if len(rest) < _PLAIN_HEADERS.size:
+    if len(rest) < _PLAIN_SIZE:
         return None
-    magic, told, size, tag, length = _PLAIN_HEADERS.unpack_from(rest)
+    magic, told, size, tag, length = _plain_headers(rest)
     end = 10 + size
     if magic != MAGIC_CHECKSUM or tag != _NAME or length > 0x7F or end > len(rest):
         return None
-    if _AFTER_NAME.fullmatch(rest, 12 + length, end) is None or google_crc32c.value(rest[6:]) != told:
+    if _is_after_name(rest, 12 + length, end) is None or _crc32c(rest[6:]) != told:
         return None
     return rest[10:end], rest[end:]
 
@@ -241,7 +244,7 @@ def _usual_parts(rest: bytes) -> tuple[pb.MessageMetadata, bytes] | None:
         return None
     magic, told, size = _HEADERS.unpack_from(rest)
     end = _HEADERS.size + size
-    if magic != MAGIC_CHECKSUM or end > len(rest) or google_crc32c.value(rest[6:]) != told:
+    if magic != MAGIC_CHECKSUM or end > len(rest) or _crc32c(rest[6:]) != told:
         return None
     try:
         return pb.MessageMetadata.FromString(rest[_HEADERS.size : end]), rest[end:]
@@ -269,7 +272,7 @@ def _checked(rest: bytes, at: int) -> tuple[pb.MessageMetadata, bytes]:
     if len(rest) < at + 6:
         raise UndecodableMessageError(f"checksum: {len(rest) - at} bytes, too few to have one")
     told = _SIZE.unpack_from(rest, at + 2)[0]
-    found = google_crc32c.value(rest[at + 6 :])
+    found = _crc32c(rest[at + 6 :])
     if told != found:
         raise _damaged(
             rest, at + 6, f"checksum: {found:#010x} instead of {told:#010x}, over {len(rest) - at - 6} bytes"
