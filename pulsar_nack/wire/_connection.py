@@ -23,7 +23,7 @@ from . import _pulsar_pb2 as pb
 from ._address import Address
 from ._commands import ping, pong
 from ._dial import dial_network, not_reached
-from ._events import ConsumerEvents, ProducerEvents
+from ._events import ConsumerEvents, ProducerEvents, WatcherEvents
 from ._frames import Frame, FrameDecoder, encode_command
 from ._introduction import Introduction
 from ._keep_alive import KeepAlive
@@ -49,6 +49,7 @@ _ANSWERS: Final[dict[int, str]] = {
     pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: "getLastMessageIdResponse",
     pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE: "getTopicsOfNamespaceResponse",
     pb.BaseCommand.ACK_RESPONSE: "ackResponse",
+    pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: "watchTopicListSuccess",
 }
 """Which part of an answer the request id is in."""
 
@@ -72,7 +73,7 @@ class Connection(asyncio.BufferedProtocol):
         self._consumers = self._users.consumers
         self._keep_alive = KeepAlive(self._loop, options.keep_alive.total_seconds(), self._ping, self._gone)
         self._introduction = Introduction(options.authentication, self._loop, self.send, self.close)
-        self._last_id = {"consumer": 0, "producer": 0}
+        self._last_id = {"consumer": 0, "producer": 0, "watcher": 0}
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._room: asyncio.Future[None] | None = None
         self._error: Exception | None = None
@@ -154,6 +155,11 @@ class Connection(asyncio.BufferedProtocol):
         self._last_id["producer"] += 1
         return self._last_id["producer"]
 
+    def watcher_id(self) -> int:
+        """Return a fresh id for a watcher."""
+        self._last_id["watcher"] += 1
+        return self._last_id["watcher"]
+
     def add_consumer(self, consumer_id: int, handler: ConsumerEvents) -> None:
         """Hand what comes for this consumer to ``handler`` from now on.
 
@@ -174,6 +180,15 @@ class Connection(asyncio.BufferedProtocol):
     def remove_producer(self, producer_id: int) -> None:
         """Drop what comes for this producer from now on."""
         self._users.producers.pop(producer_id, None)
+
+    def add_watcher(self, watcher_id: int, handler: WatcherEvents) -> None:
+        """Hand what comes for this watcher to ``handler`` from now on."""
+        self._refuse_if_closed()
+        self._users.watchers[watcher_id] = handler
+
+    def remove_watcher(self, watcher_id: int) -> None:
+        """Drop what comes for this watcher from now on."""
+        self._users.watchers.pop(watcher_id, None)
 
     # --- sending ---
 

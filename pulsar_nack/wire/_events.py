@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from . import _pulsar_pb2 as pb
@@ -29,6 +30,18 @@ class ConsumerEvents(Protocol):
 
     def on_topic_migrated(self, url: str | None) -> None:
         """Learn that the topic is in another cluster from now on, at ``url``."""
+        ...
+
+    def on_connection_lost(self, error: Exception) -> None:
+        """Learn that the connection is gone; the last call from it."""
+        ...
+
+
+class WatcherEvents(Protocol):
+    """Whoever watches the topics of a namespace, by a watcher id."""
+
+    def on_topics_changed(self, names: Iterable[str]) -> None:
+        """Learn that these topics were created or deleted."""
         ...
 
     def on_connection_lost(self, error: Exception) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from ..consumer import AcksDone, Delivery, PortTraits
-from ..errors import BrokerError, ClosedError
+from ..errors import ClosedError
 from ..ids import MessageId
 from ._consumer import TopicConsumer
 from ._core import Core
@@ -19,6 +19,7 @@ from ._publisher import WirePublisher
 from ._selection import Matching, Selection
 from ._subscribe_options import SubscribeOptions
 from ._together import together
+from ._topic_watch import TopicWatch
 from ._topics import normalize
 
 T = TypeVar("T")
@@ -53,6 +54,9 @@ class WirePort:
             options=core.options,
         )
         self._inactive: Callable[[str, int], None] | None = None
+        self._watch = (
+            TopicWatch(core, selection.namespace, selection.matches) if isinstance(selection, Matching) else None
+        )
         self._discovery: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._traits = traits_of(options)
@@ -212,6 +216,8 @@ class WirePort:
         if self._discovery is not None:
             self._discovery.cancel()
             await asyncio.wait([self._discovery])
+        if self._watch is not None:
+            self._watch.close()
         error = await self._members.aclose()
         if error is not None:
             _LOG.warning("closing %s as %s: %s", self._selection.label, self._options.subscription, error)
@@ -243,12 +249,12 @@ class WirePort:
 
     async def _discover(self) -> None:
         while True:
-            await asyncio.sleep(self._interval)
             try:
+                await (asyncio.sleep(self._interval) if self._watch is None else self._watch.changed(self._interval))
                 await self._members.refresh()
             except ClosedError:
                 return
-            except BrokerError as error:
+            except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
                 _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, error)
 
     def _check_open(self) -> None:

@@ -87,15 +87,19 @@ class Matching:
             )
         text = pattern.pattern if found else f"{_DEFAULT_NAMESPACE}(?:{pattern.pattern})"
         self._pattern = re.compile(text, pattern.flags)
-        self._namespace = TopicName.parse(_persistent((found[0] if found else _DEFAULT_NAMESPACE) + "any")).namespace
+        self.namespace = TopicName.parse(_persistent((found[0] if found else _DEFAULT_NAMESPACE) + "any")).namespace
         self.label = text
         self.only: str | None = None
 
     async def members(self, directory: Directory) -> dict[str, int]:
         """Return the topics that there are now, or their partitions."""
-        names = await directory.topics(self._namespace, mode="persistent")
+        names = await directory.topics(self.namespace, mode="persistent")
         topics = dict.fromkeys(split_partition(name)[0] for name in names)
         return await _members(directory, [topic for topic in topics if self._matches(topic)])
+
+    def matches(self, name: str) -> bool:
+        """Return whether a topic belongs to it, or a partition's topic does, by its full name."""
+        return self._matches(split_partition(name)[0])
 
     def _matches(self, topic: str) -> bool:
         is_of_broker = TopicName.parse(topic).local.startswith(_SYSTEM_PREFIX)

@@ -1,4 +1,4 @@
-"""The consumers and producers of one connection, and what the broker tells each of them."""
+"""The consumers, producers and watchers of one connection, and what the broker tells each of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from . import _pulsar_pb2 as pb
-from ._events import ConsumerEvents, ProducerEvents
+from ._events import ConsumerEvents, ProducerEvents, WatcherEvents
 
 _OF_CONSUMERS: Final = 1  # CommandTopicMigrated.ResourceType.Consumer
 
@@ -20,6 +20,7 @@ class Users:
     def __init__(self, *, is_secure: bool) -> None:
         self.consumers: dict[int, ConsumerEvents] = {}
         self.producers: dict[int, ProducerEvents] = {}
+        self.watchers: dict[int, WatcherEvents] = {}
         self._is_secure = is_secure
 
     def tell(self, command: pb.BaseCommand) -> None:
@@ -30,9 +31,14 @@ class Users:
 
     def lost(self, error: Exception, report: Callable[[Exception], None]) -> None:
         """Tell all that the connection is gone; what one of them raises is reported, and the others are told."""
-        users: list[ConsumerEvents | ProducerEvents] = [*self.consumers.values(), *self.producers.values()]
+        users: list[ConsumerEvents | ProducerEvents | WatcherEvents] = [
+            *self.consumers.values(),
+            *self.producers.values(),
+            *self.watchers.values(),
+        ]
         self.consumers.clear()
         self.producers.clear()
+        self.watchers.clear()
         for user in users:
             try:
                 user.on_connection_lost(error)
@@ -73,6 +79,12 @@ class Users:
         if consumer is not None:
             consumer.on_end_of_topic()
 
+    def _topics_changed(self, command: pb.BaseCommand) -> None:
+        update = command.watchTopicUpdate
+        watcher = self.watchers.get(update.watcher_id)
+        if watcher is not None:
+            watcher.on_topics_changed((*update.new_topics, *update.deleted_topics))
+
     def _migrated(self, command: pb.BaseCommand) -> None:
         moved = command.topicMigrated
         url = (moved.brokerServiceUrlTls if self._is_secure else moved.brokerServiceUrl) or None
@@ -93,5 +105,6 @@ _TELL: Final[dict[int, Callable[[Users, pb.BaseCommand], None]]] = {
     pb.BaseCommand.CLOSE_PRODUCER: Users._close_producer,
     pb.BaseCommand.ACTIVE_CONSUMER_CHANGE: Users._active_changed,
     pb.BaseCommand.REACHED_END_OF_TOPIC: Users._end_of_topic,
+    pb.BaseCommand.WATCH_TOPIC_UPDATE: Users._topics_changed,
     pb.BaseCommand.TOPIC_MIGRATED: Users._migrated,
 }

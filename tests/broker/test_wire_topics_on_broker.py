@@ -79,6 +79,31 @@ async def test_topics_of_a_pattern_come_and_go(client: Client, admin: Admin, top
     await asyncio.to_thread(admin.delete, second)
 
 
+async def test_topics_of_a_pattern_are_told_at_once(client: Client, admin: Admin, topic: str) -> None:
+    """The broker tells of topics, with partitions too, as they are created and deleted: nobody has to look for them."""
+    first, second, parted = f"{topic}-a", f"{topic}-b", f"{topic}-p"
+    await produce(client, first, [b"before"])
+    pattern = re.compile(f"{re.escape(topic)}-.*")
+    async with client.subscribe(pattern, "sub", discovery_interval=3600) as consumer:
+        assert len(consumer.port._members) == 1
+        await asyncio.sleep(1)
+        for name in (second, parted):
+            if name == parted:
+                await asyncio.to_thread(admin.create_partitions, parted, 3)
+            began_at = time.monotonic()
+            await produce(client, name, numbered(9))
+            messages = await take(consumer, 9, timeout=10)
+            print(f"{name}: {time.monotonic() - began_at:.3f} s")
+            assert payloads(messages) == sorted(numbered(9))
+            for message in messages:
+                await message.ack()
+        await asyncio.to_thread(admin.delete, first)
+        await asyncio.sleep(2)
+        assert first not in {member.topic for member in consumer.port._members}
+    await asyncio.to_thread(admin.delete, second)
+    await asyncio.to_thread(admin.delete, parted, partitioned=True)
+
+
 async def test_ids_belong_to_their_topics(client: Client, partitioned_topic: Callable[[int], str], topic: str) -> None:
     """On partitions and another topic ids find their own, acknowledged and asked for by number and topic alone."""
     parted = partitioned_topic(3)

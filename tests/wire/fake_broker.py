@@ -50,6 +50,8 @@ class FakeBroker:
         """The URLs that were dialled, in order."""
         self.max_message_bytes = 5 << 20
         self.deduplicates = False
+        self.tells_of_topics = False
+        """Whether clients may watch the topics of a namespace."""
         self._once: defaultdict[str, deque[Answer]] = defaultdict(deque)
         self._always: dict[str, Answer] = {}
         self.node(url)
@@ -63,7 +65,26 @@ class FakeBroker:
 
     def topic(self, name: str) -> FakeTopic:
         """Return a topic by its whole name, made when it is not there yet."""
-        return self.topics.setdefault(name, FakeTopic(name, self.url))
+        if name not in self.topics:
+            self.topics[name] = FakeTopic(name, self.url)
+            self._tell_of(name, new_topics=[name])
+        return self.topics[name]
+
+    def delete(self, name: str) -> None:
+        """Delete a topic; its consumers and producers are closed."""
+        topic = self.topics.pop(name)
+        for link in self.links:
+            link.close_users_of(topic)
+        self._tell_of(name, deleted_topics=[name])
+
+    def _tell_of(self, name: str, **changes: list[str]) -> None:
+        for link in self.links:
+            for watcher_id, namespace in link.watchers.items():
+                if f"://{namespace}/" in name:
+                    update = command("WATCH_TOPIC_UPDATE")
+                    told = pb.CommandWatchTopicUpdate(watcher_id=watcher_id, topics_hash="", **changes)
+                    update.watchTopicUpdate.CopyFrom(told)
+                    link.send(update)
 
     async def dial(self, protocol: Connection, address: Address) -> None:
         """Connect a client; to be given as ``dial``."""
@@ -160,6 +181,8 @@ class Link:
         self.transport = FakeLink(protocol, latency=self.broker.latency, on_bytes=self._take, on_end=self._over)
         self.consumers: dict[int, tuple[FakeSubscription, FakeConsumer]] = {}
         self.producers: dict[int, tuple[FakeTopic, str]] = {}
+        self.watchers: dict[int, str] = {}
+        """The namespaces that are watched here."""
         self._decoder = FrameDecoder(1 << 30)
 
     def send(self, command: pb.BaseCommand, rest: bytes = b"") -> None:
@@ -201,6 +224,7 @@ class Link:
         for consumer_id in list(self.consumers):
             self.drop_consumer(consumer_id)
         self.producers.clear()
+        self.watchers.clear()
 
 
 @dataclass
@@ -251,6 +275,7 @@ BODIES = {
     "GET_LAST_MESSAGE_ID_RESPONSE": "getLastMessageIdResponse", "ACK_RESPONSE": "ackResponse",
     "GET_TOPICS_OF_NAMESPACE_RESPONSE": "getTopicsOfNamespaceResponse", "AUTH_CHALLENGE": "authChallenge",
     "REACHED_END_OF_TOPIC": "reachedEndOfTopic", "ACTIVE_CONSUMER_CHANGE": "active_consumer_change",
+    "WATCH_TOPIC_LIST_SUCCESS": "watchTopicListSuccess",
     "CLOSE_CONSUMER": "close_consumer", "CLOSE_PRODUCER": "close_producer", "TOPIC_MIGRATED": "topicMigrated",
 }  # fmt: skip
 """Which part of a command is filled for each kind that a broker sends."""
@@ -379,7 +404,11 @@ def _connect(call: Call) -> None:
         server_version="fake",
         protocol_version=min(call.body.protocol_version, 21),
         max_message_size=call.broker.max_message_bytes,
-        feature_flags=pb.FeatureFlags(supports_auth_refresh=True, supports_broker_entry_metadata=True),
+        feature_flags=pb.FeatureFlags(
+            supports_auth_refresh=True,
+            supports_broker_entry_metadata=True,
+            supports_topic_watchers=call.broker.tells_of_topics,
+        ),
     )
 
 
@@ -397,6 +426,18 @@ def _topics(call: Call) -> None:
     call.reply(
         "GET_TOPICS_OF_NAMESPACE_RESPONSE", topics=[name for name in call.broker.topics if name.startswith(beginnings)]
     )
+
+
+def _watch(call: Call) -> None:
+    body: pb.CommandWatchTopicList = call.body
+    call.link.watchers[body.watcher_id] = body.namespace
+    names = [name for name in call.broker.topics if f"://{body.namespace}/" in name]
+    call.reply("WATCH_TOPIC_LIST_SUCCESS", watcher_id=body.watcher_id, topic=names, topics_hash="")
+
+
+def _close_watch(call: Call) -> None:
+    call.link.watchers.pop(call.body.watcher_id, None)
+    call.reply("SUCCESS")
 
 
 def _subscribe(call: Call) -> None:
@@ -576,6 +617,8 @@ USUAL: dict[str, Answer] = {
     "LOOKUP": _lookup,
     "PARTITIONED_METADATA": _partitions,
     "GET_TOPICS_OF_NAMESPACE": _topics,
+    "WATCH_TOPIC_LIST": _watch,
+    "WATCH_TOPIC_LIST_CLOSE": _close_watch,
     "SUBSCRIBE": _subscribe,
     "FLOW": _flow,
     "ACK": _ack,

@@ -33,6 +33,14 @@ from .stand_ins import Ended, FakeDirectory, FakeMember
 BASE = "persistent://public/default/"
 
 
+class NoPool:
+    """Has no connections."""
+
+    async def service(self) -> Any:
+        """Fail as an authentication of the user's may."""
+        raise RuntimeError("nobody there")
+
+
 class Stage:
     """Makes ports whose members are fakes."""
 
@@ -57,7 +65,7 @@ class Stage:
         """Open a port."""
         discovery: Any = {name: settings.pop(name) for name in ("discovery_interval",) if name in settings}
         core = Core(
-            pool=None,  # type: ignore[arg-type]
+            pool=NoPool(),  # type: ignore[arg-type]
             lookup=self.directory,  # type: ignore[arg-type]
             options=ClientOptions(),
             loop=asyncio.get_running_loop(),
