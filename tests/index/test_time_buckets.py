@@ -505,7 +505,7 @@ def test_where_a_sealed_part_begins(typecode: str) -> None:
     for base in (0, 70_000, 1 << 31, *((1 << 33, 1 << 39) if typecode == "Q" else ())):
         for spread in (700, 7_000, 300_000, 60_000_000):
             for numbers in (range(base, base + spread), [base + chance.randrange(spread) for _ in range(500)]):
-                content = bitmap(array(typecode, list(numbers)[:70_000]))
+                content = bitmap(array(typecode, numbers[:70_000]))
                 chunk = sealed_module.seal(bitmap(content))
                 kinds.add(chunk[0])
                 assert content.min() & ~0xFFFF <= sealed_module.where_begins(chunk) <= content.min()
