@@ -75,7 +75,7 @@ class DeadLetters:
         self._under_way: dict[MessageId, Job] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._acks: Acknowledging | None = None
-        self._has_warned = False
+        self._has_warned = self._has_told = False
 
     def start(self, tasks: asyncio.TaskGroup, acks: Acknowledging) -> None:
         """Begin to carry out what is sent."""
@@ -102,7 +102,10 @@ class DeadLetters:
         told = None if delivery.error is None else type(delivery.error).__name__
         if told is not None:
             self._tell(record, told)
-        self._send(delivery, record, record.redelivery_count, reason)
+        job = self._send(delivery, record, record.redelivery_count, reason)
+        if told is not None and not self._has_told:
+            self._has_told = True
+            _log.warning("%r cannot be read, and goes to %s without being shown: %s", job.id, job.topic, reason)
         return True
 
     def send(self, delivery: Delivery, redelivery_count: int, reason: str = "") -> Job:

@@ -49,6 +49,9 @@ class NoPort:
 
     traits = PortTraits(receiver_queue_size=1_000, max_ids_per_request=MAX_IDS, batch_index_ack=True)
 
+    def __init__(self, topic: str, subscription: str) -> None:
+        self.names = topic, subscription, ""
+
     async def receive(self) -> Delivery:
         """Refuse."""
         raise ClosedError("this port")

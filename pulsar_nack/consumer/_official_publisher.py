@@ -23,14 +23,21 @@ class OfficialPublisher:
         self._producers: Producers[Any] = Producers(self._make)
 
     async def _make(self, topic: str) -> Any:
-        import pulsar
-
         if self._initial_subscription is not None:
-            consumer = await self._client.subscribe(
-                topic, self._initial_subscription, consumer_type=pulsar.ConsumerType.Shared
-            )
-            await consumer.close()
+            await self._make_subscription(topic, self._initial_subscription)
         return await self._client.create_producer(topic, batching_enabled=False, chunking_enabled=True)
+
+    async def _make_subscription(self, topic: str, name: str) -> None:
+        import pulsar.asyncio
+
+        shared = pulsar.ConsumerType.Shared
+        try:
+            consumer = await self._client.subscribe(topic, name, consumer_type=shared, receiver_queue_size=1)
+        except pulsar.asyncio.PulsarException as error:
+            if error.error().name != "ConsumerBusy":  # then it is there, and somebody has it alone
+                raise
+        else:
+            await consumer.close()
 
     async def publish(
         self,
@@ -46,7 +53,7 @@ class OfficialPublisher:
 
         :raises BrokerError: the client could not
         """
-        import pulsar
+        import pulsar.asyncio
 
         async def send(producer: Any) -> Any:
             return await producer.send(
@@ -59,7 +66,7 @@ class OfficialPublisher:
 
         try:
             sent = await self._producers.use(topic, send, is_spent=_is_spent)
-        except pulsar.PulsarException as error:
+        except pulsar.asyncio.PulsarException as error:
             raise BrokerError(f"publishing to {topic}: the client says {str(error)!r}") from error
         return MessageId.from_bytes(sent.serialize(), topic)
 
@@ -69,5 +76,6 @@ class OfficialPublisher:
 
 
 def _is_spent(error: Exception) -> bool:
-    """Return whether a producer is closed, and stays so."""
-    return "AlreadyClosed" in str(error)
+    """Return whether a producer is closed, or fenced, and stays so."""
+    result = getattr(error, "error", None)
+    return callable(result) and getattr(result(), "name", "") in {"AlreadyClosed", "ProducerFenced"}

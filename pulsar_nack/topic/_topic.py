@@ -427,7 +427,7 @@ class LocalTopic:
         check_initial(initial_position)
         check_text("consumer_name", consumer_name)
         as_bucket_config(delayed)
-        Consumer(NoPort(), **options)  # its arguments are checked here, nothing is begun
+        Consumer(NoPort(self.name, name), **options)  # its arguments are checked here, nothing is begun
 
         async def make() -> Consumer:
             port = await self.subscribe(

@@ -412,8 +412,8 @@ class Unreadable:
 
 
 @virtual_time
-async def test_what_cannot_be_read_goes_there_unseen() -> None:
-    """A payload that cannot be read is a dead letter at once: as it was stored, with its properties and the error."""
+async def test_what_cannot_be_read_goes_there_unseen(caplog: pytest.LogCaptureFixture) -> None:
+    """A payload that cannot be read is a dead letter at once: as it was stored, with its properties; one warning."""
     port = FakePort()
     port.topic.publish(b"secret", properties={"colour": "red"})
     port.topic.publish(b"secret too")
@@ -426,6 +426,7 @@ async def test_what_cannot_be_read_goes_there_unseen() -> None:
         assert properties["PULSAR_NACK_REASON"] == "UndecodableMessageError: payload: encrypted with the key k"
         assert properties["PULSAR_NACK_ATTEMPTS"] == "0"
         assert backlog(port) == 0
+    assert sum("cannot be read" in record.message for record in caplog.records) == 1
 
 
 # --- failures --------------------------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ async def test_one_producer_made_when_it_is_needed() -> None:
         ("SEND", cut),
         ("SEND", carried_out_then_cut),
         ("SEND", silence),
+        ("SEND", refuse("NotAllowedError")),
         ("ACK", cut),
         ("ACK", carried_out_then_cut),
         ("ACK", refuse("UnknownError")),
@@ -228,6 +229,29 @@ async def test_names_of_topics_are_checked_at_once() -> None:
         with pytest.raises(InvalidArgumentError, match="dead_letter"):
             client.subscribe("orders", "billing", dead_letter=1)  # type: ignore[arg-type]
         assert not broker.dialled
+
+
+@virtual_time
+async def test_a_topic_that_takes_nothing_for_a_while() -> None:
+    """While the dead-letter topic is terminated nothing gets there; once another one is there, a new producer does."""
+    broker = FakeBroker()
+    for payload in (b"first", b"second"):
+        broker.topic(TOPIC).publish(payload)
+    async with giving_up(broker) as consumer:
+        await (await consumer.receive(timeout=1)).dead_letter("why")
+        broker.topic(DEAD).is_terminated = True
+        broker.cut()  # the producer is refused for good when it connects again
+        message = await consumer.receive(timeout=1)
+        call = asyncio.create_task(message.dead_letter("why"))
+        assert await quiet(consumer)
+        assert (call.done(), is_settled(broker)) == (False, False)
+        assert consumer.statistics().dead_letter_failures > 1
+        before = len(broker.commands("PRODUCER"))
+        broker.topic(DEAD).is_terminated = False
+        await call
+        assert is_settled(broker)
+        assert len(broker.commands("PRODUCER")) > before
+    assert [payload for _, payload in letters(broker)] == [b"first", b"second"]
 
 
 @virtual_time
