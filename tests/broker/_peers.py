@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypedDict, Unpack
 
 import pulsar
 
@@ -48,21 +48,30 @@ class Got(NamedTuple):
     is_key_encoded: bool = False
 
 
+class How(TypedDict, total=False):
+    """How messages are sent; see :class:`Way`."""
+
+    batching: bool
+    by_key: bool
+    compression: str
+    chunking: bool
+
+
+class Way(NamedTuple):
+    """The same with what it is where nothing is said."""
+
+    batching: bool = False
+    by_key: bool = False
+    compression: Any = "none"
+    chunking: bool = False
+
+
 class Peer(Protocol):
     """A client. Batches are sent as one or a few, without batching each message is an entry."""
 
     name: str
 
-    async def produce(
-        self,
-        topic: str,
-        messages: Sequence[Out],
-        *,
-        batching: bool = False,
-        by_key: bool = False,
-        compression: str = "none",
-        chunking: bool = False,
-    ) -> list[Place]:
+    async def produce(self, topic: str, messages: Sequence[Out], **how: Unpack[How]) -> list[Place]:
         """Send messages, in order, and return their ids."""
         ...
 
@@ -94,24 +103,16 @@ class Wire:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def produce(
-        self,
-        topic: str,
-        messages: Sequence[Out],
-        *,
-        batching: bool = False,
-        by_key: bool = False,
-        compression: Any = "none",
-        chunking: bool = False,
-    ) -> list[Place]:
+    async def produce(self, topic: str, messages: Sequence[Out], **how: Unpack[How]) -> list[Place]:
         """Send messages."""
+        way = Way(**how)
         async with self._client.producer(
             topic,
-            batching=batching,
-            batch_by_key=by_key,
+            batching=way.batching,
+            batch_by_key=way.by_key,
             batch_delay=0.05,
-            compression=compression,
-            chunking=chunking,
+            compression=way.compression,
+            chunking=way.chunking,
         ) as producer:
             sending = [
                 producer.send(
@@ -179,24 +180,16 @@ class Official:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    async def produce(
-        self,
-        topic: str,
-        messages: Sequence[Out],
-        *,
-        batching: bool = False,
-        by_key: bool = False,
-        compression: str = "none",
-        chunking: bool = False,
-    ) -> list[Place]:
+    async def produce(self, topic: str, messages: Sequence[Out], **how: Unpack[How]) -> list[Place]:
         """Send messages."""
+        way = Way(**how)
         producer = await self._client.create_producer(
             topic,
-            batching_enabled=batching,
-            batching_type=pulsar.BatchingType.KeyBased if by_key else pulsar.BatchingType.Default,
+            batching_enabled=way.batching,
+            batching_type=pulsar.BatchingType.KeyBased if way.by_key else pulsar.BatchingType.Default,
             batching_max_publish_delay_ms=50,
-            compression_type=getattr(pulsar.CompressionType, _OF_OFFICIAL[compression]),
-            chunking_enabled=chunking,
+            compression_type=getattr(pulsar.CompressionType, _OF_OFFICIAL[way.compression]),
+            chunking_enabled=way.chunking,
             block_if_queue_full=True,
         )
         sending = [
@@ -275,23 +268,15 @@ class Java:
     def __init__(self, client: JavaClient) -> None:
         self._client = client
 
-    async def produce(
-        self,
-        topic: str,
-        messages: Sequence[Out],
-        *,
-        batching: bool = False,
-        by_key: bool = False,
-        compression: str = "none",
-        chunking: bool = False,
-    ) -> list[Place]:
+    async def produce(self, topic: str, messages: Sequence[Out], **how: Unpack[How]) -> list[Place]:
         """Send messages."""
+        way = Way(**how)
         name = f"p{next(_names)}"
         options = {
-            "batching": batching,
-            "batch_by_key": by_key,
-            "compression": compression.upper(),
-            "chunking": chunking,
+            "batching": way.batching,
+            "batch_by_key": way.by_key,
+            "compression": way.compression.upper(),
+            "chunking": way.chunking,
         }
         commands = [
             ("producer", name, topic, *(f"{option}={value}" for option, value in options.items())),
