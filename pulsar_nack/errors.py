@@ -232,7 +232,7 @@ class NoDeadLetterError(PulsarNackError):
         self.message_id = message_id
         super().__init__(
             f"{message_id!r} cannot be sent to a dead-letter topic, for its consumer has none:"
-            " give it dead_letter=DeadLetter(max_redeliveries=...)"
+            " give it dead_letter=DeadLetterPolicy(max_redeliveries=...)"
         )
 
 

@@ -1,7 +1,7 @@
 """Consumers: a port in front of a transport, and what the user holds in the hand."""
 
 from ._consumer import Consumer
-from ._dead_letter import DeadLetter
+from ._dead_letter import DeadLetterPolicy
 from ._message import Message
 from ._port import (
     AcksDone,
@@ -28,7 +28,7 @@ __all__ = [
     "ConsumerPort",
     "ConsumerStatistics",
     "ConsumerTrace",
-    "DeadLetter",
+    "DeadLetterPolicy",
     "Delivery",
     "Message",
     "OwnPublisher",

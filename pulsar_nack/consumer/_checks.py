@@ -12,7 +12,7 @@ from ..config import NackConfig
 from ..errors import InvalidArgumentError
 from ..nack import HookLike
 from ..nack._events import Hooks
-from ._dead_letter import DeadLetter
+from ._dead_letter import DeadLetterPolicy
 from ._port import PortTraits
 from ._tracing import ConsumerTrace
 from ._ways import Redelivery, Ways
@@ -45,7 +45,7 @@ def checked(
     max_local_bytes: int,
     unacked_limit: int | None,
     ack_memory: Delay,
-    dead_letter: DeadLetter | None,
+    dead_letter: DeadLetterPolicy | None,
     hooks: Sequence[HookLike],
     durable: DurableHome | None,
     durable_ttl: Delay,
@@ -60,8 +60,8 @@ def checked(
         raise InvalidArgumentError("config", config, "a NackConfig")
     if trace is not None and not hasattr(trace, "source"):
         raise InvalidArgumentError("trace", trace, "a TraceWriter")
-    if dead_letter is not None and not isinstance(dead_letter, DeadLetter):
-        raise InvalidArgumentError("dead_letter", dead_letter, "a DeadLetter or None")
+    if dead_letter is not None and not isinstance(dead_letter, DeadLetterPolicy):
+        raise InvalidArgumentError("dead_letter", dead_letter, "a DeadLetterPolicy or None")
     Ways(redelivery, traits)
     Hooks(hooks)
     if durable is not None:

@@ -34,7 +34,7 @@ from ..nack import HookLike
 from ._acks import Acks
 from ._batches import is_same_topic
 from ._checks import checked, refuse_unknown
-from ._dead_letter import DeadLetter, as_reason
+from ._dead_letter import DeadLetterPolicy, as_reason
 from ._dead_letters import REASON_IN_TRACE, DeadLetters, Job
 from ._inbox import Inbox
 from ._local_store import LocalStore, Recent
@@ -121,7 +121,7 @@ class Consumer:
         max_local_bytes: int = DEFAULT_MAX_LOCAL_BYTES,
         unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
         ack_memory: Delay = 60.0,
-        dead_letter: DeadLetter | None = None,
+        dead_letter: DeadLetterPolicy | None = None,
         hooks: Sequence[HookLike] = (),
         clock: Clock | None = None,
         durable: DurableHome | None = None,

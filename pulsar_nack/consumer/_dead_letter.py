@@ -32,7 +32,7 @@ _PARTITION: Final = re.compile(r"(.+)-partition-[0-9]+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetterPolicy:
     """When a consumer gives a message up, and where it goes then.
 
     :param max_redeliveries: how often a message is shown again; at least 1. The dead-letter topic gets it after one
@@ -68,7 +68,7 @@ class Rules:
     :param subscription: its name
     """
 
-    def __init__(self, setting: DeadLetter, subscription: str) -> None:
+    def __init__(self, setting: DeadLetterPolicy, subscription: str) -> None:
         self._most = setting.max_redeliveries
         self._topic = setting.topic
         self._subscription = subscription

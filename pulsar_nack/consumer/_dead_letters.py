@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from ..backoff import Exponential
 from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
-from ._dead_letter import DeadLetter, Letter, Rules, as_reason, attempts_failed
+from ._dead_letter import DeadLetterPolicy, Letter, Rules, as_reason, attempts_failed
 from ._local_store import kept_bytes
 from ._port import ConsumerPort, Delivery, OwnPublisher, Publisher, SupportsPublishing
 from ._states import Record, State, States
@@ -49,7 +49,7 @@ class DeadLetters:
 
     def __init__(
         self,
-        setting: DeadLetter,
+        setting: DeadLetterPolicy,
         port: ConsumerPort,
         states: States,
         *,
@@ -282,11 +282,11 @@ def _is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def _publisher_of(setting: DeadLetter, port: Any) -> OwnPublisher:
+def _publisher_of(setting: DeadLetterPolicy, port: Any) -> OwnPublisher:
     publisher = None
     if isinstance(port, SupportsPublishing):
         publisher = port.publisher(setting.topic, setting.initial_subscription)
     if publisher is None:
-        expected = "a DeadLetter with a publisher: what this consumer was made of cannot publish"
+        expected = "a DeadLetterPolicy with a publisher: what this consumer was made of cannot publish"
         raise InvalidArgumentError("dead_letter", setting, expected)
     return publisher

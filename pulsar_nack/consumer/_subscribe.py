@@ -22,7 +22,7 @@ from ._consumer import (
     Consumer,
     check_settings,
 )
-from ._dead_letter import DeadLetter
+from ._dead_letter import DeadLetterPolicy
 from ._official import NATIVE_DELAY_S, OfficialPort, import_pulsar_asyncio
 from ._tracing import ConsumerTrace
 from ._ways import Redelivery
@@ -77,7 +77,7 @@ def subscribe(
     max_local_bytes: int = DEFAULT_MAX_LOCAL_BYTES,
     unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
     ack_memory: Delay = 60.0,
-    dead_letter: DeadLetter | None = None,
+    dead_letter: DeadLetterPolicy | None = None,
     hooks: Sequence[HookLike] = (),
     clock: Clock | None = None,
     durable: DurableHome | None = None,

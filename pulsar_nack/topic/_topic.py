@@ -301,7 +301,7 @@ class LocalTopic:
             subscription.look()
 
     def publisher(self) -> LocalPublisher:
-        """Return what publishes into this topic for another one's consumer: ``DeadLetter(publisher=...)``."""
+        """Return what publishes into this topic for another one's consumer: ``DeadLetterPolicy(publisher=...)``."""
         return LocalPublisher(self)
 
     # -- subscribing ---------------------------------------------------------------------------------------------------

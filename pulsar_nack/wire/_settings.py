@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..backoff import Backoff
     from ..clock import Clock
     from ..config import NackConfig
-    from ..consumer import ConsumerTrace, DeadLetter, Redelivery
+    from ..consumer import ConsumerTrace, DeadLetterPolicy, Redelivery
     from ..ids import MessageId
     from ..ledger import LogStore
     from ..nack import HookLike
@@ -51,7 +51,7 @@ class ConsumerSettings(TypedDict, total=False):
     max_local_bytes: int
     unacked_limit: int | None
     ack_memory: Delay
-    dead_letter: DeadLetter | None
+    dead_letter: DeadLetterPolicy | None
     hooks: Sequence[HookLike]
     clock: Clock | None
     durable: str | PathLike[str] | LogStore | None

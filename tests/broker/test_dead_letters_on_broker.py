@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import pulsar_nack
-from pulsar_nack import Consumer, DeadLetter
+from pulsar_nack import Consumer, DeadLetterPolicy
 from pulsar_nack.wire import _entries
 from tests.broker._admin import Admin
 from tests.broker._assembly import AssemblyError
@@ -65,7 +65,7 @@ def java(service_url: str) -> Iterator[JavaClient]:
 @asynccontextmanager
 async def giving_up(ways: Ways, way: str, topic: str, most: int = 2, **settings: Any) -> AsyncIterator[Consumer]:
     """A consumer on the subscription ``sub`` that gives up after so many redeliveries."""
-    setting = settings.pop("setting", None) or DeadLetter(most, initial_subscription="repair")
+    setting = settings.pop("setting", None) or DeadLetterPolicy(most, initial_subscription="repair")
     about: dict[str, Any] = {"config": EXACT, "dead_letter": setting, **settings}
     if way == "native":
         async with ways.native.subscribe(topic, "sub", initial_position="earliest", **about) as consumer:
@@ -266,7 +266,7 @@ async def test_the_official_client_reads_them(ways: Ways, way: str, topic: str) 
 async def test_connections_that_are_cut(ways: Ways, service_url: str, topic: str) -> None:
     """While connections are cut ten times, each of 200 dead letters gets there, and nothing is left behind."""
     await Wire(ways.native).produce(topic, [Out(b"%d" % each) for each in range(200)])
-    setting = DeadLetter(1, initial_subscription="repair")
+    setting = DeadLetterPolicy(1, initial_subscription="repair")
     proxying = TcpProxy(port_of(service_url))
     async with proxying as proxy, native(service_url, topic, proxy=proxy, dead_letter=setting) as consumer:
         calls: list[asyncio.Task[None]] = []
@@ -286,11 +286,11 @@ async def test_connections_that_are_cut(ways: Ways, service_url: str, topic: str
 WORKER = """
 import asyncio, os, signal, sys
 import pulsar_nack
-from pulsar_nack import DeadLetter
+from pulsar_nack import DeadLetterPolicy
 
 async def main(url, topic):
     async with pulsar_nack.connect(url) as client:
-        setting = DeadLetter(1, initial_subscription="repair")
+        setting = DeadLetterPolicy(1, initial_subscription="repair")
         async with client.subscribe(topic, "sub", initial_position="earliest", dead_letter=setting) as consumer:
             publish = consumer._dead._publisher.publish
             async def published(*args, **about):

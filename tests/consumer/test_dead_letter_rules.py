@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetter, Delivery, InvalidArgumentError, MessageId, UndecodableMessageError
+from pulsar_nack import Consumer, DeadLetterPolicy, Delivery, InvalidArgumentError, MessageId, UndecodableMessageError
 from pulsar_nack.consumer._dead_letter import Rules, as_reason, base_name, key_of, origin_id
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
 
@@ -24,7 +24,7 @@ def delivery(**fields: Any) -> Delivery:
 def test_the_count_has_to_be_at_least_one(most: Any) -> None:
     """U6: 0 redeliveries are refused, and whatever else is no count."""
     with pytest.raises(InvalidArgumentError, match="max_redeliveries"):
-        DeadLetter(most)
+        DeadLetterPolicy(most)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_the_count_has_to_be_at_least_one(most: Any) -> None:
 def test_bad_settings_are_refused(field: str, value: Any) -> None:
     """N24: each other setting is refused by its name."""
     with pytest.raises(InvalidArgumentError, match=field):
-        DeadLetter(3, **{field: value})
+        DeadLetterPolicy(3, **{field: value})
 
 
 def test_a_publisher_of_ones_own_makes_its_own_topics() -> None:
     """A subscription to begin with is for the client to make, which a user's publisher is not."""
     with pytest.raises(InvalidArgumentError, match="initial_subscription"):
-        DeadLetter(3, initial_subscription="first", publisher=FakePublisher())
+        DeadLetterPolicy(3, initial_subscription="first", publisher=FakePublisher())
 
 
 @virtual_time
@@ -47,9 +47,9 @@ async def test_a_port_that_cannot_publish_needs_a_publisher() -> None:
     """A consumer of what cannot publish says so, and what is missing, before anything happens."""
     port = FakePort()
     with pytest.raises(InvalidArgumentError, match="publisher"):
-        Consumer(port, dead_letter=DeadLetter(3, "dead"))
+        Consumer(port, dead_letter=DeadLetterPolicy(3, "dead"))
     with pytest.raises(InvalidArgumentError, match="a topic"):
-        Consumer(port, dead_letter=DeadLetter(3, publisher=FakePublisher()))
+        Consumer(port, dead_letter=DeadLetterPolicy(3, publisher=FakePublisher()))
     with pytest.raises(InvalidArgumentError, match="dead_letter"):
         Consumer(port, dead_letter=3)  # type: ignore[arg-type]
     await port.close()
@@ -58,21 +58,21 @@ async def test_a_port_that_cannot_publish_needs_a_publisher() -> None:
 @pytest.mark.parametrize(("count", "is_last", "is_beyond"), [(0, False, False), (1, False, False), (2, True, False)])
 def test_which_attempt_is_the_last(count: int, is_last: bool, is_beyond: bool) -> None:
     """U6: with 2 redeliveries the attempts 1, 2 and 3 are shown, and the third is the last."""
-    rules = Rules(DeadLetter(2), "billing")
+    rules = Rules(DeadLetterPolicy(2), "billing")
     assert rules.is_last(count) is is_last
     assert (rules.reason_for(delivery(), count) is not None) is is_beyond
 
 
 def test_what_comes_beyond_the_last_attempt_is_not_shown() -> None:
     """One delivery too many goes away unseen, with how often it was shown."""
-    assert Rules(DeadLetter(2), "billing").reason_for(delivery(), 3) == "3 attempts failed"
+    assert Rules(DeadLetterPolicy(2), "billing").reason_for(delivery(), 3) == "3 attempts failed"
 
 
 def test_what_cannot_be_read_is_not_shown() -> None:
     """An error of the payload is the reason, whatever the count."""
     unreadable = delivery(error=UndecodableMessageError("payload: encrypted with the key k"))
     assert (
-        Rules(DeadLetter(2), "billing").reason_for(unreadable, 0)
+        Rules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0)
         == "UndecodableMessageError: payload: encrypted with the key k"
     )
 
@@ -87,14 +87,14 @@ def test_what_cannot_be_read_is_not_shown() -> None:
 )
 def test_the_topic_is_named_after_topic_and_subscription(topic: str, origin: str) -> None:
     """U15: one dead-letter topic for all partitions, with the name that the Java client gives it."""
-    letter = Rules(DeadLetter(2), "billing").letter(delivery(topic=topic), 3, "why")
+    letter = Rules(DeadLetterPolicy(2), "billing").letter(delivery(topic=topic), 3, "why")
     assert letter.topic == f"{origin}-billing-DLQ"
     assert base_name(topic) == origin
 
 
 def test_the_properties_are_those_of_the_java_client_and_ours() -> None:
     """U15: the message's own stay, with topic, subscription and id as the Java client writes them, attempts, reason."""
-    letter = Rules(DeadLetter(2, "dead"), "billing").letter(
+    letter = Rules(DeadLetterPolicy(2, "dead"), "billing").letter(
         delivery(properties={"colour": "red"}, event_time_ms=5, ordering_key="o"), 3, "no such customer"
     )
     assert letter.properties == {
@@ -112,7 +112,7 @@ def test_the_properties_are_those_of_the_java_client_and_ours() -> None:
 def test_where_a_message_was_first_stays() -> None:
     """A dead letter of a dead letter tells the first topic and id, as with the Java client, and the new reason."""
     first = {"REAL_TOPIC": "first", "ORIGIN_MESSAGE_ID": "1:2:3", "PULSAR_NACK_REASON": "old"}
-    found = Rules(DeadLetter(2, "dead"), "billing").letter(delivery(properties=first), 3, "new").properties
+    found = Rules(DeadLetterPolicy(2, "dead"), "billing").letter(delivery(properties=first), 3, "new").properties
     assert (found["REAL_TOPIC"], found["ORIGIN_MESSAGE_ID"]) == ("first", "1:2:3")
     assert found["PULSAR_NACK_REASON"] == "new"
 

@@ -15,7 +15,7 @@ from pulsar_nack import (
     AlreadySettledError,
     ClosedError,
     Consumer,
-    DeadLetter,
+    DeadLetterPolicy,
     Delivery,
     InvalidArgumentError,
     Message,
@@ -53,7 +53,7 @@ async def consuming(
 ) -> AsyncIterator[tuple[FakePort, Consumer, FakePublisher]]:
     """A fake port, a consumer on it, and what gets its dead letters."""
     port, publisher = port or FakePort(), FakePublisher()
-    setting = DeadLetter(most, "dead", publisher=publisher)
+    setting = DeadLetterPolicy(most, "dead", publisher=publisher)
     async with Consumer(port, **{"config": EXACT, "dead_letter": setting, **options}) as consumer:
         yield port, consumer, publisher
 
@@ -232,7 +232,7 @@ async def test_the_count_goes_on_over_restarts(tmp_path: Path) -> None:
     topic, seen, publisher = FakeTopic(), list[int](), FakePublisher()
     topic.publish(b"poison")
     for _ in range(4):
-        setting = DeadLetter(2, "dead", publisher=publisher)
+        setting = DeadLetterPolicy(2, "dead", publisher=publisher)
         async with Consumer(FakePort(topic), config=EXACT, dead_letter=setting, durable=tmp_path / "d") as consumer:
             if not publisher.letters:
                 try:
@@ -251,7 +251,7 @@ async def test_a_crash_in_the_last_attempt(tmp_path: Path) -> None:
     """U7, U8: what was shown for the last time, and neither acked nor nacked, is a dead letter at the next start."""
     topic, publisher = FakeTopic(), FakePublisher()
     topic.publish(b"poison")
-    setting = DeadLetter(1, "dead", publisher=publisher)
+    setting = DeadLetterPolicy(1, "dead", publisher=publisher)
     for attempt in (1, 2):
         async with Consumer(FakePort(topic), config=EXACT, dead_letter=setting, durable=tmp_path / "d") as consumer:
             assert (await consumer.receive(timeout=10)).attempt == attempt
@@ -307,7 +307,7 @@ async def test_without_the_setting_there_is_no_such_way() -> None:
     port.topic.publish(b"bad")
     async with Consumer(port) as consumer:
         message = await consumer.receive(timeout=1)
-        with pytest.raises(NoDeadLetterError, match="dead_letter=DeadLetter"):
+        with pytest.raises(NoDeadLetterError, match="dead_letter=DeadLetterPolicy"):
             await message.dead_letter("why")
         await message.ack()
 

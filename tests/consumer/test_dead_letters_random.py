@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsar_nack import AlreadySettledError, BrokerError, ClosedError, Consumer, DeadLetter, Message, NackConfig
+from pulsar_nack import AlreadySettledError, BrokerError, ClosedError, Consumer, DeadLetterPolicy, Message, NackConfig
 from pulsar_nack.testing import FakePort, FakePublisher, FakeTopic, run
 
 MOST = 2
@@ -45,7 +45,7 @@ class Life:
         acts, bad = iter(actions), iter(troubles)
         while True:
             self.port = FakePort(self.topic, subscription_type=self._kind, batch_index_ack=self._index_acks)
-            setting = DeadLetter(MOST, "dead", publisher=self.publisher)
+            setting = DeadLetterPolicy(MOST, "dead", publisher=self.publisher)
             async with (
                 asyncio.TaskGroup() as calls,
                 Consumer(self.port, config=CONFIG, redelivery=self._redelivery, dead_letter=setting) as consumer,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pulsar_nack import DeadLetter, MessageId
+from pulsar_nack import DeadLetterPolicy, MessageId
 from pulsar_nack.testing import EmbeddedBroker
 from tests.consumer import scenarios
 from tests.consumer.official import nothing_comes, numbered, payloads, send, subscribed, take
@@ -43,7 +43,7 @@ async def test_each_at_its_own_time(url: str, topic: str) -> None:
 
 async def test_dead_letters(url: str, topic: str) -> None:
     """U6: nacked at each attempt, a message is shown 3 times, then it is in the dead-letter topic with its reason."""
-    setting = DeadLetter(2)
+    setting = DeadLetterPolicy(2)
     async with (
         subscribed(url, topic, dead_letter=setting) as (client, consumer),
         subscribed(url, f"{topic}-sub-DLQ") as (_, dead),  # before: the broker makes no subscription for a producer

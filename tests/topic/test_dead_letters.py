@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import DeadLetter, InvalidArgumentError, LocalTopic, Publisher
+from pulsar_nack import DeadLetterPolicy, InvalidArgumentError, LocalTopic, Publisher
 from pulsar_nack.testing import virtual_time
 
 pytest.importorskip("google.protobuf")
@@ -18,7 +18,7 @@ async def test_from_one_topic_to_another(tmp_path: Path) -> None:
     async with (
         await LocalTopic.open(tmp_path / "orders") as orders,
         await LocalTopic.open(tmp_path / "dead") as dead,
-        orders.consumer("billing", dead_letter=DeadLetter(1, publisher=dead.publisher())) as consumer,
+        orders.consumer("billing", dead_letter=DeadLetterPolicy(1, publisher=dead.publisher())) as consumer,
     ):
         await orders.publish([b"0", b"poison", b"2"], key="k", properties={"colour": "red"}, batch=True)
         for _ in range(4):
@@ -51,4 +51,4 @@ async def test_without_another_topic_it_is_refused(tmp_path: Path) -> None:
     """A local topic cannot make another one by its name: the setting needs a publisher, and says so at once."""
     async with await LocalTopic.open(tmp_path / "orders") as orders:
         with pytest.raises(InvalidArgumentError, match="publisher"):
-            orders.consumer("billing", dead_letter=DeadLetter(1))
+            orders.consumer("billing", dead_letter=DeadLetterPolicy(1))

@@ -60,7 +60,7 @@ def test_bad_addresses_are_refused(url: Any) -> None:
         ("hooks", {"hooks": [1]}),
         ("durable", {"durable": 5}),
         ("dead_letter", {"dead_letter": "dlq"}),
-        ("topic", {"dead_letter": pulsar_nack.DeadLetter(3, topic="a/b")}),
+        ("topic", {"dead_letter": pulsar_nack.DeadLetterPolicy(3, topic="a/b")}),
         (r"backoff\[1\]", {"backoff": [1, -1]}),
         ("type", {"type": "shared"}),
     ],
@@ -190,7 +190,7 @@ def names_for_checkers() -> dict[str, Any]:
     from pulsar_nack.ledger import LogStore
     from pulsar_nack.nack import HookLike
 
-    public = ("Backoff", "Clock", "DeadLetter", "MessageId")
+    public = ("Backoff", "Clock", "DeadLetterPolicy", "MessageId")
     names: dict[str, Any] = {name: getattr(pulsar_nack, name) for name in public}
     names |= {"NackConfig": NackConfig, "Delay": float, "PathLike": PathLike, "HookLike": HookLike}
     return names | {"ConsumerTrace": ConsumerTrace, "Redelivery": Redelivery, "LogStore": LogStore}

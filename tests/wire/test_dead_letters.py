@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pulsar_nack
-from pulsar_nack import Consumer, DeadLetter, InvalidArgumentError, NackConfig
+from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
 from pulsar_nack.wire import _pulsar_pb2 as pb
@@ -24,7 +24,7 @@ DEAD = f"{TOPIC}-billing-DLQ"
 @asynccontextmanager
 async def giving_up(broker: FakeBroker, most: int = 1, **settings: Any) -> AsyncIterator[Consumer]:
     """A consumer that gives up."""
-    setting = DeadLetter(most, initial_subscription="repair")
+    setting = DeadLetterPolicy(most, initial_subscription="repair")
     about = {"config": NackConfig(negative_ack_precision_bit_cnt=0), "dead_letter": setting, **settings}
     async with (
         Client(broker.url, dial=broker.dial) as client,
@@ -208,7 +208,9 @@ async def test_a_client_that_is_closed_closes_with_what_is_under_way() -> None:
     broker = FakeBroker()
     broker.topic(TOPIC).publish(b"bad")
     async with Client(broker.url, dial=broker.dial) as client:
-        consumer = await client.subscribe("orders", "billing", initial_position="earliest", dead_letter=DeadLetter(1))
+        consumer = await client.subscribe(
+            "orders", "billing", initial_position="earliest", dead_letter=DeadLetterPolicy(1)
+        )
         message = await consumer.receive(timeout=1)
         broker.next("SEND", later(1))
         call = asyncio.create_task(message.dead_letter("why"))
@@ -225,7 +227,7 @@ async def test_names_of_topics_are_checked_at_once() -> None:
     broker = FakeBroker()
     async with Client(broker.url, dial=broker.dial) as client:
         with pytest.raises(InvalidArgumentError, match="topic"):
-            client.subscribe("orders", "billing", dead_letter=DeadLetter(1, "a/b"))
+            client.subscribe("orders", "billing", dead_letter=DeadLetterPolicy(1, "a/b"))
         with pytest.raises(InvalidArgumentError, match="dead_letter"):
             client.subscribe("orders", "billing", dead_letter=1)  # type: ignore[arg-type]
         assert not broker.dialled
