@@ -25,7 +25,9 @@ class FakeLetter:
 
 
 class FakePublisher:
-    """A :class:`~pulsar_nack.Publisher` that keeps what it gets: ``DeadLetterPolicy(3, "dead", publisher=FakePublisher())``.
+    """A :class:`~pulsar_nack.Publisher` that keeps what it gets.
+
+    To be given as ``DeadLetterPolicy(3, "dead", publisher=FakePublisher())``.
 
     :param latency: seconds that publishing takes
     """
