@@ -150,8 +150,7 @@ class Acks:
         calls = [pop(record) for record in records]
         if error is None:
             self.acked += len(calls)
-            self._states.settle_all(records, self._clock.now_ms())
-            self._on_settled(records)
+            self._on_settled(self._states.settle_all(records, self._clock.now_ms()))
         else:
             for record in records:
                 self._failed(record, error)

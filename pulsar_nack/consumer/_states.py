@@ -34,7 +34,7 @@ settled ones and the counts of forgotten requests by numbers below.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -331,12 +331,14 @@ class States:
             self._settled[entry_key(message_id)] = now_ms
             self._bound_settled()
 
-    def settle_all(self, records: Iterable[Record], now_ms: int) -> None:
-        """Note that acknowledgements were confirmed; of what was forgotten meanwhile, as by a seek, nothing is noted.
+    def settle_all(self, records: Sequence[Record], now_ms: int) -> Sequence[Record]:
+        """Note that acknowledgements were confirmed; return those of which it is noted: the others were forgotten
+        meanwhile, as by a seek.
 
         In line: the hot path.
         """
         known, settled, batches = self._records, self._settled, self.batches
+        forgotten: list[Record] = []
         for record in records:
             message_id = record.id
             if known.get(message_id) is record:
@@ -344,7 +346,10 @@ class States:
                 self.in_work -= 1
                 if batches.acked(message_id):
                     settled[message_id[:3]] = now_ms
+            else:
+                forgotten.append(record)
         self._bound_settled()
+        return records if not forgotten else [record for record in records if record not in forgotten]
 
     def _bound_settled(self) -> None:
         """Forget all that was settled before the last 100 000, at a time."""

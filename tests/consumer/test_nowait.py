@@ -273,3 +273,22 @@ async def test_a_cancelled_ack_with_a_task_does_not_hear_for_another() -> None:
             await consumer.receive(timeout=10)
         port.is_failing = False
         await second.ack()
+
+
+@virtual_time
+async def test_a_confirmation_from_before_a_seek_touches_nothing_after_it() -> None:
+    """An acknowledgement that is confirmed after a seek ends its call; the message that came anew stays nacked."""
+    port = SilentPort()
+    async with Consumer(port) as consumer:
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        acknowledging = asyncio.create_task(message.ack())
+        await turns()
+        await consumer.seek(MessageId(-1, -1))
+        again = await consumer.receive(timeout=1)
+        assert again.id == message.id
+        await again.nack(delay=2)
+        port.asked[0][1](None)
+        await acknowledging
+        assert consumer.statistics().held == 1
+        assert (await consumer.receive(timeout=3)).id == message.id
