@@ -115,8 +115,13 @@ class Spent:
 # -- what is measured ------------------------------------------------------------------------------------------------
 
 
-async def rate(side: str, url: str, topic: str, subscription: str, count: int, tasks: int) -> dict[str, float]:
-    """Receive and acknowledge, each task one message after the other; all acknowledgements are awaited."""
+async def rate(
+    side: str, url: str, topic: str, subscription: str, count: int, tasks: int, pause: float
+) -> dict[str, float]:
+    """Receive and acknowledge, each task one message after the other; all acknowledgements are awaited.
+
+    The first messages are fetched ahead, on every side, for ``pause`` seconds.
+    """
     async with consuming(side, url, topic, subscription) as (receive, settle):
         left = count
 
@@ -126,7 +131,7 @@ async def rate(side: str, url: str, topic: str, subscription: str, count: int, t
                 left -= 1
                 await settle(await receive())
 
-        await asyncio.sleep(1.0)  # the first messages are fetched ahead, on every side
+        await asyncio.sleep(pause)
         with Spent() as spent:
             await asyncio.gather(*(work() for _ in range(tasks)))
     return spent.per(count)
@@ -158,15 +163,17 @@ async def arrival(side: str, url: str, topic: str, subscription: str, count: int
     return {"ms": took}
 
 
-async def deadlines(side: str, url: str, topic: str, subscription: str, count: int, way: str) -> dict[str, Any]:
-    """How far from its deadline each message comes back, in ms."""
+async def deadlines(
+    side: str, url: str, topic: str, subscription: str, count: int, way: str, longest: float
+) -> dict[str, Any]:
+    """How far from its deadline each message comes back, in ms; delays are from 50 ms to ``longest`` seconds."""
     delays, due_at, errors = random.Random(5), dict[bytes, float](), list[float]()
     async with ours(side, url, topic, subscription, "shared", 1_000, config=EXACT, redelivery=way) as consumer:
         while len(errors) < count:
             message = await consumer.receive(timeout=30)
             now = time.monotonic()
             if message.attempt == 1:
-                delay = delays.uniform(0.05, 3.0)
+                delay = delays.uniform(0.05, longest)
                 due_at[message.data] = now + delay
                 await message.nack(delay=delay)
             else:
@@ -210,14 +217,14 @@ async def connections(side: str, url: str, topic: str, subscription: str, count:
         return {"bytes": (await some(count) - before) / count}
 
 
-async def prefetched(side: str, url: str, topic: str, subscription: str, count: int) -> dict[str, float]:
-    """Bytes of a message that waits in the client: of so many that are there when the consumer subscribes."""
+async def prefetched(side: str, url: str, topic: str, subscription: str, count: int, pause: float) -> dict[str, float]:
+    """Bytes of a message that waits in the client: of so many that are fetched within ``pause`` seconds."""
     async with consuming(side, url, f"{topic}-warm", subscription) as (receive, settle):
         await settle(await receive())
     gc.collect()
     before = resident()
     async with consuming(side, url, topic, subscription, queue=count):
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(pause)
         gc.collect()
         return {"bytes": (resident() - before) / count}
 

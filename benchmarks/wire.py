@@ -49,6 +49,10 @@ class Bench:
         """Return how many to take: all, or with --quick a twentieth."""
         return max(full // 20, 20) if self.is_quick else full
 
+    def pause(self, full: float) -> float:
+        """Return how long to wait for what is fetched ahead, in seconds."""
+        return full / 4 if self.is_quick else full
+
     def rounds(self, full: int) -> int:
         """Return how often to measure."""
         return 1 if self.is_quick else full
@@ -83,9 +87,9 @@ def rates(bench: Bench) -> None:
     """Receive and acknowledge 100 000 messages of 32 bytes."""
     count, sides = bench.count(100_000), bench.among("official", "over", "native", "soon", "port")
     rows: list[list[object]] = []
-    for tasks in (1, 100, 500):
+    for tasks in (1, 100) if bench.is_quick else (1, 100, 500):
         some = count if tasks > 1 else count // 2
-        found = in_turns(bench, "rate", sides, some, tasks=tasks)
+        found = in_turns(bench, "rate", sides, some, tasks=tasks, pause=bench.pause(1.0))
         official = found.get("official", {})
         for side in sides:
             of = {key: ratio(value, official.get(key)) for key, value in found[side].items()}
@@ -153,7 +157,8 @@ def arrivals(bench: Bench) -> None:
 
 def errors(bench: Bench) -> None:
     """400 deadlines."""
-    count, rows = 400, list[list[object]]()
+    count, longest = (100, 0.5) if bench.is_quick else (400, 3.0)
+    rows: list[list[object]] = []
     ways = (
         ("over", "auto"),
         ("over", "broker"),
@@ -165,7 +170,8 @@ def errors(bench: Bench) -> None:
         if side not in bench.sides:
             continue
         topic = bench.filled(["sub"], count)
-        found = bench.run("deadlines", side=side, topic=topic, subscription="sub", count=count, way=way)["ms"]
+        asked = {"side": side, "topic": topic, "subscription": "sub", "count": count, "way": way, "longest": longest}
+        found = bench.run("deadlines", **asked)["ms"]
         away = [abs(one) for one in found]
         middle, last = at(away, 0.5), at(away, 0.99)
         rows.append([SIDES[side], way, middle, last, max(found), max(-min(found), 0.0)])
@@ -174,7 +180,8 @@ def errors(bench: Bench) -> None:
             bench.targets.check(f"deadlines, {way}: p99 ms", last, 15.0)
             bench.targets.check(f"deadlines, {way}: early by ms", -min(found), 1.0)
     bench.report.table(
-        f"{count} deadlines uniform in 0.05-3 s, precision 0 bits: error in ms (to reach: median 2, p99 15, early 1)",
+        f"{count} deadlines uniform in 0.05-{longest:g} s, precision 0 bits: error in ms"
+        " (to reach: median 2, p99 15, early 1)",
         ("side", "redelivery", "median", "p99", "latest", "earliest"),
         rows,
     )
@@ -203,14 +210,15 @@ def streams(bench: Bench) -> None:
 
 def memory(bench: Bench) -> None:
     """What a connection and a message that waits take."""
-    many, waiting, rows = bench.count(100), 20_000, list[list[object]]()
+    many, waiting, rows = bench.count(100), bench.count(20_000), list[list[object]]()
     for side in bench.among("official", "over", "native"):
         client = bench.run("connections", side=side, topic=bench.topic(), subscription="sub", count=many)["bytes"]
         each = []
         for size in (32, 1_024):
             topic = bench.filled(["sub"], waiting, size=size)
             bench.run("fill", topic=f"{topic}-warm", subscriptions=["sub"], count=1, size=size, batch=0)
-            each.append(bench.run("prefetched", side=side, topic=topic, subscription="sub", count=waiting)["bytes"])
+            asked = {"side": side, "topic": topic, "subscription": "sub", "count": waiting, "pause": bench.pause(4.0)}
+            each.append(bench.run("prefetched", **asked)["bytes"])
         rows.append([SIDES[side], client / 1_024, *each])
     bench.report.table(
         f"Resident memory: a client with a connection and a consumer ({many} of them); a message that waits in the"

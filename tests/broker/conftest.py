@@ -16,7 +16,7 @@ import pytest
 
 from tests.broker._admin import Admin, AdminError
 from tests.broker._assembly import assemble, missing_tools
-from tests.broker.standalone import Standalone, external
+from tests.broker.standalone import Standalone, external, is_healthy
 
 HERE = Path(__file__).parent
 
@@ -76,12 +76,26 @@ def broker_without_index_acks() -> Iterator[Standalone]:
         yield broker
 
 
-@pytest.fixture
-def own_broker() -> Iterator[Standalone]:
-    """A broker that the test may kill and restart."""
+@pytest.fixture(scope="session")
+def mortal_broker() -> Iterator[Standalone]:
+    """A broker that is killed again and again."""
     _skip_without_tools()
     with Standalone() as broker:
         yield broker
+
+
+@pytest.fixture
+def own_broker(mortal_broker: Standalone) -> Standalone:
+    """A broker that the test may kill and restart; only one test at a time uses it, each with a topic of its own."""
+    if not is_healthy(mortal_broker.admin_url):  # a test has left it dead
+        mortal_broker.restart(kill=True)
+    return mortal_broker
+
+
+@pytest.fixture
+def own_topic(request: pytest.FixtureRequest) -> str:
+    """The full name of a topic that nobody used, for a broker of which topics are not removed."""
+    return fresh_topic(request)
 
 
 @pytest.fixture

@@ -109,10 +109,10 @@ async def the_one(consumer: Consumer) -> tuple[bytes, int]:
 
 
 @pytest.mark.timeout(240)
-async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, tmp_path: Path) -> None:
+async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, own_topic: str, tmp_path: Path) -> None:
     """U10: acks that the broker lost when killed, or missed while away for longer than ack_memory, are repeated."""
-    url, topic = own_broker.service_url, "persistent://public/default/forgetful"
-    async with subscribed(url, topic, durable=tmp_path / "state", ack_memory=10.0) as (client, consumer):
+    url, topic = own_broker.service_url, own_topic
+    async with subscribed(url, topic, durable=tmp_path / "state", ack_memory=5.0) as (client, consumer):
         await send(client, topic, numbered(40))
         messages = await take(consumer, 40)
         await asyncio.sleep(1.5)
@@ -120,7 +120,7 @@ async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, t
         receiving = asyncio.create_task(consumer.receive(timeout=120))
         await asyncio.to_thread(own_broker.kill)
         acking = asyncio.gather(*(message.ack() for message in messages[20:30]))  # the native client waits for receipts
-        await asyncio.sleep(11)
+        await asyncio.sleep(6)
         await asyncio.to_thread(own_broker.start)
         await acking
         for message in messages[30:]:
@@ -132,9 +132,9 @@ async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, t
     assert await is_done(url, topic)
 
 
-async def test_acks_outlive_a_kill_of_both(own_broker: Standalone, tmp_path: Path) -> None:
+async def test_acks_outlive_a_kill_of_both(own_broker: Standalone, own_topic: str, tmp_path: Path) -> None:
     """U10: consumer and broker are killed at once after 50 acks, the consumer is back later than ack_memory."""
-    url, topic, folder = own_broker.service_url, "persistent://public/default/both", tmp_path / "state"
+    url, topic, folder = own_broker.service_url, own_topic, tmp_path / "state"
     async with subscribed(url, topic) as (client, _):
         await send(client, topic, numbered(50))
     async with working(url, topic, folder, "ack:50") as worker:

@@ -353,8 +353,9 @@ async def test_a_killed_consumer_loses_nothing(service_url: str, topic: str) -> 
         assert {message.data for message in await _ack_until_quiet(second, len(held))} == held
 
 
-async def test_lost_requests_are_made_again(service_url: str, topic: str) -> None:
-    """U22: redelivery requests that the client accepts and drops are made again after 30 s, once for each message."""
+async def test_lost_requests_are_made_again(service_url: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """U22: redelivery requests that the client accepts and drops are made again, here after 6 s, once for each."""
+    monkeypatch.setattr("pulsar_nack.consumer._states.REQUEST_MEMORY_MS", 6_000)
     async with subscribed(service_url, topic, redelivery="broker") as (client, consumer):
         await send(client, topic, numbered(20))
         messages = await take(consumer, 20)

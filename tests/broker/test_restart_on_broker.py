@@ -15,10 +15,9 @@ pytestmark = pytest.mark.usefixtures("transport")
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("redelivery", ["local", "broker"])
-async def test_a_broker_restart_loses_nothing(own_broker: Standalone, redelivery: str) -> None:
+async def test_a_broker_restart_loses_nothing(own_broker: Standalone, own_topic: str, redelivery: str) -> None:
     """U22: the broker is killed and restarted: what is in work is not shown anew, what is held comes back once."""
-    topic = "persistent://public/default/restart"
-    url = own_broker.service_url
+    url, topic = own_broker.service_url, own_topic
     async with subscribed(url, topic, redelivery=redelivery) as (client, consumer):
         await send(client, topic, numbered(9))
         messages = sorted(await take(consumer, 9), key=lambda message: message.data)

@@ -56,9 +56,9 @@ async def receive(url: str, topic: str, count: int) -> list[bytes]:
         await client.close()
 
 
-async def test_survives_kill_and_stop(own_broker: Standalone) -> None:
+async def test_survives_kill_and_stop(own_broker: Standalone, own_topic: str) -> None:
     """After kill -9, or an orderly stop, it is another process on the same ports, with what had been stored."""
-    topic, pid = "persistent://public/default/kept", own_broker.pid
+    topic, pid = own_topic, own_broker.pid
     urls = (own_broker.service_url, own_broker.admin_url)
     await send(own_broker.service_url, topic, [b"one", b"two"])
     with pytest.raises(StandaloneError, match="already"):

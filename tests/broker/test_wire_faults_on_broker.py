@@ -77,9 +77,11 @@ async def test_acks_that_returned_outlive_the_process(service_url: str, topic: s
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("redelivery", ["local", "broker"])
-async def test_a_broker_that_is_killed_and_restarted_loses_nothing(own_broker: Standalone, redelivery: str) -> None:
+async def test_a_broker_that_is_killed_and_restarted_loses_nothing(
+    own_broker: Standalone, own_topic: str, redelivery: str
+) -> None:
     """U22: what is in work is not shown anew, what is held comes back once, acknowledgements hold."""
-    url, topic = own_broker.service_url, "persistent://public/default/restart"
+    url, topic = own_broker.service_url, own_topic
     await sent(url, topic, numbered(9))
     with no_task_left():
         async with native(url, topic, redelivery=redelivery) as consumer:
@@ -106,9 +108,9 @@ async def test_a_broker_that_is_killed_and_restarted_loses_nothing(own_broker: S
 
 
 @pytest.mark.timeout(240)
-async def test_a_broker_that_is_killed_under_load(own_broker: Standalone) -> None:
+async def test_a_broker_that_is_killed_under_load(own_broker: Standalone, own_topic: str) -> None:
     """Killed and restarted twice while 3 000 messages are nacked once and acknowledged: each is seen, none is left."""
-    url, topic, count = own_broker.service_url, "persistent://public/default/load", 3_000
+    url, topic, count = own_broker.service_url, own_topic, 3_000
     await sent(url, topic, numbered(count))
     load = Load(keep=set(numbered(5)))
     with no_task_left():

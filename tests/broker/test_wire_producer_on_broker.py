@@ -123,9 +123,9 @@ async def test_chunks_on_connections_that_break(service_url: str, topic: str) ->
     assert list(dict.fromkeys(await stored(service_url, topic))) == payloads
 
 
-async def test_a_broker_that_is_killed(own_broker: Standalone) -> None:
+async def test_a_broker_that_is_killed(own_broker: Standalone, own_topic: str) -> None:
     """What is sent while the broker is dead is stored when it is back, and so is all that it had confirmed before."""
-    topic = "persistent://public/default/killed"
+    topic = own_topic
     async with (
         pulsar_nack.connect(own_broker.service_url) as client,
         client.producer(topic, batching=True, send_timeout=90) as producer,

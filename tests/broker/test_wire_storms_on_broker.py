@@ -137,7 +137,7 @@ async def test_fifty_thousand_at_one_moment(service_url: str, admin: Admin, topi
     await publish(service_url, topic, count, batching=False)
     with no_task_left():
         async with two(service_url, topic, consumer_type=kind) as consumers, gaps(kind):
-            storm = Storm(count, due_in=12.0)
+            storm = Storm(count, due_in=9.0)
             await storm.run(*consumers)
             assert await nothing_comes(consumers[0], 1.0)
             assert await nothing_comes(consumers[1], 0.1)
@@ -176,8 +176,7 @@ async def test_members_of_a_large_batch(service_url: str, admin: Admin, topic: s
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["shared", "key_shared"])
-@pytest.mark.parametrize("batching", [False, True])
+@pytest.mark.parametrize(("kind", "batching"), [("shared", False), ("key_shared", True)])
 async def test_while_connections_are_cut(service_url: str, admin: Admin, topic: str, kind: str, batching: bool) -> None:
     """10 000 messages to one moment, while the proxy cuts all connections before, at and after it: none is lost.
 
