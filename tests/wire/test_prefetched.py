@@ -23,29 +23,37 @@ SIZE = 1_000
 
 @given(
     st.integers(1, 50),
-    st.lists(st.tuples(st.sampled_from(["arrive", "take", "hide"]), st.integers(0, 60)), max_size=200),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["arrive", "take", "hide"]),
+            st.sampled_from([0, 0, 1, 5, 60]),
+            st.sampled_from([1, 1, 3, 70]),
+        ),
+        max_size=200,
+    ),
 )
-def test_permits_are_in_one_place_each_and_never_run_out(size: int, steps: list[tuple[str, int]]) -> None:
+def test_permits_are_in_one_place_each_and_never_run_out(size: int, steps: list[tuple[str, int, int]]) -> None:
     """Whatever memory there is, what is permitted and what is here make the size, and an empty queue is filled."""
     fits = 0
     permits = Permits(size, lambda: fits)
     free, queued = size, 0
     free -= permits.start()
-    for step, now_fit in steps:
+    for step, now_fit, count in steps:
         fits = now_fit
-        given = 0
+        given, before = 0, permits.out
         if step == "take" and queued:
             queued -= 1
             free += 1
             given = permits.free(1)
         elif step != "take" and permits.out > 0:
-            permits.used(1)
+            permits.used(count)
+            before = permits.out
             if step == "arrive":
-                queued += 1
+                queued += count
             else:
-                free += 1
-                given = permits.free(1)
-        assert given <= max(fits, 1)
+                free += count
+                given = permits.free(count)
+        assert given <= max(fits, 1) - min(before, 0)
         free -= given
         assert permits.out + queued + free == size
         assert queued or permits.out > 0
@@ -135,6 +143,21 @@ async def test_a_batch_counts_by_its_messages() -> None:
         assert made.core.prefetched.bytes == 4 * SIZE
         await made.arrived.take(3)
         assert made.core.prefetched.bytes == SIZE
+
+
+@virtual_time
+async def test_a_batch_larger_than_what_was_permitted_may_be_dropped_at_once() -> None:
+    """Where all of it goes back together, as with a rewind, the broker may send again all the same."""
+    async with consuming(max_prefetched_bytes=SIZE // 10) as made:
+        for _ in range(2):
+            made.topic.publish_batch([bytes(SIZE)] * 10)
+        consumer = await made.open(type="exclusive")
+        (first, *_) = await made.arrived.take(10)
+        await asyncio.sleep(1)
+        assert len(made.arrived) == 10
+        await consumer.redeliver([first.id])
+        await asyncio.sleep(1)
+        assert len(await made.arrived.take(20)) == 20
 
 
 @virtual_time
