@@ -50,6 +50,7 @@ from .delayed import (
     delete_bucket_snapshots,
 )
 from .errors import (
+    AlreadyEnteredError,
     AlreadySettledError,
     BrokerError,
     BrokerRefusedError,
@@ -91,6 +92,7 @@ from .topic import LocalTopic, open_local
 
 __all__ = [
     "AlarmClock",
+    "AlreadyEnteredError",
     "AlreadySettledError",
     "Backoff",
     "BatchSet",

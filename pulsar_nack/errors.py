@@ -5,6 +5,7 @@
     PulsarNackError
     ├── InvalidArgumentError  (ValueError)   a value that was refused before anything changed
     ├── ClosedError                          you closed it, or its consumer
+    ├── AlreadyEnteredError                  it was entered with ``async with`` and not left
     ├── NotOpenError                         it has to be entered with ``async with`` first
     ├── WrongLoopError                       it was opened in another event loop than the one that runs
     ├── WouldBlockError                      a ``*_nowait`` call found no room
@@ -45,6 +46,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 __all__ = [
+    "AlreadyEnteredError",
     "AlreadySettledError",
     "BrokerError",
     "BrokerRefusedError",
@@ -111,6 +113,14 @@ class ClosedError(PulsarNackError):
     def __init__(self, what: str = "this object") -> None:
         self.what = what
         super().__init__(f"{what} is closed")
+
+
+class AlreadyEnteredError(PulsarNackError):
+    """The object was entered before and not left yet; it has room for one consumer or producer at a time."""
+
+    def __init__(self, what: str = "this object") -> None:
+        self.what = what
+        super().__init__(f"{what} was entered already: each 'async with' needs a call of its own")
 
 
 class NotOpenError(PulsarNackError):

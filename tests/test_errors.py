@@ -10,6 +10,7 @@ import pytest
 
 import pulsar_nack
 from pulsar_nack import (
+    AlreadyEnteredError,
     AlreadySettledError,
     BrokerError,
     BrokerRefusedError,
@@ -53,6 +54,7 @@ EXAMPLES: list[PulsarNackError] = [
     InvalidArgumentError("delay", -1, "at least 0"),
     ClosedError("the tracker"),
     ClosedError(),
+    AlreadyEnteredError("the subscription"),
     NotOpenError("the tracker"),
     WrongLoopError("the consumer"),
     WouldBlockError("the tracker", wanted=5, room=2),

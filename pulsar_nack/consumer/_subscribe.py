@@ -11,7 +11,7 @@ from .._delays import Delay
 from ..backoff import Backoff
 from ..clock import Clock
 from ..config import NackConfig
-from ..errors import BrokerError, InvalidArgumentError
+from ..errors import AlreadyEnteredError, BrokerError, InvalidArgumentError
 from ..nack import HookLike
 from ._checks import refuse_unknown
 from ._consumer import (
@@ -41,6 +41,7 @@ class Subscribing:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._consumer: Consumer | None = None
+        self._is_entered = False
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -51,14 +52,22 @@ class Subscribing:
         return self._open().__await__()
 
     async def __aenter__(self) -> Consumer:
-        self._consumer = await self._open()
+        if self._is_entered:
+            raise AlreadyEnteredError("the subscription")  # leaving would close the later consumer twice, and not this
+        self._is_entered = True
+        try:
+            self._consumer = await self._open()
+        except BaseException:
+            self._is_entered = False
+            raise
         return self._consumer
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._consumer is not None:
-            await self._consumer.aclose()
+        consumer, self._consumer, self._is_entered = self._consumer, None, False
+        if consumer is not None:
+            await consumer.aclose()
 
     async def _open(self) -> Consumer:
         consumer: Consumer = await self._make()

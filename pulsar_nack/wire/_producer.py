@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from .._delays import Delay
-from ..errors import BrokerError, ClosedError, WouldBlockError
+from ..errors import AlreadyEnteredError, BrokerError, ClosedError, WouldBlockError
 from ..ids import MessageId
 from ._compression import require_compression
 from ._core import Core
@@ -266,6 +266,7 @@ class Producing:
     def __init__(self, make: Callable[[], Coroutine[Any, Any, Producer]]) -> None:
         self._make = make
         self._producer: Producer | None = None
+        self._is_entered = False
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -276,11 +277,19 @@ class Producing:
         return self._make().__await__()
 
     async def __aenter__(self) -> Producer:
-        self._producer = await self._make()
+        if self._is_entered:
+            raise AlreadyEnteredError("the producer")  # leaving would close the later one twice, and not this
+        self._is_entered = True
+        try:
+            self._producer = await self._make()
+        except BaseException:
+            self._is_entered = False
+            raise
         return self._producer
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._producer is not None:
-            await self._producer.aclose()
+        producer, self._producer, self._is_entered = self._producer, None, False
+        if producer is not None:
+            await producer.aclose()

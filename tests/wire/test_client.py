@@ -12,11 +12,11 @@ from typing import Any, get_type_hints
 import pytest
 
 import pulsar_nack
-from pulsar_nack import BrokerError, ClosedError, InvalidArgumentError, NackConfig
+from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError, NackConfig
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
 from pulsar_nack.wire._settings import ConsumerSettings, Settings, split
-from tests.wire.fake_broker import FakeBroker, later
+from tests.wire.fake_broker import FakeBroker, later, refuse
 
 NOBODY = "pulsar://127.0.0.1:1"
 
@@ -145,6 +145,31 @@ async def test_a_closed_client_is_of_no_use() -> None:
     with pytest.raises(ClosedError, match="client"):
         async with client:
             pass
+
+
+@virtual_time
+async def test_entered_once_at_a_time() -> None:
+    """One subscription or producer entered twice is refused: nobody would close the first; after leaving it works."""
+    broker = FakeBroker()
+    broker.next("SUBSCRIBE", refuse("AuthorizationError", "not yet"))
+    before = asyncio.all_tasks()
+    async with Client(broker.url, dial=broker.dial) as client:
+        subscribing, producing = client.subscribe("orders", "billing"), client.producer("orders")
+        with pytest.raises(BrokerError, match="not yet"):
+            await subscribing.__aenter__()
+        for _ in range(2):
+            async with subscribing as consumer, producing as producer:
+                with pytest.raises(AlreadyEnteredError, match="subscription"):
+                    await subscribing.__aenter__()
+                with pytest.raises(AlreadyEnteredError, match="producer"):
+                    await producing.__aenter__()
+                await producer.send(b"x")
+                await (await consumer.receive(timeout=1)).ack()
+            with pytest.raises(ClosedError):
+                await consumer.receive()
+        assert len(broker.commands("CLOSE_CONSUMER")) == len(broker.commands("SUBSCRIBE"))
+        assert len(broker.commands("CLOSE_PRODUCER")) == len(broker.commands("PRODUCER")) == 2
+    assert asyncio.all_tasks() == before
 
 
 @virtual_time
