@@ -42,4 +42,6 @@ def not_reached(address: Address, error: OSError) -> BrokerError:
         return BrokerError(f"{address}: the certificate is not trusted: {error.verify_message or error}")
     if isinstance(error, ssl.SSLError):
         return ConnectionLostError(f"{address}: no connection over TLS: {error}")
-    return ConnectionLostError(f"{address}: not reached: {error}")
+    if address.is_secure and isinstance(error, ConnectionResetError):
+        return ConnectionLostError(f"{address}: no connection over TLS: the other side ended it; does it speak TLS?")
+    return ConnectionLostError(f"{address}: not reached: {str(error) or type(error).__name__}")

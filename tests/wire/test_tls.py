@@ -122,6 +122,19 @@ async def test_a_broker_without_tls() -> None:
             await connect(port)
 
 
+async def test_a_broker_that_hangs_up() -> None:
+    """What ends the connection in place of a TLS handshake, as a broker's port without TLS does, is told so."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionLostError, match=r"no connection over TLS: .*does it speak TLS"):
+            await connect(port)
+
+
 async def test_a_context_of_ones_own(files: Files) -> None:
     """A context that is given is used as it is."""
     context = ssl.create_default_context(cafile=files.authority.certificate)
