@@ -55,6 +55,8 @@ class DeadLetterPolicy:
         for field in ("topic", "initial_subscription"):
             if (value := getattr(self, field)) is not None and not (isinstance(value, str) and value):
                 raise InvalidArgumentError(field, value, "a name or None")
+        if self.topic is not None and self.topic.startswith("non-persistent://"):
+            raise InvalidArgumentError("topic", self.topic, "a persistent topic: another one keeps no dead letters")
         if self.publisher is not None and not hasattr(self.publisher, "publish"):
             raise InvalidArgumentError("publisher", self.publisher, "a Publisher or None")
         if self.publisher is not None and self.initial_subscription is not None:

@@ -28,7 +28,14 @@ def test_the_count_has_to_be_at_least_one(most: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("topic", ""), ("topic", 5), ("initial_subscription", ""), ("publisher", object())]
+    ("field", "value"),
+    [
+        ("topic", ""),
+        ("topic", 5),
+        ("topic", "non-persistent://public/default/dead"),
+        ("initial_subscription", ""),
+        ("publisher", object()),
+    ],
 )
 def test_bad_settings_are_refused(field: str, value: Any) -> None:
     """N24: each other setting is refused by its name."""
