@@ -45,8 +45,8 @@ class Permits:
     def give(self) -> int:
         """Return what to permit now: what is free, as far as there is memory for it."""
         fits = self.size if self._fitting is None else min(self._fitting(), self.size)
-        least = 1 - self.out if self._free + self.out >= self.size else 0  # nothing is here
-        given = max(min(fits - self.out, self._free), least)
+        least = 1 if self._free + self.out >= self.size else self.out  # to be out then: nothing is here
+        given = max(min(fits, self._free + self.out), least, self.out) - self.out
         self._free -= given
         self.out += given
         self._give_at = min(self._free + max(fits // 2, 1), self.size)
