@@ -453,7 +453,8 @@ def _subscribe(call: Call) -> None:
         start = 0 if body.initialPosition == body.Earliest else len(topic.entries)
         if body.HasField("start_message_id"):
             before = body.start_message_id
-            start = topic.index_of((before.ledgerId, (before.entryId + 1) % 2**64))  # -1 is the largest number
+            first = before.entryId + (before.batch_index < 0)  # of a batch all comes again
+            start = topic.index_of((before.ledgerId, first % 2**64))  # -1 is the largest number
         old, subscription = subscription, FakeSubscription(topic, body.subType, start)
         if old is not None:
             subscription.rewind(0)
