@@ -123,15 +123,82 @@ async def backlog_ends(admin: Admin, topic: str) -> bool:
     return False
 
 
-async def test_one_of_a_batch(ways: Ways, way: str, topic: str) -> None:
-    """U4, U5: of a batch of ten, nine of which are acknowledged, the dead-letter topic has the one that was not."""
-    settings = {} if way == "native" else {"batch_index_ack_enabled": True}
-    async with giving_up(ways, way, topic, **settings) as consumer:
-        await Wire(ways.native).produce(topic, [Out(b"%d" % each, key="k") for each in range(10)], batching=True)
-        await nack_to_the_end(consumer, b"7", 3)
-    found = await letters(ways, f"{topic}-sub-DLQ", 10, 3)
-    assert [(letter.payload, letter.key) for letter in found] == [(b"7", "k")]
-    assert found[0].properties["ORIGIN_MESSAGE_ID"].endswith(":7")
+@pytest.mark.parametrize("index_acks", [True, False])
+async def test_one_of_a_batch(
+    service_url: str, broker_without_index_acks: Standalone, way: str, own_topic: str, index_acks: bool
+) -> None:
+    """U4: of a batch of 10, 9 acked, one nacked at both its attempts: a letter of that one, with all that it had."""
+    url = service_url if index_acks else broker_without_index_acks.service_url
+    async with official_client(url) as official, pulsar_nack.connect(url) as client:
+        ways = Ways(official, client, url)
+        batch = [Out(b"%d" % each, {"number": str(each)}, f"key {each}") for each in range(10)]
+        async with giving_up(ways, way, own_topic, 1, **index_acking(way)) as consumer:
+            places = await Wire(client).produce(own_topic, batch, batching=True)
+            assert [place[3] for place in places] == list(range(10))
+            await nack_to_the_end(consumer, b"7", 2)
+        (letter,) = await letters(ways, f"{own_topic}-sub-DLQ", 10, 3)
+        assert (letter.payload, letter.key) == (b"7", "key 7")
+        origin = ":".join(map(str, places[7]))
+        assert letter.properties == {
+            "number": "7",
+            "REAL_TOPIC": own_topic,
+            "REAL_SUBSCRIPTION": "sub",
+            "ORIGIN_MESSAGE_ID": origin,
+            "ORIGIN_MESSAGE_IDY_TIME": origin,
+            "PULSAR_NACK_ATTEMPTS": "2",
+            "PULSAR_NACK_REASON": "2 attempts failed",
+        }
+        assert await nothing_is_left(ways, own_topic)
+
+
+@pytest.mark.parametrize("index_acks", [True, False])
+async def test_the_last_round_of_a_batch_in_which_some_succeed(
+    service_url: str, broker_without_index_acks: Standalone, way: str, own_topic: str, index_acks: bool
+) -> None:
+    """U5: nacked as a whole twice, then all but one are acknowledged: no letter of these, one of that one."""
+    url = service_url if index_acks else broker_without_index_acks.service_url
+    async with official_client(url) as official, pulsar_nack.connect(url) as client:
+        ways = Ways(official, client, url)
+        async with giving_up(ways, way, own_topic, 2, **index_acking(way)) as consumer:
+            await Wire(client).produce(own_topic, [Out(b"%d" % each) for each in range(5)], batching=True)
+            for attempt in (1, 2, 3):
+                messages = await take(consumer, 5, 20)
+                assert {message.attempt for message in messages} == {attempt}
+                for message in messages:
+                    await (message.ack() if attempt == 3 and message.data != b"3" else message.nack(0.2))
+            assert await nothing_comes(consumer, 1.5)
+        assert [letter.payload for letter in await letters(ways, f"{own_topic}-sub-DLQ", 5, 3)] == [b"3"]
+        assert await nothing_is_left(ways, own_topic)
+
+
+def index_acking(way: str) -> dict[str, Any]:
+    """Settings of a consumer that tells the broker of single messages of a batch, which the native one does unasked."""
+    return {} if way == "native" else {"batch_index_ack_enabled": True}
+
+
+async def nothing_is_left(ways: Ways, topic: str) -> bool:
+    """Return whether the next consumer of the subscription gets nothing."""
+    async with ways.native.subscribe(topic, "sub") as consumer:
+        return await nothing_comes(consumer, 1.0)
+
+
+@pytest.mark.parametrize("consumer_type", ["exclusive", "failover", "key_shared"])
+async def test_on_other_subscriptions(ways: Ways, topic: str, consumer_type: str, admin: Admin) -> None:
+    """U6: where the broker does not count it is shown 4 times with 3 redeliveries too, and others stay as they are."""
+    async with giving_up(ways, "native", topic, 3, consumer_type=consumer_type) as consumer:
+        await Wire(ways.native).produce(topic, [Out(each, key="k") for each in (b"before", b"poison", b"after")])
+        shown = {message.data: message for message in await take(consumer, 3, 20)}
+        await shown[b"poison"].nack(0.2)
+        for attempt in (2, 3, 4):
+            message = await consumer.receive(timeout=20)
+            assert (message.data, message.attempt) == (b"poison", attempt)
+            await message.nack(0.2)
+        assert await nothing_comes(consumer, 1.5)
+        for data in (b"before", b"after"):
+            await shown[data].ack()
+    (letter,) = await letters(ways, f"{topic}-sub-DLQ", 3, 3)
+    assert (letter.payload, letter.properties["PULSAR_NACK_ATTEMPTS"]) == (b"poison", "4")
+    assert await backlog_ends(admin, topic)
 
 
 async def test_index_acks_that_the_broker_does_not_know(broker_without_index_acks: Standalone, way: str) -> None:
@@ -139,11 +206,11 @@ async def test_index_acks_that_the_broker_does_not_know(broker_without_index_ack
     url, topic = broker_without_index_acks.service_url, f"persistent://public/default/u25-{way}-{os.getpid()}"
     async with official_client(url) as official, pulsar_nack.connect(url) as client:
         ways = Ways(official, client, url)
-        settings = {} if way == "native" else {"batch_index_ack_enabled": True}
-        async with giving_up(ways, way, topic, **settings) as consumer:
+        async with giving_up(ways, way, topic, **index_acking(way)) as consumer:
             await Wire(client).produce(topic, [Out(each) for each in (b"0", b"poison", b"2")], batching=True)
             await nack_to_the_end(consumer, b"poison", 3)
         assert [letter.payload for letter in await letters(ways, f"{topic}-sub-DLQ", 3, 3)] == [b"poison"]
+        assert await nothing_is_left(ways, topic)
 
 
 async def test_the_count_goes_on_over_restarts(ways: Ways, way: str, topic: str, tmp_path: Path) -> None:
