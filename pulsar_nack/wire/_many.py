@@ -44,6 +44,11 @@ class Member(Source, Protocol):
         """Return whether it is the one that gets messages, on Failover; None where that is not known."""
         ...
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the topic was terminated, and all of it was delivered."""
+        ...
+
     async def open(self) -> None:
         """Subscribe."""
 

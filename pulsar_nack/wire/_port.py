@@ -101,6 +101,14 @@ class WirePort:
         known = [member.is_active for member in self._members]
         return None if None in known else any(known)
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether each topic or partition that is consumed was terminated, and the broker has sent all of it.
+
+        What waits to be received, or is nacked, is still to come; of a pattern there may be new topics.
+        """
+        return len(self._members) > 0 and all(member.has_ended for member in self._members)
+
     def publisher(self, topic: str | None, initial_subscription: str | None) -> WirePublisher:
         """Return what publishes dead letters, over the same connections.
 

@@ -31,6 +31,7 @@ class FakeMember:
         self.epoch = 1
         self.is_connected = False
         self.is_active: bool | None = None
+        self.has_ended = False
         self.calls: list[tuple[str, Any]] = []
         self.received: list[bytes] = []
 

@@ -183,6 +183,20 @@ async def test_seeking(stage: Stage) -> None:
     await port.close()
 
 
+async def test_it_has_ended_when_all_have(stage: Stage) -> None:
+    """It has ended when each of its topics has, and not while it has none, as a pattern may."""
+    port = await stage.port(["one", "two"])
+    one, two = (stage.made[f"{BASE}{name}"] for name in ("one", "two"))
+    states = []
+    for one.has_ended, two.has_ended in ((False, False), (True, False), (False, True), (True, True)):
+        states.append(port.has_ended)
+    assert states == [False, False, False, True]
+    await port.close()
+    port = await stage.port(re.compile(f"{BASE}none-of-these"))
+    assert not port.has_ended
+    await port.close()
+
+
 async def test_states_of_all(stage: Stage) -> None:
     """It is connected when all are; on Failover it is active when one of them is, and not known until all tell."""
     port = await stage.port("parted", type="failover")
