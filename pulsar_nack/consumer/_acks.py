@@ -57,7 +57,6 @@ class Acks:
         self._durable = durable
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
-        self._unheard: set[MessageId] = set()
         self._waiters: dict[MessageId, list[asyncio.Future[Exception | None]]] = {}
         self._soon = port.acknowledge_soon if durable is None and isinstance(port, SupportsNowait) else None
         self._calls: dict[Record, Waiter | _Several] = {}
@@ -100,7 +99,6 @@ class Acks:
             if self._is_done(message_id):
                 return
             self._begin_task(self._states.begin_ack(message_id))
-        self._unheard.add(message_id)
 
     def _is_done(self, message_id: MessageId) -> bool:
         return self._states.get(message_id) is None and self._states.is_settled(message_id)
@@ -158,8 +156,11 @@ class Acks:
             if not isinstance(call, _Several):
                 if not call.done():
                     _resolve(call, error)
-            elif call.end(error) and error is not None:
-                self._on_unheard(record, error)
+                    continue
+            elif call.end(error):
+                continue
+            if error is not None and not self._is_over:
+                self._on_unheard(record, error)  # whoever waited was cancelled, or nobody did
         if self._all_answered is not None and not self._calls and not self._all_answered.done():
             self._all_answered.set_result(None)
 
@@ -187,9 +188,7 @@ class Acks:
         finally:
             self._in_flight.pop(record.id, None)
             waiters = self._waiters.pop(record.id, ())
-            has_call_unheard = record.id in self._unheard
-            self._unheard.discard(record.id)
-        if error is not None and has_call_unheard and all(waiter.done() for waiter in waiters):
+        if error is not None and all(waiter.done() for waiter in waiters):
             self._on_unheard(record, error)
         return error
 
@@ -271,27 +270,24 @@ class Acks:
 
 
 class _Several:
-    """The calls that wait for one acknowledgement, where that is not just one; each of them may not wait at all."""
+    """The calls that wait for one acknowledgement, where that is not just one: none, too."""
 
-    __slots__ = ("is_unheard", "waiters")
+    __slots__ = ("waiters",)
 
     def __init__(self, waiters: list[Waiter]) -> None:
-        self.is_unheard = not waiters  # whether one of the calls does not wait
         self.waiters = waiters
 
     def add(self, waiter: Waiter | None) -> None:
         """Add a call; None: one that does not wait."""
-        if waiter is None:
-            self.is_unheard = True
-        else:
+        if waiter is not None:
             self.waiters.append(waiter)
 
     def end(self, error: Exception | None) -> bool:
-        """Tell all who wait; return whether nobody did, though one of them wanted it to be done."""
+        """Tell all who wait; return whether anybody did."""
         waiting = [waiter for waiter in self.waiters if not waiter.done()]
         for waiter in waiting:
             _resolve(waiter, error)
-        return self.is_unheard and not waiting
+        return bool(waiting)
 
 
 def _resolve(waiter: Waiter, error: Exception | None) -> None:

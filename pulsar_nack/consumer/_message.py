@@ -112,6 +112,8 @@ class Message:
     async def ack(self) -> None:
         """Acknowledge it; a nack that waits for its time is cancelled. A failed call leaves it as it was.
 
+        A call that is cancelled goes on. If that fails the message is shown again, as if it had been nacked.
+
         On a durable consumer this returns once it is durable: from then on the message is not shown again, also if the
         process ends before the broker has heard of it.
 

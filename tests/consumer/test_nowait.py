@@ -44,6 +44,10 @@ class FailingPort(FakePort):
         await super().acknowledge(ids)
 
 
+class FailingNowaitPort(FailingPort, NowaitPort):
+    """The same without waiting."""
+
+
 async def turns() -> None:
     """Let everything run that can."""
     for _ in range(5):
@@ -273,6 +277,26 @@ async def test_a_cancelled_ack_with_a_task_does_not_hear_for_another() -> None:
             await consumer.receive(timeout=10)
         port.is_failing = False
         await second.ack()
+
+
+@pytest.mark.parametrize("kind", [FailingPort, FailingNowaitPort])
+@virtual_time
+async def test_a_message_whose_ack_was_cancelled_and_failed_is_shown_again(kind: type[FailingPort]) -> None:
+    """Nobody hears of the failure, and a nack meanwhile was refused for the ack: else nobody would settle it ever."""
+    port = kind()
+    async with Consumer(port, config=NackConfig(negative_ack_redelivery_delay=2.0)) as consumer:
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        port.is_failing = True
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(message.ack(), 0.5)
+        with pytest.raises(AlreadySettledError):
+            await message.nack()
+        again = await consumer.receive(timeout=10)
+        assert again.attempt == 2
+        port.is_failing = False
+        await again.ack()
+        assert port.subscription.backlog == 0
 
 
 @virtual_time
