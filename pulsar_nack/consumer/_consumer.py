@@ -157,7 +157,7 @@ class Consumer:
         self._store = LocalStore(most)
         self._recent = Recent(most)
         self._inbox = Inbox(self._is_current)
-        self._room = Room(self._unacked, limit, lambda: len(self._inbox) > 0)
+        self._room = Room(self._unacked, limit, self._must_let_pass)
         self._holds = Holds(
             port,
             self._states,
@@ -757,6 +757,11 @@ class Consumer:
         most = self._config.max_held
         is_full = most is not None and self._states.held >= most
         return not is_full and not self._holds.must_wait(message_id, milliseconds, payload)
+
+    def _must_let_pass(self) -> bool:
+        """Return whether a nack is not to wait: a message is ready, or all that there is are nacks that wait."""
+        states = self._states
+        return len(self._inbox) > 0 or (not states.held and states.in_work <= self._room.waiting + 1)
 
     def _delay_ms(self, message_id: MessageId, delay: Delay | None) -> int:
         if delay is None and self._backoff is not None:

@@ -2,7 +2,8 @@
 
 A broker stops delivering when a consumer holds too many unacknowledged messages (50 000 by default). Holding one more
 nack then helps nobody, so it waits. It never waits while a message is ready for the user: the caller may be the only
-one who takes messages, and taking one is what makes room. So the bounds are exceeded by the number of callers at most.
+one who takes messages, and taking one is what makes room. Nor is it to wait where nothing but other nacks that wait is
+unacknowledged, as nobody would make room. So the bounds are exceeded by the number of callers at most.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ class Room:
 
     :param count: how many messages are unacknowledged here
     :param limit: how many may be, None: any number
-    :param has_ready: whether a message is ready for the user
+    :param must_let_pass: whether the next call is not to wait, whatever the bounds say
     """
 
-    def __init__(self, count: Callable[[], int], limit: int | None, has_ready: Callable[[], bool]) -> None:
+    def __init__(self, count: Callable[[], int], limit: int | None, must_let_pass: Callable[[], bool]) -> None:
         self.limit = limit
         self.near = math.inf if limit is None else NEAR * limit
         """From how many unacknowledged messages on :meth:`note` warns."""
         self._count = count
-        self._has_ready = has_ready
+        self._must_let_pass = must_let_pass
         self._waiters: deque[asyncio.Future[bool]] = deque()
         self._has_warned = False
         self._closed_by: Exception | None = None
@@ -47,7 +48,7 @@ class Room:
         return self._count() >= self.near
 
     async def wait_for(self, fits: Callable[[], bool]) -> None:
-        """Wait until the count is below the limit and ``fits`` says yes, or a message is ready for the user.
+        """Wait until the count is below the limit and ``fits`` says yes, or it is not to wait.
 
         The caller fills the room before it awaits anything else, so that the next one sees it.
         """
@@ -66,7 +67,7 @@ class Room:
 
     def _may_pass(self, fits: Callable[[], bool]) -> bool:
         is_free = (self.limit is None or self._count() < self.limit) and fits()
-        return is_free or self._has_ready()
+        return is_free or self._must_let_pass()
 
     def _hand_on(self, waiter: asyncio.Future[bool]) -> None:
         """A call that was cancelled leaves the line, and gives on what it was just told."""

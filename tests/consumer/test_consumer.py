@@ -642,6 +642,18 @@ async def test_unacked_messages_are_bounded(caplog: pytest.LogCaptureFixture) ->
 
 
 @virtual_time
+async def test_nacks_of_all_there_is_do_not_wait_for_each_other_for_ever() -> None:
+    """U33: at the limit every handler nacks at once, and nothing is held: one after the other they pass."""
+    async with consuming(FakePort(receiver_queue_size=5), unacked_limit=8) as (port, consumer):
+        for number in range(3):
+            port.topic.publish(bytes([number]))
+        nacks = [asyncio.create_task(message.nack(delay=1)) for message in await take(consumer, 3)]
+        _, waiting = await asyncio.wait(nacks, timeout=60)
+        assert not waiting
+        assert {(await consumer.receive(timeout=10)).data[0] for _ in range(3)} == {0, 1, 2}
+
+
+@virtual_time
 async def test_a_large_payload_that_waits_does_not_hold_up_a_small_one() -> None:
     """U30: Exclusive: room is made that is too little for the first nack in line but enough for the second."""
     async with consuming(FakePort(subscription_type="exclusive"), max_local_bytes=10_000) as (port, consumer):
