@@ -454,7 +454,8 @@ def _subscribe(call: Call) -> None:
         if body.HasField("start_message_id"):
             before = body.start_message_id
             first = before.entryId + (before.batch_index < 0)  # of a batch all comes again
-            start = topic.index_of((before.ledgerId, first % 2**64))  # -1 is the largest number
+            is_earliest = before.ledgerId == 2**64 - 1  # -1
+            start = 0 if is_earliest else topic.index_of((before.ledgerId, first % 2**64))
         old, subscription = subscription, FakeSubscription(topic, body.subType, start)
         if old is not None:
             subscription.rewind(0)
