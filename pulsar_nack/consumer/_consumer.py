@@ -440,7 +440,10 @@ class Consumer:
                 self._put(message)
             if receive_nowait is None or not waiters or (dead is not None and dead.is_full):
                 return
-            delivery = receive_nowait()
+            try:
+                delivery = receive_nowait()
+            except ClosedError:  # as the pump's next call of the port is told
+                return
 
     def _take(self, delivery: Delivery) -> Message | None:
         """Look a delivery up; return the message that it is to be shown as, None where it is not."""

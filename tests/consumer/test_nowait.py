@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import AlreadySettledError, BrokerError, ClosedError, Consumer, MessageId, NackConfig
-from pulsar_nack.consumer import AcksDone
+from pulsar_nack.consumer import AcksDone, Delivery
 from pulsar_nack.testing import FakePort, virtual_time
 from tests.consumer.nowait_port import NowaitPort
 
@@ -297,6 +297,41 @@ async def test_a_message_whose_ack_was_cancelled_and_failed_is_shown_again(kind:
         port.is_failing = False
         await again.ack()
         assert port.subscription.backlog == 0
+
+
+class ClosingPort(NowaitPort):
+    """Is closed by somebody else as it hands a message over."""
+
+    is_gone = False
+
+    async def receive(self) -> Delivery:
+        """Return the first message only."""
+        self._check_gone()
+        delivery = await super().receive()
+        self.is_gone = True
+        return delivery
+
+    def receive_nowait(self) -> Delivery | None:
+        """Return what is here."""
+        self._check_gone()
+        return super().receive_nowait()
+
+    def _check_gone(self) -> None:
+        if self.is_gone:
+            raise ClosedError("the port")
+
+
+@virtual_time
+async def test_a_port_that_is_closed_while_calls_wait_ends_them() -> None:
+    """The message that came goes to the first call, the others are told; closing the consumer raises nothing."""
+    port = ClosingPort()
+    async with Consumer(port) as consumer:
+        first, second = [asyncio.create_task(consumer.receive()) for _ in range(2)]
+        await turns()
+        port.topic.publish(b"x")
+        assert (await first).data == b"x"
+        with pytest.raises(ClosedError, match="port"):
+            await second
 
 
 @virtual_time
