@@ -480,8 +480,9 @@ class States:
         self.remember(record.id, record.redelivery_count)
 
     def _forget_oldest(self) -> None:
-        """Forget the oldest 1/16 of what is in work, so that this costs O(1) for each new message."""
-        oldest = (record for record in self._records.values() if record.state is State.IN_WORK)
+        """Forget the oldest 1/16 of what is in work, so that this costs O(1) for each new message; never the newest."""
+        newest = next(reversed(self._records.values()))  # all others may be on their way to being settled
+        oldest = (each for each in self._records.values() if each.state is State.IN_WORK and each is not newest)
         for record in [record for record, _ in zip(oldest, range(self._most_in_work // 16 + 1), strict=False)]:
             self._remove(record)
 

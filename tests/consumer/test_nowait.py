@@ -299,6 +299,22 @@ async def test_a_message_whose_ack_was_cancelled_and_failed_is_shown_again(kind:
         assert port.subscription.backlog == 0
 
 
+@virtual_time
+async def test_a_message_is_shown_where_all_others_are_being_acknowledged() -> None:
+    """With a bound of one, what comes while several acknowledgements are not answered is not forgotten at once."""
+    port = SilentPort(receiver_queue_size=50)
+    async with Consumer(port, unacked_limit=51) as consumer:
+        port.topic.publish_batch([b"%d" % number for number in range(20)])
+        for number in range(20):
+            message = await consumer.receive(timeout=1)
+            assert message.data == b"%d" % number
+            message.ack_soon()
+        for _, done in port.asked:
+            done(None)
+        assert consumer.statistics().in_work == 0
+        consumer._states._check()
+
+
 class ClosingPort(NowaitPort):
     """Is closed by somebody else as it hands a message over."""
 
