@@ -227,4 +227,5 @@ class Message:
         self._nacking = None
 
     def __repr__(self) -> str:
-        return f"<Message {self.id!r} attempt {self.attempt}, {len(self._delivery.data)} bytes>"
+        unreadable = "" if self.error is None else ", cannot be read"
+        return f"<Message {self.id!r} attempt {self.attempt}, {len(self._delivery.data)} bytes{unreadable}>"

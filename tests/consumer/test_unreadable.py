@@ -37,7 +37,7 @@ async def test_its_data_raises_and_all_else_works() -> None:
                     _ = message.data
             with pytest.raises(UndecodableMessageError, match="encrypted"):
                 message.value()
-            assert "6 bytes" in repr(message)
+            assert "6 bytes, cannot be read>" in repr(message)
             if attempt == 1:
                 await message.nack(1)
         await message.ack()
