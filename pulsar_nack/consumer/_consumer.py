@@ -820,6 +820,12 @@ class Consumer:
 
     # --- looking ---------------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        topic, subscription, _ = names_of(self._port)
+        whose = f" of {topic!r} as {subscription!r}" if topic else ""
+        state = "closed" if self._is_closed else "not open" if self._acks is None else f"{self._unacked()} unacked"
+        return f"<Consumer{whose}, {state}>"
+
     @property
     def port(self) -> Any:
         """Return the transport."""

@@ -367,3 +367,16 @@ async def test_a_confirmation_from_before_a_seek_touches_nothing_after_it() -> N
         await acknowledging
         assert consumer.statistics().held == 1
         assert (await consumer.receive(timeout=3)).id == message.id
+
+
+@virtual_time
+async def test_a_consumer_shows_what_it_is() -> None:
+    """Its representation tells its state, and how much is unacknowledged."""
+    port = NowaitPort()
+    consumer = Consumer(port)
+    assert "not open" in repr(consumer)
+    async with consumer:
+        port.topic.publish(b"x")
+        await consumer.receive()
+        assert "1 unacked" in repr(consumer)
+    assert "closed" in repr(consumer)
