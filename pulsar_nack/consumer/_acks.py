@@ -204,8 +204,7 @@ class Acks:
             self._failed(record, error)
             return ClosedError("the consumer")
         self.acked += 1
-        self._states.settle(record.id, self._clock.now_ms())
-        self._on_settled((record,))
+        self._on_settled(self._states.settle_all((record,), self._clock.now_ms()))
         return None
 
     def _failed(self, record: Record, error: BaseException) -> None:

@@ -322,15 +322,6 @@ class States:
         was_due, record.is_due = record.is_due, False
         return was_due
 
-    def settle(self, message_id: MessageId, now_ms: int) -> None:
-        """Note that it is acknowledged."""
-        record = self._records.pop(message_id, None)
-        if record is not None:
-            self._forget(record)
-        if self.batches.acked(message_id):
-            self._settled[entry_key(message_id)] = now_ms
-            self._bound_settled()
-
     def settle_all(self, records: Sequence[Record], now_ms: int) -> Sequence[Record]:
         """Note that acknowledgements were confirmed; return those of which it is noted: the others were forgotten
         meanwhile, as by a seek.

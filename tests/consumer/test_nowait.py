@@ -31,6 +31,18 @@ class SilentPort(NowaitPort):
         self.asked.append((message_id, lambda error: done([token], error)))
 
 
+class SlowPort(FakePort):
+    """Acknowledges in a call that ends when the test lets it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.confirmed = asyncio.Event()
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Forget it, and wait."""
+        await self.confirmed.wait()
+
+
 class FailingPort(FakePort):
     """Takes a second to fail to acknowledge."""
 
@@ -365,6 +377,26 @@ async def test_a_confirmation_from_before_a_seek_touches_nothing_after_it() -> N
         await again.nack(delay=2)
         port.asked[0][1](None)
         await acknowledging
+        assert consumer.statistics().held == 1
+        assert (await consumer.receive(timeout=3)).id == message.id
+
+
+@virtual_time
+async def test_a_slow_confirmation_from_before_a_seek_touches_nothing_after_it() -> None:
+    """So it is on a port with a call for each acknowledgement, in work and nacked."""
+    port = SlowPort()
+    async with Consumer(port) as consumer:
+        port.topic.publish(b"x")
+        message = await consumer.receive()
+        acknowledging = asyncio.create_task(message.ack())
+        await turns()
+        await consumer.seek(MessageId(-1, -1))
+        again = await consumer.receive(timeout=1)
+        assert again.id == message.id
+        port.confirmed.set()
+        await acknowledging
+        assert consumer.statistics().in_work == 1
+        await again.nack(delay=2)
         assert consumer.statistics().held == 1
         assert (await consumer.receive(timeout=3)).id == message.id
 

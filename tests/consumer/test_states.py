@@ -28,8 +28,7 @@ def held(states: States, message_id: MessageId = ID) -> Record:
 
 def acked(states: States, message_id: MessageId, now_ms: int = 0) -> None:
     """Acknowledge a message."""
-    states.begin_ack(message_id)
-    states.settle(message_id, now_ms)
+    states.settle_all([states.begin_ack(message_id)], now_ms)
     states._check()
 
 
@@ -58,9 +57,10 @@ def test_acked_before_it_arrives() -> None:
     """U24: asked for, then acknowledged; when it arrives all the same it is acknowledged again."""
     states = States()
     states.request(held(states), 10)
-    states.begin_ack(ID)
+    record = states.begin_ack(ID)
     assert states.deliver(ID, 1, 11) is Verdict.ACK_AGAIN
-    states.settle(ID, 12)
+    assert states.settle_all([record], 12) == [record]
+    assert states.settle_all([record], 12) == []
     assert states.deliver(ID, 1, 13) is Verdict.ACK_AGAIN
     assert len(states) == 0
 
