@@ -1,7 +1,8 @@
 """One case of ``wire.py`` in a process of its own: ``python _wire_side.py '{"case": ..., "side": ...}'`` prints JSON.
 
 The sides are the official asyncio client alone (``official``), pulsar-nack over it (``over``), and pulsar-nack's native
-transport (``native``). Each case runs the same loop on each side; CPU time is that of all threads of the process.
+transport (``native``); a ``bare`` socket shows what the broker allows. Each case runs the same loop on each side; CPU
+time is that of all threads of the process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import _bare_socket
 from _memory import resident
 
 import pulsar_nack
@@ -122,6 +124,13 @@ async def rate(
 
     The first messages are fetched ahead, on every side, for ``pause`` seconds.
     """
+    if side == "bare":
+        bare = _bare_socket.BareSocket(url, topic, subscription)
+        await asyncio.sleep(pause)
+        with Spent() as spent:
+            _bare_socket.rate(bare, count)
+        bare.close()
+        return spent.per(count)
     async with consuming(side, url, topic, subscription) as (receive, settle):
         left = count
 
@@ -149,6 +158,8 @@ async def decode(side: str, url: str, topic: str, subscription: str, count: int)
 
 async def arrival(side: str, url: str, topic: str, subscription: str, count: int) -> dict[str, Any]:
     """Ms from a redelivery request to the arrival, one after the other, of the only message."""
+    if side == "bare":
+        return {"ms": _bare_socket.arrival(url, topic, subscription, count, PAUSE_S)}
     took = []
     async with ours(side, url, topic, subscription, "shared", 1_000) as consumer:
         port = consumer.port

@@ -15,6 +15,7 @@ from ._port import (
     SupportsCumulativeAck,
     SupportsNowait,
     SupportsPublishing,
+    SupportsRedeliverNowait,
     SupportsSeek,
 )
 from ._statistics import ConsumerStatistics
@@ -41,6 +42,7 @@ __all__ = [
     "SupportsCumulativeAck",
     "SupportsNowait",
     "SupportsPublishing",
+    "SupportsRedeliverNowait",
     "SupportsSeek",
     "TraceNote",
     "subscribe",

@@ -123,6 +123,15 @@ class SupportsNowait(Protocol):
 
 
 @runtime_checkable
+class SupportsRedeliverNowait(Protocol):
+    """A port that can ask for a redelivery without waiting: what is due comes earlier by a turn of the loop or two."""
+
+    def redeliver_nowait(self, ids: Sequence[MessageId]) -> None:
+        """Do what ``redeliver`` does; what it raises is raised here."""
+        ...
+
+
+@runtime_checkable
 class SupportsConnectionState(Protocol):
     """A port that can tell whether it reaches its broker; acknowledgements do not grow old while it does not."""
 

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from ..clock import Clock
 from ..config import NackConfig
@@ -15,7 +15,7 @@ from ..ids import MessageId
 from ..nack import HookLike, NegativeAcksTracker, RedeliveryCallback
 from ._batches import EntryKey, entry_key, is_member
 from ._local_store import LocalStore
-from ._port import ConsumerPort, Delivery
+from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
 from ._states import Record, State, States
 from ._tracing import TraceNote
 from ._ways import Redelivery, Ways
@@ -59,13 +59,16 @@ class Holds:
         self._note = note
         self._watched_until_ms: int | None = None
         self._is_earlier = asyncio.Event()
+        self._redeliver_nowait = port.redeliver_nowait if isinstance(port, SupportsRedeliverNowait) else None
+        waits = self._custom is not None or self._redeliver_nowait is None
         most = self._most_at_once = min(config.max_batch, port.traits.max_ids_per_request)
         self.tracker = NegativeAcksTracker(
-            self.on_due,
+            self.on_due if waits else self._on_due_nowait,
             config.model_copy(update={"max_batch": most, "max_held": None}),
             clock=clock,
             hooks=hooks,
             collapse=self.ways.only_rewinds,
+            ahead=self.ways.ahead,
         )
 
     def hold(self, record: Record, delay_ms: int, payload: Delivery | None) -> None:
@@ -85,7 +88,7 @@ class Holds:
             return
         record.due_at_ms = due_at_ms
         record.is_local = plan.is_local and record.id in self._store
-        record.is_ahead = not record.is_local and plan.ahead_ms > 0
+        record.is_ahead = not record.is_local and (plan.ahead_ms > 0 or self.ways.ahead > 0)
         self._arm(record.id, delay_ms - plan.ahead_ms if record.is_ahead else delay_ms)
 
     def must_wait(self, message_id: MessageId, delay_ms: int, payload: Delivery | None) -> bool:
@@ -120,11 +123,32 @@ class Holds:
 
     async def on_due(self, ids: Sequence[MessageId]) -> None:
         """Bring due messages back: the tracker's callback."""
+        asked_for = self._not_local(ids)
+        if asked_for:
+            requests = self._begin_request(asked_for)
+            try:
+                await self._send([record.id for record in asked_for])
+            except BaseException as error:  # noqa: BLE001 - raised there
+                self._fail_request(asked_for, requests, error)
+            self._end_request(asked_for)
+
+    def _on_due_nowait(self, ids: Sequence[MessageId]) -> None:
+        """Do the same, on a port that can ask without waiting."""
+        asked_for = self._not_local(ids)
+        if asked_for:
+            assert self._redeliver_nowait is not None
+            requests = self._begin_request(asked_for)
+            try:
+                self._redeliver_nowait([record.id for record in asked_for])
+            except BaseException as error:  # noqa: BLE001 - raised there
+                self._fail_request(asked_for, requests, error)
+            self._end_request(asked_for)
+
+    def _not_local(self, ids: Sequence[MessageId]) -> list[Record]:
+        """Show what is in memory and is to be shown from there; return what the broker is to be asked for."""
         records = [record for record in map(self._states.get, ids) if record is not None and self._is_due(record)]
         due_members = Counter(entry_key(record.id) for record in records if is_member(record.id))
-        asked_for = [record for record in records if not self._bring_back_locally(record, due_members)]
-        if asked_for:
-            await self._request(asked_for)
+        return [record for record in records if not self._bring_back_locally(record, due_members)]
 
     def _is_due(self, record: Record) -> bool:
         if record.state is State.ACKING and record.before_ack is State.HELD:
@@ -143,7 +167,7 @@ class Holds:
         early_ms = record.due_at_ms - self._clock.now_ms() if record.is_ahead else 0
         record.is_local, record.is_ahead = True, False
         if early_ms > 0:
-            self._arm(record.id, early_ms)
+            self._arm(record.id, early_ms + (self.ways.ahead > 0))  # which is taken off again
         else:
             self._show_again(record)
         return True
@@ -158,27 +182,28 @@ class Holds:
         self._show(delivery, record)
         self._freed()
 
-    async def _request(self, records: Sequence[Record]) -> None:
+    def _begin_request(self, records: Sequence[Record]) -> list[int]:
         now_ms = self._clock.now_ms()
         reasons = [None if record.is_held else ASKED_AGAIN for record in records]  # else one for this hold has failed
         requests = [self._states.request(record, now_ms) for record in records]
         self._watch_from(self._states.next_request_at())
-        ids = [record.id for record in records]
         for record, reason in zip(records, reasons, strict=True):
             self._tell_redelivered(record, reason)
-        try:
-            await self._send(ids)
-        except BaseException as error:
-            failed = [
-                record.id
-                for record, request in zip(records, requests, strict=True)
-                if self._states.request_failed(record, request)
-            ]
-            self._tell_failed(failed, error)
-            if isinstance(error, Exception):
-                raise RedeliveryError(str(error), failed=failed) from error
-            raise
-        self.redelivered_broker += len(ids)
+        return requests
+
+    def _fail_request(self, records: Sequence[Record], requests: Sequence[int], error: BaseException) -> NoReturn:
+        failed = [
+            record.id
+            for record, request in zip(records, requests, strict=True)
+            if self._states.request_failed(record, request)
+        ]
+        self._tell_failed(failed, error)
+        if isinstance(error, Exception):
+            raise RedeliveryError(str(error), failed=failed) from error
+        raise error
+
+    def _end_request(self, records: Sequence[Record]) -> None:
+        self.redelivered_broker += len(records)
         for record in records:
             if record.state is State.REQUESTED:
                 self._store.pop(record.id)

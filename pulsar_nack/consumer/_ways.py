@@ -19,6 +19,7 @@ WayName = Literal["auto", "local", "broker"]
 Redelivery = WayName | RedeliveryCallback
 """How a consumer's nacks are carried out: by name, or by the user's own callable that gets the ids which are due."""
 
+_SHORT: Final = 0.001
 _NAMES: Final = get_args(WayName)
 
 
@@ -50,8 +51,12 @@ class Ways:
         self.only_rewinds = self.name == "broker" and not traits.honours_ids
         self._honours_ids = traits.honours_ids
         self._floor_ms = round(traits.min_redelivery_delay * 1000)
-        self._latency_ms = round(traits.redelivery_latency * 1000)
         is_auto = self.name == "auto"
+        is_short = 0 < traits.redelivery_latency < _SHORT and not self._floor_ms
+        is_asked = traits.honours_ids and self.name in {"auto", "broker"}
+        self.ahead = traits.redelivery_latency if is_short and is_asked else 0.0
+        """Seconds by which everything is due before its time, where the broker is nearer than a ms of the clock."""
+        self._latency_ms = 0 if is_short else round(traits.redelivery_latency * 1000)
         self.may_keep_all = self.name == "local" or (is_auto and (self._floor_ms > 0 or not traits.honours_ids))
         self._may_keep_members = is_auto
 

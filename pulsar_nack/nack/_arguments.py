@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from .._delays import delay_ms
 from ..backoff import Backoff
 from ..errors import InvalidArgumentError
 from ..ids import MessageId, _check_stored
+
+_MOST_AHEAD: Final = 0.001
+
+
+def check_ahead(ahead: object) -> None:
+    """Refuse a ms or more: that is the matter of the delays."""
+    expected = "seconds from 0 to less than 0.001"
+    if isinstance(ahead, bool) or not isinstance(ahead, float | int) or not 0 <= ahead < _MOST_AHEAD:
+        raise InvalidArgumentError("ahead", ahead, expected)
 
 
 def check_id(message_id: object, field: str = "id") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Awaitable, Container, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import RedeliveryError
@@ -32,12 +32,14 @@ class Flight:
     that a failure does not bring the id back. The ids stay as lazy as they came until one is asked for.
     """
 
-    __slots__ = ("_acked", "_members", "attempt", "ids", "is_forgotten")
+    __slots__ = ("_acked", "_members", "attempt", "ids", "is_forgotten", "result")
 
     def __init__(self, ids: Sequence[MessageId], attempt: int = 1) -> None:
         self.ids = ids
         self.attempt = attempt
         self.is_forgotten = False
+        self.result: Awaitable[None] | None = None
+        """What the callback returned, while nobody awaits it."""
         self._acked: set[MessageId] = set()
         self._members: frozenset[MessageId] | None = None
 

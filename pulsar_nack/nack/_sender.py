@@ -7,10 +7,11 @@ States of ``armed_at``, which everyone who adds compares with:
 - ``ATTENDED``: the sending task is awake, or waits for a callback to end because ``max_in_flight`` are under way; it
   looks at everything pending before it rests, so nobody needs to set a timer.
 
-The timer only wakes the sending task (``serve``), which owns every callback through one task group. A callback gets its
-ids in a :class:`Flight` and lands when it ends, however it ends; only landing decides what becomes of the ids. Fresh
-ids go before retries, but one retry may always be under way, and retries never take the last place: neither holds up
-the other.
+The timer wakes the sending task (``serve``), which owns every callback through one task group. A callback that is a
+plain function the timer calls itself, with the first ids of those that are due, for each turn of the loop in between
+makes them later; what it returns to be awaited is the group's. A callback gets its ids in a :class:`Flight` and lands
+when it ends, however it ends; only landing decides what becomes of the ids. Fresh ids go before retries, but one retry
+may always be under way, and retries never take the last place: neither holds up the other.
 """
 
 from __future__ import annotations
@@ -55,12 +56,15 @@ class Sender:
         hooks: Hooks,
         *,
         collapse: bool,
+        ahead: float,
     ) -> None:
         self._redeliver = redeliver
+        self._is_plain = not _is_coroutine_function(redeliver)
         self._config = config
         self._schedule = schedule
         self._hooks = hooks
         self._collapse = collapse
+        self._ahead = ahead
         self._max_in_flight = 1 if collapse else config.max_in_flight
         self._max_retry_flights = max(self._max_in_flight - 1, 1)
         self._retry_flights = 0
@@ -68,6 +72,8 @@ class Sender:
         self._flights: dict[Flight, asyncio.Task[None] | None] = {}
         self._left: list[MessageId] = []
         self._is_closing = False
+        self._group: TaskGroup | None = None
+        self._fatal: BaseException | None = None
         self._cancel_alarm: Cancel | None = None
         self.retries = retries
         self.room = Room(config.max_held)
@@ -80,7 +86,7 @@ class Sender:
         """Take the clock, in the running loop."""
         loop = asyncio.get_running_loop()
         self.ticks = ticker_of(clock, loop)
-        self._alarm = Alarm(clock, loop)
+        self._alarm = Alarm(clock, loop, self._ahead)
         self._kick = asyncio.Event()
         self._landed = asyncio.Event()
         self.settle()
@@ -92,6 +98,10 @@ class Sender:
     def now_ms(self) -> int:
         """Return the clock's time."""
         return self.ticks() // NS_PER_MS
+
+    def due_ms(self) -> int:
+        """Return the time up to which ids are to be sent by now."""
+        return (self.ticks() + self._alarm.ahead_ns) // NS_PER_MS
 
     # the timer
 
@@ -126,23 +136,30 @@ class Sender:
     def _on_alarm(self) -> None:
         self._cancel_alarm = None
         self.counters.wakeups += 1
-        now_ms = self.now_ms()
-        if now_ms >= self.armed_at:
+        now_ms = self.due_ms()
+        if now_ms < self.armed_at:
+            self.counters.early_wakeups += 1
+            self.armed_at = NEVER
+            self.arm(now_ms, is_retry=True)
+        elif self._is_plain and self._group is not None and len(self._flights) < self._max_in_flight:
+            self.armed_at = NEVER
+            self._send_at_once(self._group, now_ms)
+            self.arm(self.due_ms())
+        else:
             self._wake()
-            return
-        self.counters.early_wakeups += 1
-        self.armed_at = NEVER
-        self.arm(now_ms, is_retry=True)
 
     # sending
 
     async def serve(self) -> None:
         """Send until closing, then give the callbacks that are under way ``close_timeout``, then cancel them."""
         async with anyio.create_task_group() as group:
+            self._group = group
             try:
                 while not self._is_closing:
                     await self._kick.wait()
                     self._kick.clear()
+                    if self._fatal is not None:
+                        raise self._fatal
                     if self.armed_at == ATTENDED:
                         await self._send_due(group)
                 with anyio.move_on_after(self._config.close_timeout.total_seconds()):
@@ -150,14 +167,41 @@ class Sender:
                         self._landed.clear()
                         await self._landed.wait()
             finally:
+                self._group = None
                 group.cancel_scope.cancel()
+
+    def _send_at_once(self, group: TaskGroup, now_ms: int) -> None:
+        """Call a plain callback where the timer is, once; the sending task sends what is due besides."""
+        flight = self._next_flight(now_ms)
+        if flight is None:
+            return
+        self._take_off(flight)
+        error: BaseException | None = None
+        try:
+            result = self._redeliver(flight.ids)
+        except Exception as raised:  # noqa: BLE001 - as in _fly
+            error = raised
+        except BaseException as fatal:
+            error = fatal
+            if not isinstance(fatal, asyncio.CancelledError):
+                self._fatal = fatal
+                self._kick.set()
+            if isinstance(fatal, KeyboardInterrupt | SystemExit):
+                self._land(flight, error)
+                raise
+        else:
+            if inspect.isawaitable(result):
+                flight.result = result
+                group.start_soon(self._fly, flight)
+                return
+        self._land(flight, error)
 
     async def _send_due(self, group: TaskGroup) -> None:
         while not self._is_closing and len(self._flights) < self._max_in_flight:
-            flight = self._next_flight(self.now_ms())
+            flight = self._next_flight(self.due_ms())
             if flight is None:
                 self.armed_at = NEVER
-                self.arm(self.now_ms())
+                self.arm(self.due_ms())
                 return
             self._take_off(flight)
             group.start_soon(self._fly, flight)
@@ -209,7 +253,9 @@ class Sender:
         self._flights[flight] = asyncio.current_task()
         error: BaseException | None = None
         try:
-            result = self._redeliver(flight.ids)
+            result, flight.result = flight.result, None
+            if result is None:
+                result = self._redeliver(flight.ids)
             if inspect.isawaitable(result):
                 await result
         except asyncio.CancelledError as cancelled:
@@ -311,3 +357,7 @@ class Sender:
         retrying = [retry.ids for retry in self.retries.pop_all()]
         loose = list(dict.fromkeys(itertools.chain(self._left, *flying, *retrying)))
         return join_ids([loose, self._schedule.pop_all()])
+
+
+def _is_coroutine_function(call: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004

@@ -7,6 +7,8 @@ calls back at a time and is cancelled by what it returns:
 - on the loop's own clock the loop is asked for the absolute time;
 - for any other clock the loop is asked for the difference.
 
+An alarm may be asked to call by a part of a millisecond ahead: a clock of whole ms cannot tell, and is not ahead then.
+
 Loops may fire early (uvloop by 1.3 ms), so who is woken looks at the clock again and, when too early, asks with
 ``is_retry``, which waits for the difference and so cannot spin.
 """
@@ -41,11 +43,16 @@ def _is_monotonic(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class Alarm:
-    """Sets one call at a time of ``clock``; runs it in the context in which this object was made."""
+    """Sets one call at a time of ``clock``; runs it in the context in which this object was made.
 
-    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    :param ahead: seconds by which it calls before the time; :attr:`ahead_ns` is what comes of it
+    """
+
+    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop, ahead: float = 0.0) -> None:
+        self.ahead_ns = round(ahead * 1e9) if isinstance(clock, LoopClock) and _is_monotonic(loop) else 0
         self._clock = clock
         self._loop = loop
+        self._ahead = self.ahead_ns / 1e9
         self._context = contextvars.copy_context()
 
     def set(self, at_ms: int, now_ms: int, callback: Callable[[], None], *, is_retry: bool = False) -> Cancel:
@@ -53,5 +60,5 @@ class Alarm:
         if isinstance(self._clock, AlarmClock):
             return self._clock.call_at(at_ms, callback)
         if isinstance(self._clock, LoopClock) and not is_retry:
-            return self._loop.call_at(at_ms / 1000, callback, context=self._context).cancel
+            return self._loop.call_at(at_ms / 1000 - self._ahead, callback, context=self._context).cancel
         return self._loop.call_later((at_ms - now_ms) / 1000, callback, context=self._context).cancel

@@ -29,7 +29,7 @@ from ..config import NackConfig
 from ..errors import ClosedError, InvalidArgumentError, NotOpenError
 from ..ids import MessageId
 from ..index import as_entries
-from ._arguments import backoff_ms, check_count, check_id, check_ids, count_entries
+from ._arguments import backoff_ms, check_ahead, check_count, check_id, check_ids, count_entries
 from ._events import Cancelled, Closed, HookLike, Hooks, Nacked
 from ._retries import Retries
 from ._schedule import NackSchedule
@@ -63,6 +63,8 @@ class NegativeAcksTracker:
     :param hooks: callables that take each :data:`~pulsar_nack.nack.NackEvent`
     :param collapse: the broker can only rewind to everything that is not acknowledged (Exclusive and Failover): when
         the first deadline comes, everything pending goes out in one command, whatever its size
+    :param ahead: seconds, less than a ms, by which ids are handed over before their time, as what has to be asked for
+        takes that long at least; nothing on clocks that tell whole ms
     :param random: numbers from 0 to 1 for the jitter of retries
     """
 
@@ -102,6 +104,7 @@ class NegativeAcksTracker:
         clock: Clock | None = None,
         hooks: Sequence[HookLike] = (),
         collapse: bool = False,
+        ahead: float = 0.0,
         random: Callable[[], float] = random.random,
     ) -> None:
         self._state = _NEW
@@ -109,13 +112,16 @@ class NegativeAcksTracker:
             raise InvalidArgumentError("redeliver", redeliver, "a callable that takes a sequence of ids")
         if not isinstance(config, NackConfig | None):
             raise InvalidArgumentError("config", config, "a NackConfig")
+        check_ahead(ahead)
         self._config = NackConfig() if config is None else config
         self._backoff = None if backoff is None else as_backoff(backoff)
         self._clock = clock
         self._hooks = Hooks(hooks)
         self._schedule = NackSchedule(self._config)
         self._retries = Retries(random)
-        self._sender = Sender(redeliver, self._config, self._schedule, self._retries, self._hooks, collapse=collapse)
+        self._sender = Sender(
+            redeliver, self._config, self._schedule, self._retries, self._hooks, collapse=collapse, ahead=ahead
+        )
         self._room = self._sender.room
         self._counters = self._sender.counters
         self._add = self._schedule.add

@@ -580,6 +580,10 @@ class TopicConsumer:
     # --- redelivery --------------------------------------------------------------------------------------------------
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
+        """Do so; it waits for nothing."""
+        self.redeliver_nowait(ids)
+
+    def redeliver_nowait(self, ids: Sequence[MessageId]) -> None:
         """Have these sent again now, with the entries that they are in; on Exclusive and Failover everything.
 
         While there is no connection nothing needs to be asked: all comes again with the next one.

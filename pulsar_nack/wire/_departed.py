@@ -67,7 +67,7 @@ class Departed:
         """Have it done."""
         self._tell()
 
-    async def redeliver(self, ids: list[MessageId]) -> None:  # noqa: ARG002
+    def redeliver_nowait(self, ids: list[MessageId]) -> None:  # noqa: ARG002
         """Have it forgotten that anything is awaited."""
         self._tell()
         self._gone(self)

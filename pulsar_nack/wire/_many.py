@@ -70,7 +70,7 @@ class Member(Source, Protocol):
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to a message."""
 
-    async def redeliver(self, ids: list[MessageId]) -> None:
+    def redeliver_nowait(self, ids: list[MessageId]) -> None:
         """Ask for messages again."""
 
     async def seek(self, position: MessageId | int) -> None:

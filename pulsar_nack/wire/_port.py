@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from ..consumer import AcksDone, Delivery, PortTraits
-from ..errors import ClosedError
+from ..errors import ClosedError, PulsarNackError
 from ..ids import MessageId
 from ._consumer import TopicConsumer
 from ._core import Core
@@ -184,8 +184,19 @@ class WirePort:
 
         :raises BrokerError: it could not be asked for
         """
+        self.redeliver_nowait(ids)
+
+    def redeliver_nowait(self, ids: Sequence[MessageId]) -> None:
+        """Do the same, from outside of a task too."""
         self._check_open()
-        await together(member.redeliver(its) for member, its in self._members.grouped_known(ids).items())
+        errors: list[Exception] = []
+        for member, its in self._members.grouped_known(ids).items():
+            try:
+                member.redeliver_nowait(its)
+            except PulsarNackError as error:  # all others are asked all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription, so that this message, or the first from this publish time in ms on, is next.

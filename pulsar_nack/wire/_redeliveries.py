@@ -1,6 +1,6 @@
 """Requests for redelivery, gathered for a moment and sent together, at most 1 000 entries in a command.
 
-The first is sent in the loop's next turn; those that come within the next millisecond wait for its end. Nothing is
+The first is sent at once; those that come within the next millisecond wait for its end. Nothing is
 kept over the end of a connection: the broker then gives everything unacknowledged out again by itself.
 """
 
@@ -47,8 +47,10 @@ class Redeliveries:
         self._wanted.update(dict.fromkeys(positions))
         if self._handle is None and self._wanted:
             at = self._sent_at + self._spacing
-            is_soon = at <= self._loop.time()
-            self._handle = self._loop.call_soon(self._flush) if is_soon else self._loop.call_at(at, self._flush)
+            if at <= self._loop.time():
+                self._flush()
+            else:
+                self._handle = self._loop.call_at(at, self._flush)
 
     def clear(self) -> None:
         """Forget what was not sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -444,6 +445,20 @@ async def test_a_poison_message_in_a_batch(index_acks: bool) -> None:
             attempts.append(message.attempt)
             await message.nack(delay=1)
         assert attempts == [1, 2, 3, 4]
+
+
+async def test_what_is_shown_from_memory_is_not_ahead_where_the_broker_is_asked_ahead() -> None:
+    """On the real clock: of a batch that is in work too a message comes no earlier than a bucket before its time."""
+    port = FakePort(latency=0.0009)
+    async with Consumer(port, config=EXACT) as consumer:
+        port.topic.publish_batch([b"0", b"1"])
+        message, _mate = await take(consumer, 2)
+        for _ in range(50):
+            began = time.monotonic()
+            await message.nack(delay=0.005)
+            message = await consumer.receive(timeout=5)
+            assert time.monotonic() - began > 0.005 - 0.001
+        assert consumer.statistics().redelivered_local == 50
 
 
 @virtual_time

@@ -62,8 +62,10 @@ class FakeMember:
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         await self._note("acknowledge_cumulative", message_id)
 
-    async def redeliver(self, ids: Sequence[MessageId]) -> None:
-        await self._note("redeliver", list(ids))
+    def redeliver_nowait(self, ids: Sequence[MessageId]) -> None:
+        self.calls.append(("redeliver", list(ids)))
+        if "redeliver" in self.fails:
+            raise self.fails["redeliver"]
 
     async def seek(self, position: MessageId | int) -> None:
         await self._note("seek", position)

@@ -210,16 +210,20 @@ async def test_redeliveries_are_cut(count: int) -> None:
     asked = Redeliveries(asyncio.get_running_loop(), sent.append)
     wanted = [(1, number) for number in range(count)]
     asked.add(wanted)
-    asked.add(wanted)
-    await asyncio.sleep(0)
     assert [len(each) for each in sent] == [1_000] * (count // 1_000) + ([count % 1_000] if count % 1_000 else [])
     assert [position for each in sent for position in each] == wanted
+    assert len(asked) == 0
+    asked.add(wanted)
+    asked.add(wanted)
+    assert len(asked) == count
+    await asyncio.sleep(SPACING_S)
+    assert [position for each in sent for position in each] == wanted * 2
     assert len(asked) == 0
 
 
 @virtual_time
 async def test_redeliveries_wait_a_moment_for_one_another() -> None:
-    """The first goes in the next turn, those that follow within the moment go at its end, together."""
+    """The first goes at once, those that follow within the moment go at its end, together."""
     loop = asyncio.get_running_loop()
     sent: list[tuple[float, int]] = []
     asked = Redeliveries(loop, lambda some: sent.append((loop.time(), len(some))))

@@ -130,7 +130,7 @@ async def test_a_topic_that_was_deleted_has_nothing_to_do(caplog: pytest.LogCapt
     assert answers == [("token", None)]
     await member.acknowledge([left])
     await member.acknowledge_cumulative(left)
-    await member.redeliver([left])
+    member.redeliver_nowait([left])
     assert maker.gone == [f"{BASE}orders"] * 2
     assert [record.message for record in caplog.records if "was deleted" in record.message] == [
         f"{BASE}orders was deleted: acknowledgements and nacks of its messages have nothing to do"

@@ -1,0 +1,102 @@
+"""What the broker and the network allow: a blocking socket that says no more than it has to, in one thread."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections import deque
+from typing import Final
+
+from pulsar_nack.wire import _consumer_commands as commands
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._ack_groups import AckGroup
+from pulsar_nack.wire._frames import Frame, FrameDecoder, encode_command
+from pulsar_nack.wire._subscribe_options import SubscribeOptions
+
+_CONSUMER: Final = 1
+_READ_BYTES: Final = 64 * 1024
+_AHEAD: Final = 1_000
+_GROUP: Final = 100
+
+
+class BareSocket:
+    """One consumer of a topic, on a connection of its own."""
+
+    def __init__(self, url: str, topic: str, subscription: str) -> None:
+        found = re.fullmatch(r"pulsar://(.*):(\d+)/?", url)
+        if found is None:
+            raise SystemExit(f"{url}: not a plain address")
+        self._socket = socket.create_connection((found[1], int(found[2])))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._decoder = FrameDecoder()
+        self._here = deque[tuple[int, int]]()
+        connect = pb.BaseCommand(type=pb.BaseCommand.CONNECT)
+        connect.connect.client_version = "bare"
+        connect.connect.protocol_version = 20
+        self._ask(encode_command(connect), pb.BaseCommand.CONNECTED)
+        options = SubscribeOptions(subscription, type="shared")
+        subscribe = commands.subscribe(topic, _CONSUMER, 1, options, start=None, epoch=0)
+        self._ask(encode_command(subscribe), pb.BaseCommand.SUCCESS)
+        self.send(commands.flow(_CONSUMER, _AHEAD))
+
+    def send(self, data: bytes) -> None:
+        """Send a command."""
+        self._socket.sendall(data)
+
+    def message(self) -> tuple[int, int]:
+        """Return the ledger and entry of the next message."""
+        while not self._here:
+            self._read()
+        return self._here.popleft()
+
+    def close(self) -> None:
+        """Close it."""
+        self._socket.close()
+
+    def _ask(self, data: bytes, kind: int) -> None:
+        self.send(data)
+        while kind not in self._read():
+            pass
+
+    def _read(self) -> list[int]:
+        data = self._socket.recv(_READ_BYTES)
+        if not data:
+            raise SystemExit("the broker closed the connection")
+        kinds = list[int]()
+        for frame in self._decoder.feed_heads(data):
+            if isinstance(frame, Frame):
+                kinds.append(frame.command.type)
+                if frame.command.type == pb.BaseCommand.PING:
+                    self.send(encode_command(pb.BaseCommand(type=pb.BaseCommand.PONG, pong=pb.CommandPong())))
+            else:
+                self._here.append(frame[0][1:3])
+        return kinds
+
+
+def arrival(url: str, topic: str, subscription: str, count: int, pause: float) -> list[float]:
+    """Return ms from a redelivery request to the arrival, one after the other, of the only message."""
+    took = []
+    bare = BareSocket(url, topic, subscription)
+    place = bare.message()
+    bare.send(commands.flow(_CONSUMER, count))
+    for _ in range(count):
+        began = time.perf_counter()
+        bare.send(commands.redeliver(_CONSUMER, [place]))
+        place = bare.message()
+        took.append(1e3 * (time.perf_counter() - began))
+        time.sleep(pause)
+    bare.close()
+    return took
+
+
+def rate(bare: BareSocket, count: int) -> None:
+    """Receive messages, and acknowledge them a hundred at a time without being told that it is done."""
+    group = AckGroup()
+    for number in range(1, count + 1):
+        group.entries[bare.message()] = 0
+        if number % (_AHEAD // 2) == 0:
+            bare.send(commands.flow(_CONSUMER, _AHEAD // 2))
+        if number % _GROUP == 0 or number == count:
+            bare.send(commands.acknowledge(_CONSUMER, group, None))
+            group = AckGroup()
