@@ -88,7 +88,7 @@ class Holds:
             return
         record.due_at_ms = due_at_ms
         record.is_local = plan.is_local and record.id in self._store
-        record.is_ahead = not record.is_local and (plan.ahead_ms > 0 or self.ways.ahead > 0)
+        record.is_ahead = not record.is_local and plan.ahead_ms > 0
         self._arm(record.id, delay_ms - plan.ahead_ms if record.is_ahead else delay_ms)
 
     def must_wait(self, message_id: MessageId, delay_ms: int, payload: Delivery | None) -> bool:
@@ -164,10 +164,12 @@ class Holds:
             return False
         if self._note is not None and not record.is_local:
             self._note("hold", record.id, record.redelivery_count, reason="busy batch mates")
-        early_ms = record.due_at_ms - self._clock.now_ms() if record.is_ahead else 0
+        early_ms = record.due_at_ms - self._clock.now_ms()
+        is_last_ms = early_ms == 1 and not record.is_local and self.tracker.ahead > 0
+        must_wait = early_ms > 0 and (record.is_ahead or is_last_ms)
         record.is_local, record.is_ahead = True, False
-        if early_ms > 0:
-            self._arm(record.id, early_ms + (self.ways.ahead > 0))  # which is taken off again
+        if must_wait:
+            self._arm(record.id, early_ms + is_last_ms)  # as the tracker is ahead by a part of it
         else:
             self._show_again(record)
         return True

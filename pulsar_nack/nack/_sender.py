@@ -17,6 +17,7 @@ may always be under way, and retries never take the last place: neither holds up
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
@@ -65,6 +66,7 @@ class Sender:
         self._hooks = hooks
         self._collapse = collapse
         self._ahead = ahead
+        self.ahead_ns = 0
         self._max_in_flight = 1 if collapse else config.max_in_flight
         self._max_retry_flights = max(self._max_in_flight - 1, 1)
         self._retry_flights = 0
@@ -87,6 +89,7 @@ class Sender:
         loop = asyncio.get_running_loop()
         self.ticks = ticker_of(clock, loop)
         self._alarm = Alarm(clock, loop, self._ahead)
+        self.ahead_ns = self._alarm.ahead_ns
         self._kick = asyncio.Event()
         self._landed = asyncio.Event()
         self.settle()
@@ -101,7 +104,7 @@ class Sender:
 
     def due_ms(self) -> int:
         """Return the time up to which ids are to be sent by now."""
-        return (self.ticks() + self._alarm.ahead_ns) // NS_PER_MS
+        return (self.ticks() + self.ahead_ns) // NS_PER_MS
 
     # the timer
 
@@ -178,7 +181,7 @@ class Sender:
         self._take_off(flight)
         error: BaseException | None = None
         try:
-            result = self._redeliver(flight.ids)
+            result = contextvars.copy_context().run(self._redeliver, flight.ids)  # one of its own, as a task has
         except Exception as raised:  # noqa: BLE001 - as in _fly
             error = raised
         except BaseException as fatal:

@@ -165,6 +165,11 @@ class NegativeAcksTracker:
         """Return whether an id is pending: it waits for its time, or for its next try."""
         return isinstance(message_id, MessageId) and (message_id in self._schedule or message_id in self._retries)
 
+    @property
+    def ahead(self) -> float:
+        """Return by how many seconds ids are handed over before their time: 0 on a clock of whole ms."""
+        return self._sender.ahead_ns / 1e9
+
     # nack
 
     async def nack(self, id: MessageId, delay: Delay | None = None, *, redelivery_count: int = 0) -> None:

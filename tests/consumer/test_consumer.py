@@ -461,6 +461,25 @@ async def test_what_is_shown_from_memory_is_not_ahead_where_the_broker_is_asked_
         assert consumer.statistics().redelivered_local == 50
 
 
+@pytest.mark.parametrize("bits", [0, 3, 8])
+@pytest.mark.parametrize("latency", [0.0005, 0.0009])
+@virtual_time
+async def test_what_is_shown_from_memory_is_never_late(bits: int, latency: float) -> None:
+    """Nor is it late there, however wide the bucket is."""
+    loop = asyncio.get_running_loop()
+    async with Consumer(FakePort(latency=latency), config=NackConfig(negative_ack_precision_bit_cnt=bits)) as consumer:
+        port = consumer.port
+        assert isinstance(port, FakePort)
+        port.topic.publish_batch([b"0", b"1"])
+        message, _mate = await take(consumer, 2)
+        for delay in (0.017, 0.04, 0.1, 0.333, 1.0, 2.0, 60.0):
+            began = loop.time()
+            await message.nack(delay=delay)
+            message = await consumer.receive(timeout=99)
+            away = 1000 * (loop.time() - began - delay)
+            assert -(2**bits) < away < 0.001
+
+
 @virtual_time
 async def test_two_members_at_their_own_times() -> None:
     """N12: two members of a batch nacked with 10 and 20 s come back at 10 and 20 s, each alone."""

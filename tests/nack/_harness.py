@@ -58,6 +58,10 @@ class Recorder:
         finally:
             self.running -= 1
 
+    def take(self, ids: Sequence[MessageId]) -> None:
+        """Take one command as a plain callback."""
+        self.commands.append((self.now(), list(ids)))
+
     @property
     def times(self) -> list[int]:
         """Return when each command came."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Awaitable, Sequence
 from typing import Any
@@ -78,6 +79,23 @@ async def test_it_may_nack_and_acknowledge() -> None:
         assert tracker.statistics().pending == 0
         assert tracker.statistics().held == 0
     assert sent == [(began + at, mid(1)) for at in (1_000, 1_000, 1_500, 2_000)]
+
+
+@virtual_time
+async def test_each_call_has_a_context_of_its_own() -> None:
+    """A variable that a callback sets is not seen by the next one, as it is with a task for each."""
+    variable = contextvars.ContextVar("variable", default=0)
+    seen: list[int] = []
+
+    def redeliver(_: Sequence[MessageId]) -> None:
+        seen.append(variable.get())
+        variable.set(variable.get() + 1)
+
+    async with NegativeAcksTracker(redeliver, EXACT) as tracker:
+        for entry in range(3):
+            tracker.nack_nowait(mid(entry), 1.0 + entry)
+        await asyncio.sleep(5)
+    assert seen == [0, 0, 0]
 
 
 @virtual_time
@@ -185,10 +203,13 @@ async def test_clocks_of_whole_milliseconds_are_not_ahead() -> None:
     assert Alarm(LoopClock(), loop, 0.0005).ahead_ns == 500_000
     assert Alarm(MonotonicClock(), loop, 0.0005).ahead_ns == 0
     assert Alarm(ManualClock(), loop, 0.0005).ahead_ns == 0
+    async with NegativeAcksTracker(Recorder(), ahead=0.0005) as tracker:
+        assert tracker.ahead == 0.0005
     sent: list[int] = []
     clock = ManualClock()
     async with NegativeAcksTracker(lambda _: sent.append(clock.now_ms()), EXACT, clock=clock, ahead=0.0005) as tracker:
         await settle()
+        assert tracker.ahead == 0
         due_at = clock.now_ms() + 10
         tracker.nack_nowait(mid(1), 0.01)
         clock.advance(9)

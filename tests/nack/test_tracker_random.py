@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Awaitable, Sequence
 from typing import NamedTuple
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pulsar_nack import Clock, MessageId, NackConfig, NegativeAcksTracker, RedeliveryError
+from pulsar_nack import Clock, MessageId, NackConfig, NegativeAcksTracker, RedeliveryError, WouldBlockError
+from pulsar_nack.nack import RedeliveryCallback
 from pulsar_nack.testing import ManualClock, run
 from tests.nack._harness import Recorder, loop_ms, settle
 
@@ -47,6 +49,12 @@ STEPS = st.lists(
     ),
     max_size=60,
 )
+HURRIED: list[Step] = [
+    Nack(MessageId(1, 1), 5000),
+    Nack(MessageId(1, 1), 100),
+    Ack(MessageId(1, 1)),
+    Pass(6000),
+]
 CONFIGS = st.builds(
     NackConfig,
     negative_ack_precision_bit_cnt=st.integers(0, 12),
@@ -91,7 +99,7 @@ class Reference:
                     self.instants.add(start)
 
 
-async def play(steps: Sequence[Step], config: NackConfig, clock: ManualClock | None) -> None:
+async def play(steps: Sequence[Step], config: NackConfig, clock: ManualClock | None, *, is_plain: bool) -> None:
     """Run the steps, comparing after each."""
 
     async def pass_ms(ms: int) -> None:
@@ -111,7 +119,8 @@ async def play(steps: Sequence[Step], config: NackConfig, clock: ManualClock | N
     recorder = Recorder(now)
     reference = Reference(config)
     given_clock: Clock | None = clock
-    async with NegativeAcksTracker(recorder, config, clock=given_clock) as tracker:
+    callback: RedeliveryCallback = recorder.take if is_plain else recorder
+    async with NegativeAcksTracker(callback, config, clock=given_clock) as tracker:
         for step in steps:
             if isinstance(step, Nack):
                 tracker.nack_nowait(step.id, step.delay_ms / 1000)
@@ -134,18 +143,19 @@ async def play(steps: Sequence[Step], config: NackConfig, clock: ManualClock | N
 
 
 @settings(max_examples=150)
-@given(STEPS, CONFIGS)
-@example([Nack(MessageId(1, 1), 5000), Nack(MessageId(1, 1), 100), Ack(MessageId(1, 1)), Pass(6000)], NackConfig())
-def test_each_id_is_sent_at_the_start_of_its_bucket(steps: list[Step], config: NackConfig) -> None:
+@given(steps=STEPS, config=CONFIGS, is_plain=st.booleans())
+@example(steps=HURRIED, config=NackConfig(), is_plain=False)
+@example(steps=HURRIED, config=NackConfig(), is_plain=True)
+def test_each_id_is_sent_at_the_start_of_its_bucket(steps: list[Step], config: NackConfig, *, is_plain: bool) -> None:
     """Each id is sent in [deadline - bucket + 1, deadline], once; one wake-up per moment with something due."""
-    run(play(steps, config, None))
+    run(play(steps, config, None, is_plain=is_plain))
 
 
 @settings(max_examples=75)
-@given(STEPS, CONFIGS)
-def test_the_same_with_a_clock_moved_by_hand(steps: list[Step], config: NackConfig) -> None:
+@given(steps=STEPS, config=CONFIGS, is_plain=st.booleans())
+def test_the_same_with_a_clock_moved_by_hand(steps: list[Step], config: NackConfig, *, is_plain: bool) -> None:
     """The same traces with a manual clock: the same ids at the same times, and no wake-up without cause."""
-    run(play(steps, config, ManualClock()))
+    run(play(steps, config, ManualClock(), is_plain=is_plain))
 
 
 class Chaos(NamedTuple):
@@ -165,14 +175,19 @@ CHAOS = st.builds(
 
 
 @settings(max_examples=200)
-@example(Chaos(ends=[(0, 703), (0, 0), (1, 0)], actions=[(0, 0, 1), (0, 2, 0), (4, 0, 0), (0, 2, 1)], close_at=2), 2, 2)
-@given(CHAOS, st.integers(1, 3), st.sampled_from([None, 2, 5]))
-def test_nothing_is_lost_when_callbacks_fail(chaos: Chaos, in_flight: int, max_held: int | None) -> None:
+@example(
+    Chaos(ends=[(0, 703), (0, 0), (1, 0)], actions=[(0, 0, 1), (0, 2, 0), (4, 0, 0), (0, 2, 1)], close_at=2),
+    2,
+    2,
+    "coroutine",
+)
+@given(CHAOS, st.integers(1, 3), st.sampled_from([None, 2, 5]), st.sampled_from(["coroutine", "plain", "returning"]))
+def test_nothing_is_lost_when_callbacks_fail(chaos: Chaos, in_flight: int, max_held: int | None, kind: str) -> None:
     """Failing, slow, self-cancelling callbacks, acks, nacks, a close at any time: a nack is sent, acked or returned."""
-    run(disturb(chaos, in_flight, max_held))
+    run(disturb(chaos, in_flight, max_held, kind))
 
 
-async def disturb(chaos: Chaos, in_flight: int, max_held: int | None) -> None:
+async def disturb(chaos: Chaos, in_flight: int, max_held: int | None, callback: str) -> None:
     """Run one such course and balance the books."""
     ends = iter(chaos.ends)
     owed: set[MessageId] = set()
@@ -205,7 +220,38 @@ async def disturb(chaos: Chaos, in_flight: int, max_held: int | None) -> None:
                 if message_id not in failed and renewals.get(message_id, 0) == renewed_before[message_id]:
                     owed.discard(message_id)
 
+    def redeliver_plainly(ids: Sequence[MessageId]) -> None:
+        """Do all of it at once, and nack one of them anew, or acknowledge it, now and then."""
+        taken = list(ids)
+        assert 0 < len(taken) <= 2
+        kind, ms = next(ends, (0, 0))
+        if ms % 3 == 1:
+            with contextlib.suppress(WouldBlockError):
+                tracker.nack_nowait(taken[-1], ms / 1000)
+                owed.add(taken[-1])
+                taken.pop()
+        elif ms % 3 == 2:
+            tracker.ack(taken[0])
+            owed.discard(taken[0])
+        if kind == 1:
+            raise OSError("all failed")
+        if kind == 2:
+            owed.difference_update(taken[1:])
+            raise RedeliveryError("some failed", failed=taken[:1])
+        if kind == 3:
+            raise asyncio.CancelledError
+        owed.difference_update(taken)
+
+    def redeliver_returning(ids: Sequence[MessageId]) -> Awaitable[None]:
+        return redeliver(ids)
+
+    callbacks: dict[str, RedeliveryCallback] = {
+        "coroutine": redeliver,
+        "plain": redeliver_plainly,
+        "returning": redeliver_returning,
+    }
     renewals: dict[MessageId, int] = {}
+    tracker: NegativeAcksTracker
 
     async def act(tracker: NegativeAcksTracker) -> None:
         for kind, entry, ms in chaos.actions:
@@ -223,7 +269,7 @@ async def disturb(chaos: Chaos, in_flight: int, max_held: int | None) -> None:
             assert statistics.held >= statistics.pending + statistics.in_flight
             assert max_held is None or statistics.held <= max_held
 
-    async with NegativeAcksTracker(redeliver, config) as tracker:
+    async with NegativeAcksTracker(callbacks[callback], config) as tracker:
         acting = asyncio.create_task(act(tracker))
         await asyncio.sleep(chaos.close_at / 1000)
         acting.cancel()
