@@ -753,7 +753,9 @@ class Consumer:
     def _check_attempt(self, message: Message) -> None:
         """Raise when a later attempt of the message is in work: it belongs to whoever has that."""
         record = self._states.get(message.id)
-        if record is not None and record.state is State.IN_WORK and record.redelivery_count != message.redelivery_count:
+        if record is None or record.state is not State.IN_WORK or record.is_guessed:
+            return
+        if record.redelivery_count != message.redelivery_count:
             raise AlreadySettledError(message.id, "shown again")
 
     def _has_room(self, message_id: MessageId, milliseconds: int, payload: Delivery | None) -> bool:

@@ -127,7 +127,7 @@ class Holds:
         if asked_for:
             requests = self._begin_request(asked_for)
             try:
-                await self._send([record.id for record in asked_for])
+                await self._send(self._ids_of(asked_for))
             except BaseException as error:  # noqa: BLE001 - raised there
                 self._fail_request(asked_for, requests, error)
             self._end_request(asked_for)
@@ -139,10 +139,15 @@ class Holds:
             assert self._redeliver_nowait is not None
             requests = self._begin_request(asked_for)
             try:
-                self._redeliver_nowait([record.id for record in asked_for])
+                self._redeliver_nowait(self._ids_of(asked_for))
             except BaseException as error:  # noqa: BLE001 - raised there
                 self._fail_request(asked_for, requests, error)
             self._end_request(asked_for)
+
+    def _ids_of(self, records: Sequence[Record]) -> list[MessageId]:
+        """Return what to name in a request: no more than the port takes where it brings back everything anyway."""
+        some = records[: self._most_at_once] if self.ways.only_rewinds else records
+        return [record.id for record in some]
 
     def _not_local(self, ids: Sequence[MessageId]) -> list[Record]:
         """Show what is in memory and is to be shown from there; return what the broker is to be asked for."""

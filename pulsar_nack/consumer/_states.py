@@ -82,6 +82,8 @@ class Record:
     """It is to be shown from memory, whatever its mates do."""
     is_ahead = False
     """Its timer fires the port's latency before ``due_at_ms``."""
+    is_guessed = False
+    """It was not known when it was acknowledged, so that the count may be too low to tell one attempt from another."""
     before_ack: State | None = None
     is_due = False
     """Its timer fired while an acknowledgement was under way."""
@@ -255,6 +257,8 @@ class States:
             self._add(record)
         elif record.state is State.IN_WORK:
             self._move(record, State.HELD)
+            if record.is_guessed:
+                record.is_guessed = False  # from the next time on it is told
         return record
 
     def give_up(self, message_id: MessageId, count: int) -> Record:
@@ -302,6 +306,7 @@ class States:
         record = self._records.get(message_id)
         if record is None:
             record = Record(message_id, State.IN_WORK, self._counts.pop(message_id, 0))
+            record.is_guessed = True
             self._add(record)
         self.start_ack(record)
         return record

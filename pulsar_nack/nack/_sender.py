@@ -146,7 +146,14 @@ class Sender:
             self.arm(now_ms, is_retry=True)
         elif self._is_plain and self._group is not None and len(self._flights) < self._max_in_flight:
             self.armed_at = NEVER
-            self._send_at_once(self._group, now_ms)
+            try:
+                self._send_at_once(self._group, now_ms)
+            except BaseException as fatal:
+                self._fatal = fatal  # ends the sending task
+                self._kick.set()
+                if isinstance(fatal, KeyboardInterrupt | SystemExit):
+                    raise
+                return
             self.arm(self.due_ms())
         else:
             self._wake()
@@ -184,14 +191,11 @@ class Sender:
             result = contextvars.copy_context().run(self._redeliver, flight.ids)  # one of its own, as a task has
         except Exception as raised:  # noqa: BLE001 - as in _fly
             error = raised
+        except asyncio.CancelledError as cancelled:
+            error = cancelled
         except BaseException as fatal:
-            error = fatal
-            if not isinstance(fatal, asyncio.CancelledError):
-                self._fatal = fatal
-                self._kick.set()
-            if isinstance(fatal, KeyboardInterrupt | SystemExit):
-                self._land(flight, error)
-                raise
+            self._land(flight, fatal)
+            raise
         else:
             if inspect.isawaitable(result):
                 flight.result = result
@@ -283,13 +287,13 @@ class Sender:
             error=error,
         )
         del self._flights[flight]
+        self._put_back(flight, landing)
         self.in_flight -= len(flight.ids)
         self._retry_flights -= flight.is_retry
         self.counters.sent += len(flight.ids) - len(failed)
         if error is not None:
             self.counters.failed_commands += 1
             self.counters.last_error = repr(error)
-        self._put_back(flight, landing)
         self._landed.set()
         self.settle()
         if self.armed_at == ATTENDED:

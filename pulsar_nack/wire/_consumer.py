@@ -619,6 +619,7 @@ class TopicConsumer:
 
     def _give_back_chunks(self) -> None:
         self._chunk_timer = None
+        positions: list[tuple[int, int]] = []
         for given_up in self._chunks.given_up(self._core.clock.now_ms()):
             if given_up.times == _TOLD_AFTER:
                 _LOG.warning(
@@ -630,10 +631,11 @@ class TopicConsumer:
                     given_up.of,
                     given_up.times,
                 )
-            if self._session is not None:
-                if self._resuming is not None:
-                    self._resuming.expect(given_up.positions)
-                self._redeliveries.add(given_up.positions)
+            positions += given_up.positions
+        if self._session is not None:
+            if self._resuming is not None:
+                self._resuming.expect(positions)
+            self._redeliveries.add(positions)
         self._set_chunk_timer()
 
     # --- moving, asking ----------------------------------------------------------------------------------------------

@@ -155,6 +155,21 @@ async def test_forced_broker_way_collapses_where_the_broker_rewinds() -> None:
 
 
 @virtual_time
+async def test_a_rewind_names_no_more_ids_than_the_port_takes() -> None:
+    """N20: whatever it names, everything comes back, in one request."""
+    async with consuming(FakePort(subscription_type="exclusive", max_ids_per_request=3), redelivery="broker") as (
+        port,
+        consumer,
+    ):
+        for number in range(5):
+            port.topic.publish(bytes([number]))
+        for message in await take(consumer, 5):
+            await message.nack(delay=1)
+        assert len(await take_within(consumer, 5, 5)) == 5
+        assert [len(ids) for ids in port.requests("redeliver")] == [3]
+
+
+@virtual_time
 async def test_receive_is_cancel_safe() -> None:
     """U1: a receive that timed out, or was cancelled as its message came, loses nothing."""
     async with consuming() as (port, consumer):

@@ -401,6 +401,45 @@ async def test_a_slow_confirmation_from_before_a_seek_touches_nothing_after_it()
         assert (await consumer.receive(timeout=3)).id == message.id
 
 
+class RefusingPort(FakePort):
+    """Takes a while to refuse acknowledgements, when told to."""
+
+    refuses = False
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Acknowledge, or do not."""
+        if self.refuses:
+            await asyncio.sleep(0.1)
+            raise BrokerError("no")
+        await super().acknowledge(ids)
+
+
+class RefusingNowaitPort(NowaitPort, RefusingPort):
+    """The same of a port that needs no task."""
+
+
+@pytest.mark.parametrize("make", [RefusingPort, RefusingNowaitPort])
+@virtual_time
+async def test_what_could_not_be_acknowledged_after_a_seek_can_be_nacked(make: Callable[..., RefusingPort]) -> None:
+    """Its attempts are not known any more, and the copy that came meanwhile was not shown."""
+    port = make(latency=0.01)
+    port.topic.publish(b"x")
+    async with Consumer(port) as consumer:
+        message = await consumer.receive()
+        await message.nack(delay=0)
+        message = await consumer.receive()
+        await consumer.seek(0)
+        port.refuses = True
+        with pytest.raises(BrokerError):
+            await message.ack()
+        port.refuses = False
+        await message.nack(delay=0.1)
+        again = await consumer.receive(timeout=5)
+        assert again.id == message.id
+        await again.ack()
+        assert consumer.statistics().in_work == 0
+
+
 @virtual_time
 async def test_a_consumer_shows_what_it_is() -> None:
     """Its representation tells its state, and how much is unacknowledged."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NegativeAcksTracker
+from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NegativeAcksTracker, RedeliveryError
 from pulsar_nack.clock import LoopClock, MonotonicClock
 from pulsar_nack.nack._timing import Alarm
 from pulsar_nack.testing import ManualClock, virtual_time
@@ -155,6 +155,36 @@ async def test_what_is_no_exception_ends_the_tracker() -> None:
     assert caught.value.subgroup(Fatal) is not None
     with pytest.raises(BaseExceptionGroup):
         await tracker.aclose()
+
+
+class Unprintable(Exception):  # noqa: N818
+    """Cannot be told."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no name")
+
+
+@pytest.mark.parametrize("error", [RedeliveryError("no", failed=[[1]]), Unprintable()])  # type: ignore[list-item]
+@pytest.mark.parametrize("is_plain", [True, False])
+@virtual_time
+async def test_what_cannot_be_noted_ends_the_tracker_too(error: Exception, is_plain: bool) -> None:
+    """A tracker that cannot go on says so, and gives all ids back; it does not stand still."""
+
+    def plain(_: Sequence[MessageId]) -> None:
+        raise error
+
+    async def coroutine(_: Sequence[MessageId]) -> None:
+        raise error
+
+    tracker = NegativeAcksTracker(plain if is_plain else coroutine, EXACT)
+    await tracker.__aenter__()
+    tracker.nack_nowait(mid(1), 1.0)
+    tracker.nack_nowait(mid(2), 1.5)
+    await asyncio.sleep(5)
+    assert "broken" in repr(tracker)
+    with pytest.raises(ExceptionGroup):
+        await tracker.aclose()
+    assert sorted(tracker._left) == [mid(1), mid(2)]
 
 
 def test_an_interrupt_ends_the_program() -> None:

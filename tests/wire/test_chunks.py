@@ -263,3 +263,15 @@ async def test_more_messages_mixed_than_there_is_room_for() -> None:
                 await consumer.acknowledge([whole.id])
                 seen.add(whole.data)
         assert len(made.subscription.acked) == 18
+
+
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
+@virtual_time
+async def test_what_goes_back_together_goes_in_one_command(kind: Any) -> None:
+    """Of three messages whose last parts do not come; on Exclusive each command has everything sent again."""
+    async with consuming() as made:
+        for uuid in "abc":
+            publish(made, b"0123456789", 2, uuid=uuid, skip=2)
+        await made.open(type=kind, chunk_timeout=5)
+        await asyncio.sleep(7)
+        assert len(made.broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES")) == 1
