@@ -3,7 +3,7 @@
 Run ``python benchmarks/wire.py``; PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name a broker, or one is started (Java 17 and
 Maven). ``--quick`` takes a twentieth of the messages, ``--only NAME`` one case, ``--save`` stores the tables as
 ``results/wire.md``. Each case of each side runs in a process of its own; CPU time is that of all its threads.
-Sides take turns, and the median of the rounds counts.
+Sides take turns, and the median of the rounds counts; of ratios that of those within a round, as machines drift.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def rates(bench: Bench) -> None:
     for tasks in (1, 100) if bench.is_quick else (1, 100, 500):
         some = count if tasks > 1 else count // 2
         sides = bench.among(*(name for name in names if name != "bare" or tasks == 1))
-        found = in_turns(bench, "rate", sides, some, tasks=tasks, pause=bench.pause(1.0))
-        official = found.get("official", {})
+        rounds = in_turns(bench, "rate", sides, some, rounds=5, tasks=tasks, pause=bench.pause(1.0))
+        found, by_official = medians(rounds), ratios(rounds, "official")
         for side in sides:
-            of = {key: ratio(value, official.get(key)) for key, value in found[side].items()}
+            of = by_official[side]
             name = f"{tasks} task{'s' * (tasks > 1)}"
             rows.append([name, SIDES[side], some, *found[side].values(), *of.values()])
             if (tasks > 1 and side == "native") or (tasks == 1 and side == "soon"):
@@ -115,7 +115,7 @@ def rates(bench: Bench) -> None:
 def decoding(bench: Bench) -> None:
     """Receive what was sent in batches."""
     count, sides = bench.count(400_000), bench.among("official", "native", "port")
-    found = in_turns(bench, "decode", sides, count, batch=1_000)
+    found = medians(in_turns(bench, "decode", sides, count, batch=1_000))
     if "port" in found:
         bench.targets.check("batches: 100 000 a second by the port's rate", 100_000 / found["port"]["rate"], 1.0)
     bench.report.table(
@@ -127,18 +127,37 @@ def decoding(bench: Bench) -> None:
 
 
 def in_turns(
-    bench: Bench, case: str, sides: Sequence[str], count: int, *, batch: int = 0, **options: Any
-) -> dict[str, dict[str, float]]:
-    """Run a case on one topic, each side in its turn, each with a subscription of its own; return the medians."""
-    names = [f"{side}-{number}" for number in range(bench.rounds(3)) for side in sides]
+    bench: Bench, case: str, sides: Sequence[str], count: int, *, rounds: int = 3, batch: int = 0, **options: Any
+) -> dict[str, list[dict[str, float]]]:
+    """Run a case on one topic, each side in its turn, each with a subscription of its own; return all rounds."""
+    names = [f"{side}-{number}" for number in range(bench.rounds(rounds)) for side in sides]
     topic = bench.filled(names, count, batch=batch)
     found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for name in names:
         side = name.partition("-")[0]
         found[side].append(bench.run(case, side=side, topic=topic, subscription=name, count=count, **options))
+    return found
+
+
+def medians(found: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Return the medians of what was found in several rounds."""
     return {
-        side: {key: statistics.median(one[key] for one in several) for key in several[0]}
-        for side, several in found.items()
+        side: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+        for side, rounds in found.items()
+    }
+
+
+def ratios(found: dict[str, list[dict[str, float]]], by: str) -> dict[str, dict[str, float | None]]:
+    """Return the medians of the ratios to another side within each round; None: that side was not measured."""
+    others = found.get(by)
+    if others is None:
+        return {side: dict.fromkeys(rounds[0]) for side, rounds in found.items()}
+    return {
+        side: {
+            key: statistics.median(one[key] / other[key] for one, other in zip(rounds, others, strict=True))
+            for key in rounds[0]
+        }
+        for side, rounds in found.items()
     }
 
 
