@@ -59,8 +59,8 @@ class Holds:
         self._note = note
         self._watched_until_ms: int | None = None
         self._is_earlier = asyncio.Event()
-        self._redeliver_nowait = port.redeliver_nowait if isinstance(port, SupportsRedeliverNowait) else None
-        waits = self._custom is not None or self._redeliver_nowait is None
+        self._nowait_port = port if isinstance(port, SupportsRedeliverNowait) else None
+        waits = self._custom is not None or self._nowait_port is None
         most = self._most_at_once = min(config.max_batch, port.traits.max_ids_per_request)
         self.tracker = NegativeAcksTracker(
             self.on_due if waits else self._on_due_nowait,
@@ -136,10 +136,10 @@ class Holds:
         """Do the same, on a port that can ask without waiting."""
         asked_for = self._not_local(ids)
         if asked_for:
-            assert self._redeliver_nowait is not None
+            assert self._nowait_port is not None
             requests = self._begin_request(asked_for)
             try:
-                self._redeliver_nowait(self._ids_of(asked_for))
+                self._nowait_port.redeliver_nowait(self._ids_of(asked_for))
             except BaseException as error:  # noqa: BLE001 - raised there
                 self._fail_request(asked_for, requests, error)
             self._end_request(asked_for)

@@ -13,7 +13,7 @@ import pulsar
 import pytest
 
 import pulsar_nack
-from pulsar_nack import Consumer, Message, MessageId
+from pulsar_nack import Consumer, Message, MessageId, SupportsRedeliverNowait
 from tests.consumer import scenarios
 from tests.consumer.official import (
     EXACT,
@@ -359,18 +359,23 @@ async def test_lost_requests_are_made_again(service_url: str, topic: str, monkey
     async with subscribed(service_url, topic, redelivery="broker") as (client, consumer):
         await send(client, topic, numbered(20))
         messages = await take(consumer, 20)
-        redeliver, lost = consumer.port.redeliver, 0
+        port, lost = consumer.port, 0
 
-        async def lose(ids: Sequence[MessageId]) -> None:
+        def lose_nowait(ids: Sequence[MessageId]) -> None:
             nonlocal lost
             lost += len(ids)
 
-        consumer.port.redeliver = lose
-        for message in messages:
-            await message.nack(delay=0.5)
-        assert await nothing_comes(consumer, 3.0)
-        assert lost == consumer.statistics().requested == 20
-        consumer.port.redeliver = redeliver
+        async def lose(ids: Sequence[MessageId]) -> None:
+            lose_nowait(ids)
+
+        with monkeypatch.context() as losing:
+            losing.setattr(port, "redeliver", lose)
+            if isinstance(port, SupportsRedeliverNowait):
+                losing.setattr(port, "redeliver_nowait", lose_nowait)
+            for message in messages:
+                await message.nack(delay=0.5)
+            assert await nothing_comes(consumer, 3.0)
+            assert lost == consumer.statistics().requested == 20
         again = await take(consumer, 20, timeout=40)
         assert payloads(again) == sorted(numbered(20))
         assert {message.attempt for message in again} == {2}

@@ -668,6 +668,20 @@ async def test_a_single_worker_is_never_stuck() -> None:
 
 
 @virtual_time
+async def test_held_ones_count_for_the_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """U33: what is held is unacknowledged too: a message that is taken beside it reaches 80 % of the limit."""
+    async with consuming(FakePort(receiver_queue_size=5), unacked_limit=15) as (port, consumer):
+        for number in range(10):
+            port.topic.publish(bytes([number]))
+        for message in await take(consumer, 6):
+            await message.nack(delay=60)
+        await take(consumer, 1)
+        assert not caplog.records
+        await take(consumer, 3)
+        assert [record.name for record in caplog.records] == ["pulsar_nack.consumer"]
+
+
+@virtual_time
 async def test_unacked_messages_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     """U33: at 80 % of the limit one warning, at the limit a nack waits; cancelled, it leaves the message in work."""
     async with consuming(FakePort(receiver_queue_size=5), unacked_limit=15) as (port, consumer):
