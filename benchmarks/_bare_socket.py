@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections import deque
+from contextlib import closing
 from typing import Final
 
 from pulsar_nack.wire import _consumer_commands as commands
@@ -18,6 +19,7 @@ _CONSUMER: Final = 1
 _READ_BYTES: Final = 64 * 1024
 _AHEAD: Final = 1_000
 _GROUP: Final = 100
+_TIMEOUT_S: Final = 60.0
 
 
 class BareSocket:
@@ -27,7 +29,7 @@ class BareSocket:
         found = re.fullmatch(r"pulsar://(.*):(\d+)/?", url)
         if found is None:
             raise SystemExit(f"{url}: not a plain address")
-        self._socket = socket.create_connection((found[1], int(found[2])))
+        self._socket = socket.create_connection((found[1], int(found[2])), timeout=_TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._decoder = FrameDecoder()
         self._here = deque[tuple[int, int]]()
@@ -35,7 +37,7 @@ class BareSocket:
         connect.connect.client_version = "bare"
         connect.connect.protocol_version = 20
         self._ask(encode_command(connect), pb.BaseCommand.CONNECTED)
-        options = SubscribeOptions(subscription, type="shared")
+        options = SubscribeOptions(subscription, type="shared", initial_position="earliest")
         subscribe = commands.subscribe(topic, _CONSUMER, 1, options, start=None, epoch=0)
         self._ask(encode_command(subscribe), pb.BaseCommand.SUCCESS)
         self.send(commands.flow(_CONSUMER, _AHEAD))
@@ -77,16 +79,15 @@ class BareSocket:
 def arrival(url: str, topic: str, subscription: str, count: int, pause: float) -> list[float]:
     """Return ms from a redelivery request to the arrival, one after the other, of the only message."""
     took = []
-    bare = BareSocket(url, topic, subscription)
-    place = bare.message()
-    bare.send(commands.flow(_CONSUMER, count))
-    for _ in range(count):
-        began = time.perf_counter()
-        bare.send(commands.redeliver(_CONSUMER, [place]))
+    with closing(BareSocket(url, topic, subscription)) as bare:
         place = bare.message()
-        took.append(1e3 * (time.perf_counter() - began))
-        time.sleep(pause)
-    bare.close()
+        bare.send(commands.flow(_CONSUMER, count))
+        for _ in range(count):
+            began = time.perf_counter()
+            bare.send(commands.redeliver(_CONSUMER, [place]))
+            place = bare.message()
+            took.append(1e3 * (time.perf_counter() - began))
+            time.sleep(pause)
     return took
 
 

@@ -1,4 +1,4 @@
-"""Negative acknowledgements on the native wire, exact to 15 ms: half of all errors are below."""
+"""Negative acknowledgements on the native wire, exact to 15 ms beside what a bare socket waits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,28 @@ from collections.abc import Callable
 import pytest
 
 from pulsar_nack import Consumer, Message, MessageId
+from tests.broker._admin import Admin
+from tests.broker._answer_time import answer_ms
 from tests.broker._native import Errors, native
+from tests.broker.conftest import fresh_topic
 from tests.consumer import scenarios
 from tests.consumer.official import nothing_comes, numbered, official_client, payloads, send, take
+
+
+@pytest.fixture(scope="module")
+def slowness_ms(request: pytest.FixtureRequest, service_url: str, admin: Admin) -> float:
+    """What the broker and the machine take to bring a message back."""
+    topic = fresh_topic(request)
+    try:
+        return answer_ms(service_url, topic)
+    finally:
+        admin.delete(topic)
+
+
+@pytest.fixture
+def errors(slowness_ms: float) -> Errors:
+    """Takes down how far from their deadlines messages came back."""
+    return Errors(slowness_ms)
 
 
 async def sent(url: str, topic: str, messages: list[bytes], *, batched: bool = False) -> None:
@@ -19,9 +38,9 @@ async def sent(url: str, topic: str, messages: list[bytes], *, batched: bool = F
         await send(client, topic, messages, batched=batched)
 
 
-async def test_nacks_keep_coming(service_url: str, topic: str) -> None:
+async def test_nacks_keep_coming(service_url: str, topic: str, errors: Errors) -> None:
     """N32: one nack each 200 ms with a delay of 1 s: each comes back at its own time while nacking goes on."""
-    errors, fresh = Errors(), asyncio.Queue[Message]()
+    fresh = asyncio.Queue[Message]()
 
     async def nack_one_by_one() -> None:
         for _ in range(25):
@@ -46,9 +65,8 @@ async def test_nacks_keep_coming(service_url: str, topic: str) -> None:
 
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
-async def test_each_at_its_own_time(service_url: str, topic: str, redelivery: str) -> None:
+async def test_each_at_its_own_time(service_url: str, topic: str, errors: Errors, redelivery: str) -> None:
     """N33: delays of 3 s, 0.5 s and 1.5 s come back in the order of their times."""
-    errors = Errors()
     await sent(service_url, topic, numbered(3))
     async with native(service_url, topic, redelivery=redelivery) as consumer:
         for message, delay in zip(await take(consumer, 3), (3.0, 0.5, 1.5), strict=True):
@@ -62,9 +80,9 @@ async def test_each_at_its_own_time(service_url: str, topic: str, redelivery: st
     errors.check(3)
 
 
-async def test_counts_grow(service_url: str, topic: str) -> None:
+async def test_counts_grow(service_url: str, topic: str, errors: Errors) -> None:
     """N34: nacked four times with a delay of 500 ms, a message is seen with the counts 0, 1, 2, 3."""
-    errors, counts = Errors(), []
+    counts = []
     await sent(service_url, topic, [b"x"])
     async with native(service_url, topic) as consumer:
         for number in range(5):
@@ -80,9 +98,8 @@ async def test_counts_grow(service_url: str, topic: str) -> None:
     errors.check(4)
 
 
-async def test_only_the_nacked_ones(service_url: str, topic: str) -> None:
+async def test_only_the_nacked_ones(service_url: str, topic: str, errors: Errors) -> None:
     """N35: of five messages exactly the three that were nacked come again."""
-    errors = Errors()
     await sent(service_url, topic, numbered(5))
     async with native(service_url, topic) as consumer:
         for message in await take(consumer, 5):
@@ -111,25 +128,24 @@ async def taken_again(consumer: Consumer, errors: Errors, count: int) -> list[Me
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 async def test_partitions_and_rebuilt_ids(
-    service_url: str, partitioned_topic: Callable[[int], str], redelivery: str
+    service_url: str, partitioned_topic: Callable[[int], str], errors: Errors, redelivery: str
 ) -> None:
     """N36: on partitions, ids as delivered and ids rebuilt from bytes and topic both bring their messages back."""
     topic = partitioned_topic(3)
     await sent(service_url, topic, numbered(12))
-    await _by_id_and_by_rebuilt_id(service_url, topic, redelivery)
+    await _by_id_and_by_rebuilt_id(errors, service_url, topic, redelivery)
 
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker"])
-async def test_a_list_of_topics_and_rebuilt_ids(service_url: str, topic: str, redelivery: str) -> None:
+async def test_a_list_of_topics_and_rebuilt_ids(service_url: str, topic: str, errors: Errors, redelivery: str) -> None:
     """N36: on a list of topics too."""
     topics = [topic, f"{topic}-b"]
     for number, each in enumerate(topics):
         await sent(service_url, each, numbered(6, first=100 * number))
-    await _by_id_and_by_rebuilt_id(service_url, topics, redelivery)
+    await _by_id_and_by_rebuilt_id(errors, service_url, topics, redelivery)
 
 
-async def _by_id_and_by_rebuilt_id(url: str, topic: str | list[str], redelivery: str) -> None:
-    errors = Errors()
+async def _by_id_and_by_rebuilt_id(errors: Errors, url: str, topic: str | list[str], redelivery: str) -> None:
     async with native(url, topic, redelivery=redelivery) as consumer:
         messages = await take(consumer, 12)
         for number, message in enumerate(messages):
@@ -152,10 +168,14 @@ async def _by_id_and_by_rebuilt_id(url: str, topic: str | list[str], redelivery:
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("partitions", [0, 2])
 async def test_half_by_message_half_by_id(
-    service_url: str, topic: str, partitioned_topic: Callable[[int], str], partitions: int, batched: bool
+    service_url: str,
+    topic: str,
+    partitioned_topic: Callable[[int], str],
+    errors: Errors,
+    partitions: int,
+    batched: bool,
 ) -> None:
     """N37: 20 messages, on one topic and on two partitions, all come again, once; after acknowledging, nothing more."""
-    errors = Errors()
     name = partitioned_topic(partitions) if partitions else topic
     await sent(service_url, name, numbered(20), batched=batched)
     async with native(service_url, name) as consumer:
