@@ -18,6 +18,7 @@ from pulsar_nack.wire._subscribe_options import SubscribeOptions
 _CONSUMER: Final = 1
 _READ_BYTES: Final = 64 * 1024
 _AHEAD: Final = 1_000
+_FLOW: Final = 50
 _GROUP: Final = 100
 _TIMEOUT_S: Final = 60.0
 
@@ -96,8 +97,8 @@ def rate(bare: BareSocket, count: int) -> None:
     group = AckGroup()
     for number in range(1, count + 1):
         group.entries[bare.message()] = 0
-        if number % (_AHEAD // 2) == 0:
-            bare.send(commands.flow(_CONSUMER, _AHEAD // 2))
+        if number % _FLOW == 0:
+            bare.send(commands.flow(_CONSUMER, _FLOW))
         if number % _GROUP == 0 or number == count:
             bare.send(commands.acknowledge(_CONSUMER, group, None))
             group = AckGroup()

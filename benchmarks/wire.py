@@ -3,7 +3,8 @@
 Run ``python benchmarks/wire.py``; PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name a broker, or one is started (Java 17 and
 Maven). ``--quick`` takes a twentieth of the messages, ``--only NAME`` one case, ``--save`` stores the tables as
 ``results/wire.md``. Each case of each side runs in a process of its own; CPU time is that of all its threads.
-Sides take turns, and the median of the rounds counts; of ratios that of those within a round, as machines drift.
+Sides take turns, each round from another one on, and the median of the rounds counts; of ratios that of those within a
+round, as machines drift.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +35,7 @@ SIDES = {
     "bare": "bare socket, the limit",
 }
 LONGEST_S = 600
+QUIET_S = 2.0
 
 
 class Bench:
@@ -129,12 +132,17 @@ def decoding(bench: Bench) -> None:
 def in_turns(
     bench: Bench, case: str, sides: Sequence[str], count: int, *, rounds: int = 3, batch: int = 0, **options: Any
 ) -> dict[str, list[dict[str, float]]]:
-    """Run a case on one topic, each side in its turn, each with a subscription of its own; return all rounds."""
-    names = [f"{side}-{number}" for number in range(bench.rounds(rounds)) for side in sides]
+    """Run a case on one topic, each side in its turn, each with a subscription of its own; return all rounds.
+
+    Each round begins with another side, and each side when the broker had time to finish what the one before it left.
+    """
+    numbers = range(bench.rounds(rounds))
+    names = [f"{sides[(turn + number) % len(sides)]}-{number}" for number in numbers for turn in range(len(sides))]
     topic = bench.filled(names, count, batch=batch)
     found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for name in names:
         side = name.partition("-")[0]
+        time.sleep(bench.pause(QUIET_S))
         found[side].append(bench.run(case, side=side, topic=topic, subscription=name, count=count, **options))
     return found
 

@@ -22,7 +22,7 @@ SIZE = 1_000
 
 
 @given(
-    st.integers(1, 50),
+    st.one_of(st.integers(1, 50), st.integers(900, 1_100)),
     st.lists(
         st.tuples(
             st.sampled_from(["arrive", "take", "hide"]),
@@ -59,12 +59,13 @@ def test_permits_are_in_one_place_each_and_never_run_out(size: int, steps: list[
         assert queued or permits.out > 0
 
 
-def test_without_a_bound_half_of_the_size_is_given_back_at_a_time() -> None:
-    """With memory enough permits are given as they always were."""
-    permits = Permits(10)
-    assert permits.start() == 10
-    permits.used(10)
-    assert [permits.free(1) for _ in range(10)] == [0, 0, 0, 0, 5] * 2
+@pytest.mark.parametrize(("size", "at_once"), [(1, 1), (10, 5), (100, 50), (400, 50), (1_000, 50), (4_000, 200)])
+def test_without_a_bound_fifty_or_a_twentieth_are_given_back_at_a_time(size: int, at_once: int) -> None:
+    """Small queues give half of their size back, as other clients do."""
+    permits = Permits(size)
+    assert permits.start() == size
+    permits.used(size)
+    assert [permits.free(1) for _ in range(size)] == [*[0] * (at_once - 1), at_once] * (size // at_once)
 
 
 def test_free_memory_is_shared_out() -> None:
