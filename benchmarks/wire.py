@@ -32,7 +32,7 @@ SIDES = {
     "native": "pulsar-nack native",
     "soon": "native, ack_soon()",
     "port": "its port alone",
-    "bare": "bare socket, the limit",
+    "bare": "bare socket",
 }
 LONGEST_S = 600
 QUIET_S = 2.0

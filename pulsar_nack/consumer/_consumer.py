@@ -456,7 +456,7 @@ class Consumer:
             self._store.pop(message_id)
         if self._dead is not None and self._dead.takes(delivery, record):
             return None
-        if self._states.in_work + self._states.held >= self._room.near:
+        if self._unacked() >= self._room.near:
             self._room.note()
         return Message(self, delivery, record.redelivery_count)
 

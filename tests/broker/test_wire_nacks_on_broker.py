@@ -77,7 +77,7 @@ async def test_each_at_its_own_time(service_url: str, topic: str, errors: Errors
             errors.came(message.data)
             assert message.data == payload
             await message.ack()
-    errors.check(3)
+    errors.check(3, redelivery)
 
 
 async def test_counts_grow(service_url: str, topic: str, errors: Errors) -> None:
@@ -162,7 +162,7 @@ async def _by_id_and_by_rebuilt_id(errors: Errors, url: str, topic: str | list[s
             await consumer.acknowledge(rebuilt if number % 2 else message.id)
         assert await nothing_comes(consumer, 1.0)
         assert scenarios.all_given_back(consumer)
-    errors.check(12)
+    errors.check(12, redelivery)
 
 
 @pytest.mark.parametrize("batched", [True, False])
