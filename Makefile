@@ -10,14 +10,16 @@ BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
 LOCAL ?=
+WORKERS ?= auto
 BENCHMARKS ?= $(sort $(wildcard benchmarks/[a-z]*.py))
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 SPHINX_OPTIONS ?= -W --keep-going -q
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SUFFIXES:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow test-broker lint docs bench proto clean distclean
+.PHONY: help demo test test-all test-broker lint docs bench proto clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -26,10 +28,10 @@ demo: $(VENV)/.with-demo ## see failed messages come back at their own times, on
 	$(BIN)/pulsar-nack demo $(if $(LOCAL),--local) $(ARGS)
 
 test: $(VENV)/.with-test ## run the fast tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
-test-slow: $(VENV)/.with-test ## run the tests that take seconds each
-	$(BIN)/python -m pytest -m "slow and not broker" $(ARGS)
+test-all: $(VENV)/.with-test ## run all tests that need no real broker, each in full
+	$(PYTEST) -m "not broker" $(ARGS)
 
 test-broker: $(VENV)/.with-test ## run the tests on a real Apache Pulsar, started for them (Java 17, Maven)
 	$(BIN)/python -m tests.broker.standalone run -- $(BIN)/python -m pytest -m broker $(ARGS)

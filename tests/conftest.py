@@ -9,16 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+
+from tests import processor_time, tiers
+from tests.patience import patience
 
 TRANSPORT = "PULSAR_NACK_TEST_TRANSPORT"
 """Names the environment variable that says what the consumers of tests on brokers are over."""
-
-# A time limit for each example would make a busy machine look like a fault; each test has one of its own.
-settings.register_profile("here", deadline=None)
-settings.register_profile("in-ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("in-ci" if os.environ.get("CI") else "here")
-
 
 @pytest.fixture(params=["official", "wire"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -30,9 +26,24 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return kind
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the tier, and hold its tests to their limit of processor time."""
+    tiers.choose(config)
+    if tiers.is_fast():
+        config.pluginmanager.register(processor_time.Check())
+
+
 def pytest_report_header(config: pytest.Config) -> str:
-    """Say which tests were chosen, and how to run the others."""
-    return f"chosen: {config.option.markexpr or 'all'}  (make test, make test-slow, make test-broker)"
+    """Say which tests were chosen, how to run the others, and the seed."""
+    return f"chosen: {config.option.markexpr or 'all'}  (make test, make test-all, make test-broker); SEED={tiers.SEED}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each test the time limit that its marker or the configuration names, as long as this machine needs it to be."""
+    usual = float(config.getini("timeout"))
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        item.add_marker(pytest.mark.timeout(patience(marker.args[0] if marker else usual)), append=False)
 
 
 def _no_java() -> str | None:
