@@ -15,6 +15,9 @@ BENCHMARKS ?= $(sort $(wildcard benchmarks/[a-z]*.py))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 SPHINX_OPTIONS ?= -W --keep-going -q
 
+# Compiled tests and modules are kept: compiling them anew takes each process longer than the fast tests take.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .SUFFIXES:
