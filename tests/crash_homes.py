@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from random import Random
@@ -70,26 +70,30 @@ class Home:
 
     def __init__(self, random: Random, files: MemoryFiles | None = None) -> None:
         self.random = random
-        self._files = files or MemoryFiles(random)
-        self.faults: FaultyFiles | FaultyObjects = FaultyFiles(self._files, most_per_write=400)
+        self.memory = files or MemoryFiles(random)
+        self.files = FaultyFiles(self.memory, most_per_write=400)
 
-    def fork(self, random: Random, *, is_killed: bool = False) -> Home:
+    @property
+    def faults(self) -> FaultyFiles | FaultyObjects:
+        """Return what makes its operations fail."""
+        return self.files
+
+    def fork(self, random: Random, *, is_killed: bool = False) -> Self:
         """Return what the next process finds when the machine crashes now, or where only the process was killed."""
-        found = self._files.fork(random)
-        return Home(random, found if is_killed else found.after_crash())
+        found = self.memory.fork(random)
+        return type(self)(random, found if is_killed else found.after_crash())
 
-    def fail(self, skip: int, times: int) -> None:
-        """Let some operations that change something fail, after others have passed."""
-        self.faults.fail(self.random.choice([errno.ENOSPC, errno.EIO]), *CHANGING, skip=skip, times=times)
+    def fail(self, operations: Sequence[str], skip: int, times: float) -> None:
+        """Let some operations fail, after others have passed."""
+        self.files.fail(self.random.choice([errno.ENOSPC, errno.EIO]), *operations, skip=skip, times=times)
 
     async def open(self) -> LogStore:
         """Open the store of logs."""
-        assert isinstance(self.faults, FaultyFiles)
-        return await LocalLogStore.open(FOLDER, max_segment_bytes=1024, threads=1, files=self.faults)
+        return await LocalLogStore.open(FOLDER, max_segment_bytes=1024, threads=1, files=self.files)
 
     def check_clean(self, logs: set[str]) -> None:
         """Check that nothing lies there but these logs, and locks of some of them."""
-        for path in self._files.tree():
+        for path in self.memory.tree():
             folder, _, rest = path.removeprefix(f"{FOLDER}/").partition("/")
             if rest:
                 assert folder.removesuffix(".log") in logs
@@ -98,34 +102,44 @@ class Home:
                 assert folder.removesuffix(".lock") in logs
 
 
-class ObjectHome(Home):
-    """Object storage: what a request has done is there. (A put that arrives after the crash is one that was done.)"""
+class ObjectHome:
+    """Logs on object storage, where what a request has done is there. (A put that arrives late is one that was done.)"""
 
-    def __init__(self, random: Random, store: MemoryStore | None = None) -> None:
+    def __init__(self, random: Random, content: Mapping[str, bytes] | None = None) -> None:
         self.random = random
-        self.store = store or MemoryStore()
-        self.faults = FaultyObjects(self.store, random=random)
+        self._store = MemoryStore()
+        for path, data in (content or {}).items():
+            self._store.put(path, data)
+        self.objects = FaultyObjects(self._store, random=random)
 
-    def fork(self, random: Random, *, is_killed: bool = False) -> ObjectHome:
-        """Return what the next process finds, which is what there is."""
-        store = MemoryStore()
-        for item in self.store.list().collect():
-            store.put(item["path"], self.store.get(item["path"]).bytes())
-        return ObjectHome(random, store)
+    @property
+    def faults(self) -> FaultyFiles | FaultyObjects:
+        """Return what makes its requests fail."""
+        return self.objects
 
-    def fail(self, skip: int, times: int) -> None:
+    def content(self) -> dict[str, bytes]:
+        """Return all objects by their paths."""
+        paths = [item["path"] for item in self._store.list().collect()]
+        return {path: bytes(self._store.get(path).bytes()) for path in paths}
+
+    def fork(self, random: Random, *, is_killed: bool = False) -> Self:  # noqa: ARG002
+        """Return what the next process finds: what there is."""
+        return type(self)(random, self.content())
+
+    def fail(self, operations: Sequence[str], skip: int, times: float) -> None:
+        """Let some requests fail, after others have passed, or their answers be lost."""
         is_done = self.random.random() < 0.5
-        assert isinstance(self.faults, FaultyObjects)
-        self.faults.fail(errno.EIO, "create", "delete", skip=skip, times=times, is_done=is_done)
+        self.objects.fail(errno.EIO, *operations, skip=skip, times=times, is_done=is_done)
 
     async def open(self) -> LogStore:
-        assert isinstance(self.faults, FaultyObjects)
+        """Open the store of logs."""
         return await ObjectLogStore.open(
-            self.faults, max_object_bytes=2048, max_small_objects=5, threads=1, attempts=2, backoff=Fixed(0)
+            self.objects, max_object_bytes=2048, max_small_objects=5, threads=1, attempts=2, backoff=Fixed(0)
         )
 
     def check_clean(self, logs: set[str]) -> None:
-        paths = [item["path"] for item in self.store.list().collect()]
+        """Check that nothing lies there but these logs, of few objects each, and the catalog."""
+        paths = self.content().keys()
         assert sum(path.startswith("catalog/") for path in paths) == 1
         folders = {path.split("/")[1] for path in paths if path.startswith("logs/")}
         assert {folder.rpartition(".")[0] for folder in folders} == logs
@@ -133,16 +147,17 @@ class ObjectHome(Home):
         assert len(paths) <= 1 + 25 * len(logs)
 
 
-HOMES: dict[str, Callable[[Random], Home]] = {"local": Home, "object": ObjectHome}
+AnyHome = Home | ObjectHome
+HOMES: dict[str, Callable[[Random], AnyHome]] = {"local": Home, "object": ObjectHome}
 
 
 class Run(Protocol[_M]):
     """The life of one process on a home, beside a model that outlives it; made of both and a seed."""
 
-    home: Home
+    home: AnyHome
     model: _M
 
-    def __init__(self, home: Home, model: _M, seed: int) -> None: ...
+    def __init__(self, home: AnyHome, model: _M, seed: int) -> None: ...
 
     async def live(self) -> None:
         """Live a whole life, in which crashes are of interest."""
@@ -161,7 +176,7 @@ class Crash(NamedTuple, Generic[_M]):
     """What one crash left, and what was known then."""
 
     random: Random
-    home: Home
+    home: AnyHome
     model: _M
 
 
@@ -222,15 +237,21 @@ def crash_again_and_again(run: Run[_M], seed: int, most: int, *, kills: float = 
     return total
 
 
-def fail_everywhere(start: Callable[[Random], Run[_M]], seed: int, most: int) -> int:
-    """Let operations fail, once or a few times, and the run crash later; return how often it crashed."""
+def fail_everywhere(
+    start: Callable[[Random], Run[_M]], seed: int, most: int, chosen: Sequence[Sequence[str]] = (CHANGING,)
+) -> int:
+    """Let operations fail, a few times, and the run crash later; return how often it crashed.
+
+    :param chosen: sorts of operations, of which one is chosen to fail
+    """
     run = start(Random(seed))
     points = len(crashes(run, run.live(), seed))
     total = 0
     for number in sample(range(seed % 3, points, -(-points // most))):
         random = Random(f"{seed} {number}")
         run = start(random)
-        run.home.fail(number, random.choice([1, 1, 2, 5]))
+        operations = random.choice(chosen)
+        run.home.fail(operations, number if operations is CHANGING else number // 2, random.choice([1, 1, 2, 5]))
         for crash in crashes(run, run.live(), seed, only=number + random.randrange(40)):
             total += 1
             recover(run, crash, seed + 1)

@@ -11,7 +11,7 @@ from random import Random
 from pulsar_nack import LedgerError, Position
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import BatchSet, Cursor
-from tests.crash_homes import Home
+from tests.crash_homes import AnyHome
 
 LEDGERS = {3: 9, 4: 12, 7: 1, 8: 14, 20: 7}
 BATCH = 4
@@ -79,7 +79,7 @@ class Model:
 class Run:
     """The life of one process: opens the cursor a few times, does random things, and ends well or in a crash."""
 
-    def __init__(self, home: Home, model: Model, seed: int) -> None:
+    def __init__(self, home: AnyHome, model: Model, seed: int) -> None:
         self.home = home
         self.model = model
         self.random = Random(seed)
