@@ -20,10 +20,21 @@ from obstore.store import MemoryStore
 from pulsar_nack import Fixed
 from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
 from pulsar_nack.testing import FaultyFiles, FaultyObjects, MemoryFiles, VirtualClockEventLoop
-from tests.tiers import sample
+from tests.tiers import is_fast, sample
 
 FOLDER = Path("/some/logs")
-CHANGING = ("create", "write", "truncate", "sync", "sync_folder", "rename", "remove", "make_folder", "remove_folder", "delete")
+CHANGING = (
+    "create",
+    "write",
+    "truncate",
+    "sync",
+    "sync_folder",
+    "rename",
+    "remove",
+    "make_folder",
+    "remove_folder",
+    "delete",
+)
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -210,44 +221,55 @@ def recover(run: Run[_M], crash: Crash[_M], seed: int) -> None:
     play(type(run)(crash.home, crash.model, seed).recover(crash.random))
 
 
-def crash_everywhere(run: Run[_M], seed: int, *, most: int | None = None, kills: float = 0) -> int:
-    """Crash a run at its operations that change something, or so many of them; return at how many it can be."""
+def crash_everywhere(run: Run[_M], seed: int, least: int, *, most: int | None = None, kills: float = 0) -> None:
+    """Crash a run at its operations that change something, of which there are so many at the least.
+
+    :param most: at so many of them
+    """
     found = crashes(run, run.live(), seed, kills=kills)
-    for crash in sample(found if most is None else found[:: -(-len(found) // most)]):
+    assert len(found) >= least
+    for crash in sample(_some(found, most or len(found)), most=8):
         recover(run, crash, seed + 1)
-    return len(found)
 
 
-def crash_again_and_again(run: Run[_M], seed: int, most: int, *, kills: float = 0) -> int:
-    """Crash a run, and three times those that open what it left; return how often one crashed."""
-    first = crashes(run, run.live(), seed, kills=kills)
+def crash_again_and_again(run: Run[_M], seed: int, least: int, *, most: int, kills: float = 0) -> None:
+    """Crash a run, and three times those that open what it left.
+
+    :param least: how often one crashes at the least
+    :param most: how often the first one does
+    """
     total = 0
-    for crash in sample(first[:: -(-len(first) // most)]):
+    for crash in sample(_some(crashes(run, run.live(), seed, kills=kills), most), least=2):
         total += 1
         for again in range(3):
-            next_run = type(run)(crash.home, crash.model, seed + again)
+            recovering = type(run)(crash.home, crash.model, seed + again)
             at = crash.random.randrange(20)
-            next_crash = crashes(next_run, next_run.live_on(), crash.random.random(), only=at, kills=kills)
-            if not next_crash:  # it ended before; nothing is to be recovered
-                crash = Crash(crash.random, next_run.home, next_run.model)
-                break
-            (crash,) = next_crash
+            found = crashes(recovering, recovering.live_on(), f"{seed} {total}", only=at, kills=kills)
+            if not found:
+                break  # it ended before
+            crash = found[0]
             total += 1
         recover(run, crash, seed)
-    return total
+    assert is_fast() or total >= least
 
 
 def fail_everywhere(
-    start: Callable[[Random], Run[_M]], seed: int, most: int, chosen: Sequence[Sequence[str]] = (CHANGING,)
-) -> int:
-    """Let operations fail, a few times, and the run crash later; return how often it crashed.
+    start: Callable[[Random], Run[_M]],
+    seed: int,
+    least: int,
+    *,
+    most: int,
+    chosen: Sequence[Sequence[str]] = (CHANGING,),
+) -> None:
+    """Let operations fail, once or a few times, and the run crash later.
 
+    :param least: how often it crashes at the least
+    :param most: how many operations are the first to fail
     :param chosen: sorts of operations, of which one is chosen to fail
     """
     run = start(Random(seed))
-    points = len(crashes(run, run.live(), seed))
     total = 0
-    for number in sample(range(seed % 3, points, -(-points // most))):
+    for number in sample(_some(range(len(crashes(run, run.live(), seed))), most), least=3):
         random = Random(f"{seed} {number}")
         run = start(random)
         operations = random.choice(chosen)
@@ -255,4 +277,9 @@ def fail_everywhere(
         for crash in crashes(run, run.live(), seed, only=number + random.randrange(40)):
             total += 1
             recover(run, crash, seed + 1)
-    return total
+    assert is_fast() or total >= least
+
+
+def _some(points: Sequence[_T], most: int) -> Sequence[_T]:
+    """Return not more points than this, all over a matrix."""
+    return points[:: -(-len(points) // most)]

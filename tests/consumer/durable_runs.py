@@ -16,7 +16,7 @@ from pulsar_nack.ledger import LogStore
 from pulsar_nack.testing import ManualClock
 from tests.crash_homes import AnyHome
 
-STEPS = 60
+STEPS = 30
 TTL_MS = 10_000_000
 MEMORY_MS = 500_000
 IDS = [
@@ -80,12 +80,12 @@ class Run:
 
     async def live_on(self) -> None:
         """Live for a shorter while."""
-        await self.play(STEPS // 3)
+        await self.play(STEPS // 2)
 
     async def recover(self, _random: Random) -> None:
         """Open what a crash left, compare it with the model, go on, twice, and check how much lies about."""
         for _ in range(2):
-            await self.play(STEPS // 6)
+            await self.play(STEPS // 5)
         async with await self.home.open() as store:
             names = await store.names()
         assert len(names) <= 5, names
