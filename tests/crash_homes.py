@@ -42,7 +42,7 @@ _M = TypeVar("_M", bound="Forkable")
 
 
 class _Loop(VirtualClockEventLoop):
-    """Does the work of threads by itself, when nothing else is left to do: what was reported before is known by then."""
+    """Does the work of threads itself, when nothing else is left to do: what was reported before is known by then."""
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
@@ -114,7 +114,7 @@ class Home:
 
 
 class ObjectHome:
-    """Logs on object storage, where what a request has done is there. (A put that arrives late is one that was done.)"""
+    """Logs on object storage, where all that a request has done is there."""
 
     def __init__(self, random: Random, content: Mapping[str, bytes] | None = None) -> None:
         self.random = random
@@ -133,7 +133,7 @@ class ObjectHome:
         paths = [item["path"] for item in self._store.list().collect()]
         return {path: bytes(self._store.get(path).bytes()) for path in paths}
 
-    def fork(self, random: Random, *, is_killed: bool = False) -> Self:  # noqa: ARG002
+    def fork(self, random: Random, *, is_killed: bool = False) -> Self:
         """Return what the next process finds: what there is."""
         return type(self)(random, self.content())
 

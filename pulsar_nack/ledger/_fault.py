@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 from ._files import Files
 from ._memory_files import MemoryFiles
 
-
 Watcher = Callable[[Literal["before", "after"], str], object]
 
 

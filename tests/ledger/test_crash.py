@@ -77,7 +77,7 @@ def test_crash_while_recovering(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(range(200, 204)))
 @pytest.mark.parametrize("kind", HOMES)
 def test_failure_at_every_operation_and_a_crash_later(kind: str, seed: int) -> None:
-    """Operations fail, or answers are lost, the run goes on, and crashes later: what was reported is there all the same."""
+    """Operations fail, or answers are lost, the run goes on, and crashes later: what was reported is there."""
     chosen = [CHANGING] if kind == "local" else [(), ("create",), ("get",), ("delete",), ("list", "get")]
     fail_everywhere(lambda random: start(kind, seed, random), seed, 30, most=60, chosen=chosen)
 
