@@ -77,12 +77,12 @@ async def play(stage: Stage, model: Model, steps: int, *, faulty: bool) -> None:
         stage.check()
 
 
-ON_FILES = [pytest.param("local", seed, marks=[pytest.mark.slow] if seed >= 5 else []) for seed in range(25)]
-IN_MEMORY = [("memory", seed) for seed in range(25)]
+RUNS = [(seed, faulty) for seed in range(25) for faulty in (False, True)]
+PARAMETERS = [pytest.param("memory", *run, marks=[pytest.mark.slow] * (at >= 12)) for at, run in enumerate(RUNS)]
+PARAMETERS += [pytest.param("local", *run, marks=[pytest.mark.slow] * (at >= 4)) for at, run in enumerate(RUNS)]
 
 
-@pytest.mark.parametrize("faulty", [False, True])
-@pytest.mark.parametrize(("home", "seed"), [*IN_MEMORY, *ON_FILES], indirect=["home"])
+@pytest.mark.parametrize(("home", "seed", "faulty"), PARAMETERS, indirect=["home"])
 async def test_random_runs(home: str, seed: int, faulty: bool) -> None:
     """Nothing is lost, early or twice, over restarts, merges, trims and faults; in the end storage is empty."""
     model = Model(seed)
