@@ -21,6 +21,7 @@ from pulsar_nack.planning import (
     proposal_bytes,
 )
 from pulsar_nack.testing import ManualClock
+from tests.for_each import for_each
 
 MIB = 1 << 20
 TOLERANCE = 0.25
@@ -42,9 +43,7 @@ def build(workload: Workload, bits: int) -> TimeBuckets:
     return buckets
 
 
-@pytest.mark.parametrize(
-    ("per_ms", "bits", "ceil", "limit"), [(1, 10, 19.07, 19.07), (8, 10, 9.54, 9.54), (8, 15, 1.79, 1.55)]
-)
+@for_each(("per_ms", "bits", "ceil", "limit"), [(1, 10, 19.07, 19.07), (8, 10, 9.54, 9.54), (8, 15, 1.79, 1.55)])
 def test_proposals_table(per_ms: int, bits: int, ceil: float, limit: float) -> None:
     """P1: 10 M delayed messages take what the proposal's table says, in MiB."""
     workload = Workload(Kind.DELAYED, rate=1000 * per_ms, delay=10_000 / per_ms)
@@ -122,10 +121,10 @@ def test_plan_has_a_row_for_each_width() -> None:
     assert json.loads(json.dumps(plan.as_dict()))["asked"]["bits"] == 8
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-@pytest.mark.parametrize("delay", [0.001, 0.05, 1, 60, 86_400])
-@pytest.mark.parametrize("rate", [0.1, 1_000, 1_000_000])
-@pytest.mark.parametrize("share", [1e-6, 0.3, 1])
+@for_each("kind", list(Kind))
+@for_each("delay", [0.001, 0.05, 1, 60, 86_400])
+@for_each("rate", [0.1, 1_000, 1_000_000])
+@for_each("share", [1e-6, 0.3, 1])
 def test_recommendation_keeps_its_rule(kind: Kind, delay: float, rate: float, share: float) -> None:
     """The finest width is chosen that takes at most a quarter or a MiB more than the least, and 100 wake-ups/s."""
     plan = make_plan(Workload(kind, rate, delay, share), 8)
@@ -154,7 +153,7 @@ def test_recommendation_says_why() -> None:
     assert "an eighth of the delay" in make_plan(Workload(delay=0.1), 8).recommendation.reason
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "value"),
     [
         ("kind", "late"),
@@ -177,7 +176,7 @@ def test_delayed_batches() -> None:
         Workload(Kind.DELAYED, batch_size=2)
 
 
-@pytest.mark.parametrize("bits", [-1, 63, 1.5, True])
+@for_each("bits", [-1, 63, 1.5, True])
 def test_bad_bits(bits: Any) -> None:
     """Bits beyond 0 to 62 are refused."""
     with pytest.raises(InvalidArgumentError, match="bits"):
@@ -190,7 +189,7 @@ def test_more_than_anyone_holds() -> None:
         Workload(rate=1e9, delay=86_400)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("size", "text"), [(0, "0.00 KiB"), (1024, "1.00 KiB"), (999 * 1024, "999 KiB"), (1000 * 1024, "0.98 MiB"),
                        (15 * MIB, "15.0 MiB"), (5 << 30, "5.00 GiB")]
 )  # fmt: skip

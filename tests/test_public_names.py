@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import pulsar_nack
+from tests.for_each import for_each
 
 ROOT = Path(pulsar_nack.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -153,7 +154,7 @@ def test_public_modules_are_these() -> None:
     assert {name for name in map(module_name, FILES) if is_public(name)} == PUBLIC
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@for_each("name", sorted(PUBLIC))
 def test_all_is_complete(name: str) -> None:
     """Each public module has a docstring and a sorted ``__all__`` without doubles, and every name in it exists."""
     module = load(name)
@@ -164,7 +165,7 @@ def test_all_is_complete(name: str) -> None:
     assert [each for each in promised if each.startswith("_") and each != "__version__"] == []
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC - {"pulsar_nack.cli"}))
+@for_each("name", sorted(PUBLIC - {"pulsar_nack.cli"}))
 def test_nothing_public_is_left_out(name: str) -> None:
     """A class or function that a public module defines, or a package takes from its own parts, is in ``__all__``."""
     module = load(name)
@@ -178,7 +179,7 @@ def test_nothing_public_is_left_out(name: str) -> None:
     assert sorted(set(mine) - set(module.__all__)) == []
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@for_each("name", sorted(PUBLIC))
 def test_public_objects_are_documented(name: str) -> None:
     """Each public class and function has a docstring of its own, and so have their public methods."""
     module = load(name)
@@ -220,7 +221,7 @@ def test_arrows_point_down() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("part", ["index", "nack", "ledger", "cursor", "delayed"])
+@for_each("part", ["index", "nack", "ledger", "cursor", "delayed"])
 def test_the_core_knows_no_consumer(part: str) -> None:
     """The parts below never import consumers, the command line, the integrations or the test tools."""
     above = {"consumer", "cli", "observe", "testing", "topic", "wire", "pipeline"}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.index import EntryRanges, PositionRanges
+from tests.for_each import for_each
 
 Pair = tuple[int, int]
 POSITIONS = st.tuples(st.integers(0, 3), st.integers(-1, 12))
@@ -144,7 +145,7 @@ def test_random_wide_positions() -> None:
     assert_equal(ranges, reference)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lower", "upper"),
     [
         ((1, 5), (1, 4)),

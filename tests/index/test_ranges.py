@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.index import EntryRanges
+from tests.for_each import for_each
 
 ENTRIES = st.one_of(
     st.integers(0, 24),
@@ -123,7 +124,7 @@ def test_equality_looks_at_entries_only() -> None:
     assert EntryRanges.from_ranges([(1, 3)]) != EntryRanges.from_ranges([(2, 4)])
 
 
-@pytest.mark.parametrize("entry", [-1, 2**63, 2**64, -(2**70)])
+@for_each("entry", [-1, 2**63, 2**64, -(2**70)])
 def test_refuses_what_is_no_entry(entry: int) -> None:
     """A number that no entry can have is refused before anything changed, and is never in it."""
     ranges = EntryRanges.from_ranges([(4, 6)])
@@ -207,7 +208,7 @@ def test_next_absent_over_long_runs() -> None:
         assert ranges.last_range == (9_000_000, 8_999_999 + length)
 
 
-@pytest.mark.parametrize("boundary", [65_536, 2**20, 2**32, 2**33, 2**48])
+@for_each("boundary", [65_536, 2**20, 2**32, 2**33, 2**48])
 def test_runs_end_at_a_boundary(boundary: int) -> None:
     """A run that ends where 65 536 entries do is not taken to go on, though entries follow far away."""
     for length in range(1, 9):

@@ -22,6 +22,7 @@ from pulsar_nack.index import _positions as positions_module
 from pulsar_nack.index import _sealed as sealed_module
 from pulsar_nack.index import _store as store_module
 from pulsar_nack.index._sealed import unseal
+from tests.for_each import for_each
 
 SMALL: dict[tuple[Any, str], int] = {
     (growing_module, "FOLD"): 2,
@@ -322,7 +323,7 @@ def test_more_slots_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(buckets.pop(200)) == 100
 
 
-@pytest.mark.parametrize("bad", [MessageId(-1, -1), MessageId(3, -1), "1:2", None, (1, 2, -1, -1)])
+@for_each("bad", [MessageId(-1, -1), MessageId(3, -1), "1:2", None, (1, 2, -1, -1)])
 def test_what_is_not_the_id_of_a_message_is_refused(bad: Any) -> None:
     """An id without a ledger or an entry, or no id at all, is named in the error and nothing changes."""
     buckets = TimeBuckets()

@@ -17,6 +17,7 @@ from pulsar_nack.delayed.bucket._mutable import MutableBucket
 from pulsar_nack.delayed.bucket._pending import Pending
 from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
 from pulsar_nack.index import EntrySets
+from tests.for_each import for_each
 
 from .stage import Stage
 
@@ -92,7 +93,7 @@ async def test_the_timer_is_set_for_the_earliest_of_many() -> None:
         assert stage.get(9) == [Position(1, 2)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("entries", "times", "message"),
     [
         ([1, -1], [5, 5], "entries"),
@@ -119,7 +120,7 @@ async def test_many_that_are_refused(entries: Any, times: Any, message: str) -> 
         assert stage.count == 0
 
 
-@pytest.mark.parametrize("kind", [bool, object, ">i8", "f2", "c16", "U1", "M8[ms]", "i4,i4"])
+@for_each("kind", [bool, object, ">i8", "f2", "c16", "U1", "M8[ms]", "i4,i4"])
 async def test_arrays_of_other_kinds_are_refused(kind: Any) -> None:
     """An array of masks, objects, dates or anything else but integers is refused with the name of the field."""
     values = np.zeros(2, dtype=kind)

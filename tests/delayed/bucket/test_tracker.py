@@ -8,7 +8,6 @@ import pytest
 
 from pulsar_nack import (
     BucketDelayedDeliveryTracker,
-    ClosedError,
     InvalidArgumentError,
     LoopClock,
     Position,
@@ -273,22 +272,6 @@ async def test_arguments() -> None:
         assert not stage.tracker.contains_message(1, 2**32)
         assert not stage.add(1, 1, -1)
         assert stage.count == 0
-
-
-async def test_closed() -> None:
-    """After closing every call is refused, and closing again is fine."""
-    stage = Stage()
-    async with stage.run():
-        stage.add(1, 1, 10)
-    with pytest.raises(ClosedError):
-        stage.add(1, 1, 10)
-    with pytest.raises(ClosedError):
-        stage.has()
-    with pytest.raises(ClosedError):
-        await stage.tracker.clear()
-    await stage.tracker.aclose()
-    stage.clock.set(100)
-    assert stage.woken == []
 
 
 @virtual_time
