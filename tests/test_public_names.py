@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -138,7 +139,10 @@ def same_part(one: str, other: str) -> bool:
     return one.split(".")[1:2] == other.split(".")[1:2]
 
 
-ALL_IMPORTS = [found for file in FILES for found in imports_of(file)]
+@cache
+def all_imports() -> list[tuple[Path, Import]]:
+    """Read the imports of all files, each with its file."""
+    return [(file, found) for file in FILES for found in imports_of(file)]
 
 
 def load(name: str) -> ModuleType:
@@ -212,7 +216,7 @@ def test_arrows_point_down() -> None:
     """A part imports itself and what lies below it, never what lies beside or above."""
     wrong = [
         found
-        for found in ALL_IMPORTS
+        for _, found in all_imports()
         if found.imported.startswith("pulsar_nack")
         and not same_part(found.importer, found.imported)
         and layer_of(found.imported) >= layer_of(found.importer)
@@ -225,27 +229,26 @@ def test_arrows_point_down() -> None:
 def test_the_core_knows_no_consumer(part: str) -> None:
     """The parts below never import consumers, the command line, the integrations or the test tools."""
     above = {"consumer", "cli", "observe", "testing", "topic", "wire", "pipeline"}
-    found = [each for each in ALL_IMPORTS if each.importer.startswith(f"pulsar_nack.{part}")]
+    found = [each for _, each in all_imports() if each.importer.startswith(f"pulsar_nack.{part}")]
     assert [each for each in found if "".join(each.imported.split(".")[1:2]) in above] == []
 
 
 def test_packages_from_outside_are_confined() -> None:
     """A package from outside is imported where it belongs only; a new one has to be added to the table here."""
     wrong = []
-    for file in FILES:
+    for file, found in all_imports():
         path = file.relative_to(ROOT).as_posix()
-        for found in imports_of(file):
-            top = found.imported.partition(".")[0]
-            if top in sys.stdlib_module_names or top in {"pulsar_nack", "__future__"}:
-                continue
-            if not path.startswith(CONFINED.get(top, ())):
-                wrong.append(f"{path}:{found.line} imports {top}")
+        top = found.imported.partition(".")[0]
+        if top in sys.stdlib_module_names or top in {"pulsar_nack", "__future__"}:
+            continue
+        if not path.startswith(CONFINED.get(top, ())):
+            wrong.append(f"{path}:{found.line} imports {top}")
     assert wrong == []
 
 
 def test_the_reader_of_imports_sees_them() -> None:
     """The checks above look at something: relative, absolute and late imports are all found, with full names."""
-    seen = {(each.importer, each.imported) for each in ALL_IMPORTS}
+    seen = {(each.importer, each.imported) for _, each in all_imports()}
     assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
     assert ("pulsar_nack.ids", "pulsar_nack._id_codec.encode_message_id") in seen
     assert ("pulsar_nack.testing._port", "pulsar_nack.consumer.Delivery") in seen

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import (
@@ -27,6 +27,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.testing import FakePort, virtual_time
 from tests.consumer.ports import Ports
+from tests.tiers import examples
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
@@ -187,7 +188,7 @@ async def test_receive_is_cancel_safe(ports: Ports) -> None:
 
 
 @given(moments=st.lists(st.integers(0, 12), min_size=20, max_size=20))
-@settings(max_examples=60)
+@examples(60)
 def test_cancelled_receives_lose_nothing(ports: Ports, moments: list[int]) -> None:
     """U2: receives cancelled at any step of the loop lose no message and double none."""
 
@@ -852,7 +853,7 @@ async def test_a_cumulative_ack_cancels_holds(ports: Ports) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_whatever_happens_nothing_is_lost_or_doubled(ports: Ports, data: st.DataObject) -> None:
     """U23: with copies, failures, batches and partitions each message is shown once more than it was nacked."""
     redelivery = data.draw(st.sampled_from(["auto", "local", "broker"]))

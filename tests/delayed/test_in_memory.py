@@ -581,14 +581,15 @@ def test_memory_figure() -> None:
     """D15: the figure for memory grows far slower than the messages and is back where it was when they are gone."""
     stage = Stage(1_024)
     empty = stage.tracker.buffer_memory_usage
-    for entry in range(200_000):
-        stage.add(entry // 50_000, entry % 50_000, 5_000 + entry)
-    assert empty < stage.tracker.buffer_memory_usage < empty + 60_000
+    for entry in range(50_000):
+        stage.add(entry // 12_500, entry % 12_500, 5_000 + entry)
+    assert empty < stage.tracker.buffer_memory_usage < empty + 15_000
     stage.clock.set(1_000_000)
-    assert len(stage.get(200_000)) == 200_000
+    assert len(stage.get(50_000)) == 50_000
     assert stage.tracker.buffer_memory_usage == empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("per_ms", "bits", "seed_mb"), [(1, 10, 25.0), (4, 10, 20.48), (8, 10, 11.0), (8, 15, 2.25)])
 def test_memory_is_within_the_proposals_table(per_ms: int, bits: int, seed_mb: float) -> None:
     """D15: the proposal's table for 10 M messages, 50 000 an entry ledger: a twentieth of them, half of its memory."""

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.index import EntryRanges
 from tests.for_each import for_each
+from tests.tiers import examples
 
 ENTRIES = st.one_of(
     st.integers(0, 24),
@@ -64,7 +65,7 @@ def apply(ranges: EntryRanges, model: set[int], step: str, entry: int, width: in
         assert ranges.next_absent(entry) == entry
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), ENTRIES, st.integers(0, 9)), max_size=40))
 def test_behaves_as_a_set(steps: list[tuple[str, int, int]]) -> None:
     """Every step tells what a set of numbers would, and leaves the same entries, count, ends and ranges."""

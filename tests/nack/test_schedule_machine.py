@@ -6,12 +6,12 @@ from array import array
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule
 from tests.for_each import for_each
+from tests.tiers import examples
 
 IDS = st.tuples(st.integers(1, 2), st.integers(0, 30), st.sampled_from([-1, 4]), st.sampled_from([-1, -1, 0, 1])).map(
     lambda fields: MessageId(*fields)
@@ -110,7 +110,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             assert not self.due
 
 
-ScheduleMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+ScheduleMachine.TestCase.settings = examples(150, 40)
 TestSchedule = ScheduleMachine.TestCase
 
 
