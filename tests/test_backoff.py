@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pulsar_nack import Backoff, Exponential, Fixed, InvalidArgumentError, Multiplier, Steps
 from pulsar_nack.backoff import as_backoff
+from tests.for_each import for_each
 
 
 def in_ms(backoff: Backoff, *counts: int) -> list[int]:
@@ -44,15 +45,15 @@ def test_multiplier_reaches_its_maximum() -> None:
     assert in_ms(backoff, *range(5)) == [100, 200, 400, 800, 1000]
 
 
-@pytest.mark.parametrize("count", [34, 54, 255, 65_535, 2**32 - 1, 10**400])
-@pytest.mark.parametrize("multiplier", [2, 5, 1e300, 1.5])
+@for_each("count", [34, 54, 255, 65_535, 2**32 - 1, 10**400])
+@for_each("multiplier", [2, 5, 1e300, 1.5])
 def test_multiplier_never_overflows(count: int, multiplier: float) -> None:
     """N29: with huge counts 0 for a minimum of 0, else the maximum."""
     assert Multiplier(0, 600, multiplier)(count) == 0
     assert Multiplier(0.001, 600, multiplier)(count) == 600
 
 
-@pytest.mark.parametrize("count", [34, 54, 255, 65_535, 2**32 - 1, 10**400])
+@for_each("count", [34, 54, 255, 65_535, 2**32 - 1, 10**400])
 def test_exponential_never_overflows(count: int) -> None:
     """N29: with huge counts 0 for a base of 0, else the maximum, less at most half of it for the jitter."""
     assert Exponential(0, 600)(count) == 0
@@ -94,7 +95,7 @@ def test_exponential_without_jitter() -> None:
         assert in_ms(backoff, *range(5)) == [100, 200, 400, 800, 1000]
 
 
-@pytest.mark.parametrize(("drawn", "delay"), [(0.0, 2.0), (0.5, 3.0), (1.0, 4.0)])
+@for_each(("drawn", "delay"), [(0.0, 2.0), (0.5, 3.0), (1.0, 4.0)])
 def test_exponential_jitter(drawn: float, delay: float) -> None:
     """With jitter the delay lies between half of the plain one and all of it."""
     assert Exponential(1, 60, random=lambda: drawn)(2) == delay
@@ -120,7 +121,7 @@ def test_as_backoff() -> None:
     assert in_ms(as_backoff((1, timedelta(seconds=2))), 0, 1, 2) == [1000, 2000, 2000]
 
 
-@pytest.mark.parametrize("wrong", [True, None, "1", {1.0}, Decimal(1)])
+@for_each("wrong", [True, None, "1", {1.0}, Decimal(1)])
 def test_as_backoff_refuses(wrong: object) -> None:
     """What is none of these is refused by its name."""
     with pytest.raises(InvalidArgumentError, match="backoff"):
@@ -130,7 +131,7 @@ def test_as_backoff_refuses(wrong: object) -> None:
 WRONG_DELAYS: list[Any] = [-1, math.nan, math.inf, True, "1", None, Decimal(1), timedelta(seconds=-1), 10**400]
 
 
-@pytest.mark.parametrize("wrong", WRONG_DELAYS)
+@for_each("wrong", WRONG_DELAYS)
 def test_wrong_delays(wrong: Any) -> None:
     """N24: each strategy refuses a wrong delay under the name of the argument."""
     cases: list[tuple[Callable[[], object], str]] = [
@@ -146,14 +147,14 @@ def test_wrong_delays(wrong: Any) -> None:
             make()
 
 
-@pytest.mark.parametrize("wrong", [0.9, -2, math.nan, math.inf, True, "2", None, 10**400])
+@for_each("wrong", [0.9, -2, math.nan, math.inf, True, "2", None, 10**400])
 def test_wrong_multiplier(wrong: Any) -> None:
     """A multiplier must be a finite number of at least 1."""
     with pytest.raises(InvalidArgumentError, match=r"^multiplier:"):
         Multiplier(1, 2, wrong)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "field"),
     [([1, -1], "backoff[1]"), ((-1,), "backoff[0]"), (-1, "backoff"), ([], "backoff"), ("x", "backoff")],
 )
@@ -177,7 +178,7 @@ def test_wrong_combinations() -> None:
         Exponential(1, 2, jitter=wrong)
 
 
-@pytest.mark.parametrize("backoff", [Fixed(1), Multiplier(1, 2), Exponential(1, 2), Steps([1, 2])])
+@for_each("backoff", [Fixed(1), Multiplier(1, 2), Exponential(1, 2), Steps([1, 2])])
 def test_repr_evaluates_to_the_same(backoff: object) -> None:
     """The repr shows the settings and can be evaluated."""
     assert repr(eval(repr(backoff))) == repr(backoff)

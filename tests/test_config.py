@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from pulsar_nack import BucketConfig, DelayedDeliveryConfig, NackConfig
 from pulsar_nack.config import CursorConfig, TopicConfig
+from tests.for_each import for_each
 
 
 def make(**settings: Any) -> NackConfig:
@@ -33,7 +34,7 @@ def test_defaults() -> None:
     assert config.close_timeout == timedelta(seconds=5)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pulsar_name", "name", "value"),
     [
         ("negativeAckRedeliveryDelay", "negative_ack_redelivery_delay", timedelta(seconds=2)),
@@ -53,7 +54,7 @@ def test_both_spellings(pulsar_name: str, name: str, value: object) -> None:
         make(**{pulsar_name: value, name: value})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("kind", "settings"),
     [
         (NackConfig, {"maxHeld": 5, "max_held": 5}),
@@ -79,7 +80,7 @@ def test_every_field_is_in_the_list_above() -> None:
     assert len(NackConfig.model_fields) == 7
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "milliseconds"),
     [
         ({"negative_ack_redelivery_delay": 2.5}, 2500),
@@ -103,8 +104,8 @@ BAD_DELAYS: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("field", ["negative_ack_redelivery_delay", "negativeAckRedeliveryDelay", "close_timeout"])
-@pytest.mark.parametrize("value", BAD_DELAYS, ids=lambda value: type(value).__name__)
+@for_each("field", ["negative_ack_redelivery_delay", "negativeAckRedeliveryDelay", "close_timeout"])
+@for_each("value", BAD_DELAYS)
 def test_bad_delays(field: str, value: Any) -> None:
     """N24: a delay that is NaN, negative, infinite, huge, a bool or a str is refused with the field's name."""
     with pytest.raises(ValidationError) as caught:
@@ -113,9 +114,7 @@ def test_bad_delays(field: str, value: Any) -> None:
     assert "expected seconds" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "value", [-1, 1.5, True, "5", None, math.nan, 10**400, 10**5000], ids=lambda value: type(value).__name__
-)
+@for_each("value", [-1, 1.5, True, "5", None, math.nan, 10**400, 10**5000])
 def test_bad_milliseconds(value: Any) -> None:
     """N24: milliseconds are integers from 0; the error names the field as it was written."""
     for name in ("negative_ack_redelivery_delay_ms", "negativeAckRedeliveryDelayMs"):
@@ -123,7 +122,7 @@ def test_bad_milliseconds(value: Any) -> None:
             make(**{name: value})
 
 
-@pytest.mark.parametrize("value", [86_400.001, 86_401, 90_000.0, 3_000_000])
+@for_each("value", [86_400.001, 86_401, 90_000.0, 3_000_000])
 def test_milliseconds_taken_for_seconds(value: float) -> None:
     """N24: a number above a day is refused, for it is probably meant in ms; the error says how to say that."""
     with pytest.raises(ValidationError, match=r"(?s)negativeAckRedeliveryDelay.*negative_ack_redelivery_delay_ms"):
@@ -141,19 +140,19 @@ def test_delay_given_twice() -> None:
                 make(**{seconds: 1, milliseconds: 1000})
 
 
-@pytest.mark.parametrize("bits", [0, 1, 8, 62])
+@for_each("bits", [0, 1, 8, 62])
 def test_good_bits(bits: int) -> None:
     """N24: 0 to 62 bits are good."""
     assert make(negativeAckPrecisionBitCnt=bits).negative_ack_precision_bit_cnt == bits
 
 
-@pytest.mark.parametrize("ratio", [5e-324, 0.001, 1, 1.0, None])
+@for_each("ratio", [5e-324, 0.001, 1, 1.0, None])
 def test_good_ratios(ratio: float | None) -> None:
     """N24: ratios above 0 up to 1, and None."""
     assert make(precision_ratio=ratio).precision_ratio == ratio
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "value"),
     [
         ("negative_ack_precision_bit_cnt", -1),
@@ -183,7 +182,6 @@ def test_good_ratios(ratio: float | None) -> None:
         ("max_in_flight", 0),
         ("max_in_flight", "4"),
     ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_bad_values(field: str, value: Any) -> None:
     """N24: values out of range or of another type are refused with the field's name; nothing is converted."""
@@ -193,7 +191,7 @@ def test_bad_values(field: str, value: Any) -> None:
     assert field in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["negativeAckPrecisionBits", "delay", "NEGATIVE_ACK_REDELIVERY_DELAY", "max_held_"])
+@for_each("key", ["negativeAckPrecisionBits", "delay", "NEGATIVE_ACK_REDELIVERY_DELAY", "max_held_"])
 def test_unknown_keys(key: str) -> None:
     """N24: an unknown key is refused by its name."""
     with pytest.raises(ValidationError, match=f"(?s){key}.*not permitted"):
@@ -209,7 +207,7 @@ def test_is_frozen() -> None:
         del config.max_held
 
 
-@pytest.mark.parametrize(
+@for_each(
     "config",
     [NackConfig(), make(negative_ack_redelivery_delay=0.0015, precision_ratio=None, max_held=None, max_batch=7)],
 )
@@ -235,7 +233,7 @@ def test_is_hashable_and_compares() -> None:
     assert len({NackConfig(), make(maxBatch=1_000), make(max_batch=7)}) == 2
 
 
-@pytest.mark.parametrize("wrong", [None, 5, [], "x"])
+@for_each("wrong", [None, 5, [], "x"])
 def test_not_a_mapping(wrong: Any) -> None:
     """What is no mapping of settings is refused by pydantic, not by an accident."""
     with pytest.raises(ValidationError):

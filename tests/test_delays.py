@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack._delays import MAX_DELAY_MS, delay_ms, delay_seconds
+from tests.for_each import for_each
 
 
 class Wait(enum.IntEnum):
@@ -28,7 +29,7 @@ class Seconds(float):
     """A float of another class, as numpy's."""
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("delay", "expected"),
     [
         (0, 0),
@@ -64,7 +65,7 @@ WRONG: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda value: type(value).__name__)
+@for_each("wrong", WRONG)
 def test_wrong_delays(wrong: object) -> None:
     """N24: NaN, infinite, negative, huge, a bool, a str, a Decimal: the error names the field and keeps the value."""
     for convert in (delay_ms, delay_seconds):

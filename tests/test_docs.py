@@ -48,6 +48,7 @@ from pulsar_nack import (
 from pulsar_nack.cursor import GateStatistics
 from pulsar_nack.cursor._gate import DEFAULT_LIMIT
 from pulsar_nack.testing import EmbeddedBroker
+from tests.for_each import for_each
 
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = [
@@ -232,7 +233,7 @@ async def test_worker_example_works(page: Path) -> None:
     assert calls.count(b"order 1") == len(calls) >= 2
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@for_each("page", PAGES)
 def test_python_blocks_are_marked(page: Path) -> None:
     """Every Python block of the documentation is one that runs, and no mark is wrong."""
     blocks = list(blocks_of(page))

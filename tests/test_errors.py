@@ -6,8 +6,6 @@ import copy
 import pickle
 from typing import Any
 
-import pytest
-
 import pulsar_nack
 from pulsar_nack import (
     AlreadyEnteredError,
@@ -48,6 +46,7 @@ from pulsar_nack import (
     WrongLoopError,
     errors,
 )
+from tests.for_each import for_each
 
 EXAMPLES: list[PulsarNackError] = [
     PulsarNackError("base"),
@@ -109,7 +108,7 @@ def test_examples_are_complete() -> None:
     assert {type(example) for example in EXAMPLES} == set(all_errors())
 
 
-@pytest.mark.parametrize("kind", all_errors())
+@for_each("kind", all_errors())
 def test_hierarchy(kind: type[PulsarNackError]) -> None:
     """Every error has the one base, is exported at the top, and is drawn at the head of its module."""
     assert issubclass(kind, PulsarNackError)
@@ -117,8 +116,8 @@ def test_hierarchy(kind: type[PulsarNackError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda error: type(error).__name__)
+@for_each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@for_each("example", EXAMPLES)
 def test_pickle(example: PulsarNackError, protocol: int) -> None:
     """An error that crosses a process boundary is the same error, with its message and fields."""
     again = pickle.loads(pickle.dumps(example, protocol))
@@ -126,8 +125,8 @@ def test_pickle(example: PulsarNackError, protocol: int) -> None:
     assert (str(again), again.args, vars(again)) == (str(example), example.args, vars(example))
 
 
-@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy])
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda error: type(error).__name__)
+@for_each("copier", [copy.copy, copy.deepcopy])
+@for_each("example", EXAMPLES)
 def test_copy(example: PulsarNackError, copier: Any) -> None:
     """Copies keep message and fields."""
     again = copier(example)
@@ -165,7 +164,7 @@ class Broken:
         raise RuntimeError("no repr")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "shown"),
     [
         (10**5000, "int that cannot be shown"),
@@ -173,7 +172,6 @@ class Broken:
         ("x" * 10_000, "..."),
         (list(range(10_000)), "..."),
     ],
-    ids=["int", "broken", "str", "list"],
 )
 def test_any_value_can_be_shown(value: object, shown: str) -> None:
     """A value that is long, or cannot be shown at all, does not break the error about it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from pulsar_nack import BrokerError, ClosedError, ConsumerPort, Delivery, InvalidArgumentError, MessageId
 from pulsar_nack.consumer import SupportsCumulativeAck, SupportsSeek
 from pulsar_nack.testing import FakeMessage, FakePort, FakeTopic, virtual_time
+from tests.for_each import for_each
 
 
 async def take(port: FakePort, count: int) -> list[Delivery]:
@@ -59,68 +59,6 @@ async def test_batches_and_ledgers() -> None:
     assert plain == [MessageId(3, 1), MessageId(4, 0)]
     assert {each.id.batch_size for each in got[:2]} == {2}
     assert got[1].key == "k"
-
-
-@virtual_time
-async def test_waits_and_keeps_order_among_receivers() -> None:
-    """Receivers that wait are served in the order in which they came."""
-    port = FakePort()
-    tasks = [asyncio.create_task(port.receive()) for _ in range(3)]
-    await asyncio.sleep(1)
-    for data in (b"0", b"1", b"2"):
-        port.topic.publish(data)
-    assert data_of(await asyncio.gather(*tasks)) == [b"0", b"1", b"2"]
-
-
-@virtual_time
-async def test_cancelled_receive_loses_nothing() -> None:
-    """U2: receives cancelled at random moments, at the very moment of an arrival too, lose and repeat nothing."""
-    chance = random.Random(7)
-    port = FakePort(latency=0.003)
-    got: list[bytes] = []
-
-    async def receive() -> None:
-        got.append((await port.receive()).data)
-
-    async def publish() -> None:
-        for number in range(300):
-            port.topic.publish(str(number).encode())
-            await asyncio.sleep(chance.choice([0, 0.001, 0.003]))
-
-    publisher = asyncio.create_task(publish())
-    waiting = [asyncio.create_task(receive()) for _ in range(3)]
-    for _ in range(1000):
-        await asyncio.sleep(chance.choice([0, 0.001]))
-        waiting.append(asyncio.create_task(receive()))
-        waiting.pop(chance.randrange(len(waiting))).cancel()
-    await publisher
-    for task in waiting:
-        task.cancel()
-    await asyncio.sleep(1)
-    while not await is_quiet_or_append(port, got):
-        pass
-    assert sorted(got, key=int) == [str(number).encode() for number in range(300)]
-
-
-async def is_quiet_or_append(port: FakePort, got: list[bytes]) -> bool:
-    """Take one more message, and return whether there was none."""
-    try:
-        got.append((await asyncio.wait_for(port.receive(), 1)).data)
-    except TimeoutError:
-        return True
-    return False
-
-
-@virtual_time
-async def test_cancel_after_wake_passes_the_message_on() -> None:
-    """A receive that is cancelled after it was woken and before it ran leaves the message to the next waiter."""
-    port = FakePort()
-    first, second = asyncio.create_task(port.receive()), asyncio.create_task(port.receive())
-    await asyncio.sleep(0)
-    port.topic.publish(b"x")
-    first.cancel()
-    assert (await asyncio.wait_for(second, 1)).data == b"x"
-    assert first.cancelled()
 
 
 @virtual_time
@@ -656,7 +594,7 @@ async def test_unknown_ids_are_ignored() -> None:
     assert port.subscription.redelivery_count(MessageId(9, 9)) == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     "setting",
     [
         {"subscription_type": "key_shared"},
@@ -678,7 +616,7 @@ def test_settings_are_checked(setting: dict[str, Any]) -> None:
         FakePort(**setting)
 
 
-@pytest.mark.parametrize("setting", [{"name": ""}, {"partitions": -1}, {"ledger": None}, {"entries_per_ledger": 0}])
+@for_each("setting", [{"name": ""}, {"partitions": -1}, {"ledger": None}, {"entries_per_ledger": 0}])
 def test_topic_settings_are_checked(setting: dict[str, Any]) -> None:
     """A wrong setting of a topic is refused with its name."""
     with pytest.raises(InvalidArgumentError, match=next(iter(setting))):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, MessageId
+from tests.for_each import for_each
 
 INT64 = st.integers(-1, 2**63 - 1)
 INT32 = st.integers(-1, 2**31 - 1)
@@ -24,7 +25,7 @@ def chunked(draw: st.DrawFn) -> MessageId:
     return last._replace(first_chunk=first)
 
 
-@given(PLAIN | chunked(), st.none() | st.text())
+@given(PLAIN | chunked(), st.none() | st.text("aä€/:"))
 def test_round_trip(message_id: MessageId, topic: str | None) -> None:
     """What is written is read again with every field; the topic comes from the caller."""
     again = MessageId.from_bytes(message_id.to_bytes(), topic)
@@ -59,7 +60,7 @@ def test_damage(message_id: MessageId, data: st.DataObject) -> None:
         assert MessageId.from_bytes(read.to_bytes()) == read
 
 
-@pytest.mark.parametrize(
+@for_each(
     "message_id",
     [
         MessageId(3, 7),
@@ -81,7 +82,7 @@ def test_equals_the_official_client(message_id: MessageId) -> None:
     assert (read.ledger_id(), read.entry_id(), read.partition(), read.batch_index()) == tuple(message_id)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("message_id", "data"),
     [
         (MessageId(1, 300), "0801 10ac02"),
@@ -97,7 +98,7 @@ def test_known_bytes(message_id: MessageId, data: str) -> None:
     assert (again, again.batch_size, again.first_chunk) == (message_id, message_id.batch_size, message_id.first_chunk)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "message_id"),
     [
         ("1002 0801", MessageId(1, 2)),
@@ -113,7 +114,7 @@ def test_foreign_bytes(data: str, message_id: MessageId) -> None:
     assert MessageId.from_bytes(bytes.fromhex(data)) == message_id
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     ["", "08", "0801", "1002", "0801 10", "0801 1002 18fdffffffffffffffff01", "0801 1002 0b 0c", "0801 1002 3a05 0801",
      "0801 1002 3a02 0801", "0801 1002 10ffffffffffffffffffff01", "08feffffffffffffffff01 1002"],
@@ -139,7 +140,7 @@ def test_nesting_is_refused() -> None:
         MessageId.from_bytes(data)
 
 
-@pytest.mark.parametrize("wrong", ["text", None, 5, [1, 2]])
+@for_each("wrong", ["text", None, 5, [1, 2]])
 def test_only_bytes(wrong: Any) -> None:
     """What is not bytes is refused; bytearray and memoryview are good."""
     with pytest.raises(InvalidArgumentError, match="data"):

@@ -11,6 +11,7 @@ import pytest
 
 from pulsar_nack import InvalidArgumentError, MessageId, Position
 from pulsar_nack.ids import _TopicId
+from tests.for_each import for_each
 
 FULL = MessageId(
     3,
@@ -33,9 +34,7 @@ def test_defaults() -> None:
     assert not message_id.is_chunked
 
 
-@pytest.mark.parametrize(
-    "other", [MessageId(4, 7, 2, 1), MessageId(3, 8, 2, 1), MessageId(3, 7, 3, 1), MessageId(3, 7, 2)]
-)
+@for_each("other", [MessageId(4, 7, 2, 1), MessageId(3, 8, 2, 1), MessageId(3, 7, 3, 1), MessageId(3, 7, 2)])
 def test_equality_is_by_the_first_four(other: MessageId) -> None:
     """Ids are equal when the first four fields are; what a transport carries along is not compared."""
     bare = MessageId(3, 7, 2, 1)
@@ -62,7 +61,7 @@ def test_order_is_by_the_first_four() -> None:
     assert max(shuffled) is ordered[-1]
 
 
-@pytest.mark.parametrize("field", ["ledger", "entry", "batch_index", "topic", "batch_size", "chunks", "anything"])
+@for_each("field", ["ledger", "entry", "batch_index", "topic", "batch_size", "chunks", "anything"])
 def test_is_frozen(field: str) -> None:
     """No field can be set or deleted, the fields that are not compared included."""
     with pytest.raises(AttributeError, match="frozen"):
@@ -71,7 +70,7 @@ def test_is_frozen(field: str) -> None:
         delattr(FULL, field)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@for_each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickle(protocol: int) -> None:
     """Pickling keeps every field, in every protocol."""
     again = pickle.loads(pickle.dumps(FULL, protocol))
@@ -81,7 +80,7 @@ def test_pickle(protocol: int) -> None:
     assert repr(again) == repr(FULL)
 
 
-@pytest.mark.parametrize("copied", [copy.copy(FULL), copy.deepcopy(FULL), FULL._replace()])
+@for_each("copied", [copy.copy(FULL), copy.deepcopy(FULL), FULL._replace()])
 def test_copy(copied: MessageId) -> None:
     """A copy is an equal id with every field."""
     assert type(copied) is type(FULL)
@@ -118,7 +117,7 @@ def test_repr() -> None:
     assert vars(eval(repr(FULL))) == vars(FULL)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "value"),
     [
         ("ledger", -2),

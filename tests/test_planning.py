@@ -21,6 +21,8 @@ from pulsar_nack.planning import (
     proposal_bytes,
 )
 from pulsar_nack.testing import ManualClock
+from tests.for_each import for_each
+from tests.tiers import seeds
 
 MIB = 1 << 20
 TOLERANCE = 0.25
@@ -42,9 +44,7 @@ def build(workload: Workload, bits: int) -> TimeBuckets:
     return buckets
 
 
-@pytest.mark.parametrize(
-    ("per_ms", "bits", "ceil", "limit"), [(1, 10, 19.07, 19.07), (8, 10, 9.54, 9.54), (8, 15, 1.79, 1.55)]
-)
+@for_each(("per_ms", "bits", "ceil", "limit"), [(1, 10, 19.07, 19.07), (8, 10, 9.54, 9.54), (8, 15, 1.79, 1.55)])
 def test_proposals_table(per_ms: int, bits: int, ceil: float, limit: float) -> None:
     """P1: 10 M delayed messages take what the proposal's table says, in MiB."""
     workload = Workload(Kind.DELAYED, rate=1000 * per_ms, delay=10_000 / per_ms)
@@ -70,28 +70,32 @@ def test_proposals_count_entries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "bits"),
-    [
-        ({"rate": 10_000, "delay": 20}, 8),
-        ({"rate": 10_000, "delay": 20, "share": 0.3}, 8),
-        ({"rate": 10_000, "delay": 20, "share": 0.9, "entries_per_ledger": 200_000}, 8),
-        ({"rate": 10_000, "delay": 20, "share": 0.01}, 4),
-        ({"rate": 10_000, "delay": 10}, 0),
-        ({"rate": 10_000, "delay": 20, "share": 0.3, "entries_per_ledger": 1_000}, 8),
-        ({"rate": 10_000, "delay": 20, "entries_per_ledger": 100}, 8),
-        ({"rate": 10_000, "delay": 20, "share": 0.3, "entries_per_ledger": 5_000}, 14),
-        ({"rate": 10, "delay": 600}, 8),
-        ({"rate": 200, "delay": 10, "share": 0.5}, 4),
-        ({"rate": 10_000, "delay": 20, "batch_size": 10}, 8),
-        ({"rate": 10_000, "delay": 20, "batch_size": 10, "share": 0.3}, 8),
-        ({"rate": 10_000, "delay": 20, "batch_size": 16, "share": 0.5}, 8),
-        ({"rate": 10_000, "delay": 20, "batch_size": 100}, 8),
-        ({"rate": 10_000, "delay": 20, "batch_size": 100, "share": 0.3}, 8),
-        ({"rate": 1_000, "delay": 20, "batch_size": 2_000, "share": 0.3}, 12),
-    ],
+    "case",
+    seeds(
+        [
+            ({"rate": 10, "delay": 600}, 8),
+            ({"rate": 200, "delay": 10, "share": 0.5}, 4),
+            ({"rate": 10_000, "delay": 20, "share": 0.01}, 4),
+            ({"rate": 10_000, "delay": 20}, 8),
+            ({"rate": 10_000, "delay": 20, "share": 0.3}, 8),
+            ({"rate": 10_000, "delay": 20, "share": 0.9, "entries_per_ledger": 200_000}, 8),
+            ({"rate": 10_000, "delay": 10}, 0),
+            ({"rate": 10_000, "delay": 20, "share": 0.3, "entries_per_ledger": 1_000}, 8),
+            ({"rate": 10_000, "delay": 20, "entries_per_ledger": 100}, 8),
+            ({"rate": 10_000, "delay": 20, "share": 0.3, "entries_per_ledger": 5_000}, 14),
+            ({"rate": 10_000, "delay": 20, "batch_size": 10}, 8),
+            ({"rate": 10_000, "delay": 20, "batch_size": 10, "share": 0.3}, 8),
+            ({"rate": 10_000, "delay": 20, "batch_size": 16, "share": 0.5}, 8),
+            ({"rate": 10_000, "delay": 20, "batch_size": 100}, 8),
+            ({"rate": 10_000, "delay": 20, "batch_size": 100, "share": 0.3}, 8),
+            ({"rate": 1_000, "delay": 20, "batch_size": 2_000, "share": 0.3}, 12),
+        ],
+        fast=3,
+    ),
 )
-def test_prediction_beside_an_index(settings: dict[str, Any], bits: int) -> None:
+def test_prediction_beside_an_index(case: tuple[dict[str, Any], int]) -> None:
     """Our formula agrees with the figure of an index that is built, within 25 % or 8 KiB."""
+    settings, bits = case
     workload = Workload(**settings)
     buckets = build(workload, bits)
     assert len(buckets) == pytest.approx(workload.pending, rel=0.05)
@@ -100,12 +104,12 @@ def test_prediction_beside_an_index(settings: dict[str, Any], bits: int) -> None
 
 @pytest.mark.parametrize(("per_ms", "bits"), [(1, 10), (8, 10), (10, 8)])
 def test_prediction_beside_a_tracker(per_ms: int, bits: int) -> None:
-    """D15: our formula agrees with the in-memory tracker in the proposal's cases too, at a fortieth of their size."""
-    workload = Workload(Kind.DELAYED, rate=1000 * per_ms, delay=250 / per_ms)
+    """D15: our formula agrees with the in-memory tracker in the proposal's cases too, at a hundredth of their size."""
+    workload = Workload(Kind.DELAYED, rate=1000 * per_ms, delay=100 / per_ms)
     tracker = InMemoryDelayedDeliveryTracker(
         DelayedDeliveryConfig(delayed_delivery_tick_time_millis=1 << bits), clock=ManualClock()
     )
-    for sequence in range(250_000):
+    for sequence in range(100_000):
         tracker.add_message(*divmod(sequence, 50_000), 4_096 + sequence // per_ms)
     assert tracker.number_of_delayed_messages == workload.pending
     assert predicted_bytes(workload, bits) == pytest.approx(tracker.buffer_memory_usage, rel=TOLERANCE, abs=8_192)
@@ -122,10 +126,10 @@ def test_plan_has_a_row_for_each_width() -> None:
     assert json.loads(json.dumps(plan.as_dict()))["asked"]["bits"] == 8
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-@pytest.mark.parametrize("delay", [0.001, 0.05, 1, 60, 86_400])
-@pytest.mark.parametrize("rate", [0.1, 1_000, 1_000_000])
-@pytest.mark.parametrize("share", [1e-6, 0.3, 1])
+@for_each("kind", list(Kind))
+@for_each("delay", [0.001, 0.05, 1, 60, 86_400])
+@for_each("rate", [0.1, 1_000, 1_000_000])
+@for_each("share", [1e-6, 0.3, 1])
 def test_recommendation_keeps_its_rule(kind: Kind, delay: float, rate: float, share: float) -> None:
     """The finest width is chosen that takes at most a quarter or a MiB more than the least, and 100 wake-ups/s."""
     plan = make_plan(Workload(kind, rate, delay, share), 8)
@@ -154,7 +158,7 @@ def test_recommendation_says_why() -> None:
     assert "an eighth of the delay" in make_plan(Workload(delay=0.1), 8).recommendation.reason
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "value"),
     [
         ("kind", "late"),
@@ -177,7 +181,7 @@ def test_delayed_batches() -> None:
         Workload(Kind.DELAYED, batch_size=2)
 
 
-@pytest.mark.parametrize("bits", [-1, 63, 1.5, True])
+@for_each("bits", [-1, 63, 1.5, True])
 def test_bad_bits(bits: Any) -> None:
     """Bits beyond 0 to 62 are refused."""
     with pytest.raises(InvalidArgumentError, match="bits"):
@@ -190,7 +194,7 @@ def test_more_than_anyone_holds() -> None:
         Workload(rate=1e9, delay=86_400)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("size", "text"), [(0, "0.00 KiB"), (1024, "1.00 KiB"), (999 * 1024, "999 KiB"), (1000 * 1024, "0.98 MiB"),
                        (15 * MIB, "15.0 MiB"), (5 << 30, "5.00 GiB")]
 )  # fmt: skip

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import pulsar_nack
+from tests.for_each import for_each
 
 ROOT = Path(pulsar_nack.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -137,7 +139,10 @@ def same_part(one: str, other: str) -> bool:
     return one.split(".")[1:2] == other.split(".")[1:2]
 
 
-ALL_IMPORTS = [found for file in FILES for found in imports_of(file)]
+@cache
+def all_imports() -> list[tuple[Path, Import]]:
+    """Read the imports of all files, each with its file."""
+    return [(file, found) for file in FILES for found in imports_of(file)]
 
 
 def load(name: str) -> ModuleType:
@@ -153,7 +158,7 @@ def test_public_modules_are_these() -> None:
     assert {name for name in map(module_name, FILES) if is_public(name)} == PUBLIC
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@for_each("name", sorted(PUBLIC))
 def test_all_is_complete(name: str) -> None:
     """Each public module has a docstring and a sorted ``__all__`` without doubles, and every name in it exists."""
     module = load(name)
@@ -164,7 +169,7 @@ def test_all_is_complete(name: str) -> None:
     assert [each for each in promised if each.startswith("_") and each != "__version__"] == []
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC - {"pulsar_nack.cli"}))
+@for_each("name", sorted(PUBLIC - {"pulsar_nack.cli"}))
 def test_nothing_public_is_left_out(name: str) -> None:
     """A class or function that a public module defines, or a package takes from its own parts, is in ``__all__``."""
     module = load(name)
@@ -178,7 +183,7 @@ def test_nothing_public_is_left_out(name: str) -> None:
     assert sorted(set(mine) - set(module.__all__)) == []
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@for_each("name", sorted(PUBLIC))
 def test_public_objects_are_documented(name: str) -> None:
     """Each public class and function has a docstring of its own, and so have their public methods."""
     module = load(name)
@@ -211,7 +216,7 @@ def test_arrows_point_down() -> None:
     """A part imports itself and what lies below it, never what lies beside or above."""
     wrong = [
         found
-        for found in ALL_IMPORTS
+        for _, found in all_imports()
         if found.imported.startswith("pulsar_nack")
         and not same_part(found.importer, found.imported)
         and layer_of(found.imported) >= layer_of(found.importer)
@@ -220,31 +225,30 @@ def test_arrows_point_down() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("part", ["index", "nack", "ledger", "cursor", "delayed"])
+@for_each("part", ["index", "nack", "ledger", "cursor", "delayed"])
 def test_the_core_knows_no_consumer(part: str) -> None:
     """The parts below never import consumers, the command line, the integrations or the test tools."""
     above = {"consumer", "cli", "observe", "testing", "topic", "wire", "pipeline"}
-    found = [each for each in ALL_IMPORTS if each.importer.startswith(f"pulsar_nack.{part}")]
+    found = [each for _, each in all_imports() if each.importer.startswith(f"pulsar_nack.{part}")]
     assert [each for each in found if "".join(each.imported.split(".")[1:2]) in above] == []
 
 
 def test_packages_from_outside_are_confined() -> None:
     """A package from outside is imported where it belongs only; a new one has to be added to the table here."""
     wrong = []
-    for file in FILES:
+    for file, found in all_imports():
         path = file.relative_to(ROOT).as_posix()
-        for found in imports_of(file):
-            top = found.imported.partition(".")[0]
-            if top in sys.stdlib_module_names or top in {"pulsar_nack", "__future__"}:
-                continue
-            if not path.startswith(CONFINED.get(top, ())):
-                wrong.append(f"{path}:{found.line} imports {top}")
+        top = found.imported.partition(".")[0]
+        if top in sys.stdlib_module_names or top in {"pulsar_nack", "__future__"}:
+            continue
+        if not path.startswith(CONFINED.get(top, ())):
+            wrong.append(f"{path}:{found.line} imports {top}")
     assert wrong == []
 
 
 def test_the_reader_of_imports_sees_them() -> None:
     """The checks above look at something: relative, absolute and late imports are all found, with full names."""
-    seen = {(each.importer, each.imported) for each in ALL_IMPORTS}
+    seen = {(each.importer, each.imported) for _, each in all_imports()}
     assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
     assert ("pulsar_nack.ids", "pulsar_nack._id_codec.encode_message_id") in seen
     assert ("pulsar_nack.testing._port", "pulsar_nack.consumer.Delivery") in seen

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pulsar_nack.cli import main
+from tests.for_each import for_each
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
@@ -100,7 +101,7 @@ def test_json_needs_typer_only(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert "pip install 'pulsar-nack[cli]'" in err
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         (("--share", "2"), "share"),
@@ -138,7 +139,7 @@ def test_plans_buckets(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["recommended"]["bytes"] <= plan["memory_bytes"] == 30 * 2**20
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         (("--memory", "0"), "memory_bytes"),

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from pulsar_nack import Consumer, LoopClock, MessageId, NackConfig
+from pulsar_nack import Consumer, LoopClock, NackConfig
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger._fault import FaultyFiles
 from pulsar_nack.ledger._memory_files import MemoryFiles
 from pulsar_nack.testing import FakePort, FakeTopic
+from tests.consumer.ports import FAKE, Ports
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 FOLDER = Path("/state")
 
 
-class ForgetfulPort(FakePort):
-    """A port whose acknowledgements never reach the broker, as when the process ends before they are sent."""
-
-    lost = 0
-
-    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        """Take them, and do nothing."""
-        self.lost += len(ids)
-
-    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Take it, and do nothing."""
-        self.lost += 1
-
-
 class Machine:
     """A disk, and a topic that lives elsewhere; consumers of one subscription come and go."""
 
-    def __init__(self, topic: FakeTopic | None = None, seed: int = 0, **port: Any) -> None:
+    def __init__(self, ports: Ports = FAKE, topic: FakeTopic | None = None, seed: int = 0, **port: Any) -> None:
         self.files = FaultyFiles(MemoryFiles(Random(seed)))
-        self.topic = topic or FakeTopic()
+        self.topic = topic or ports.topic()
+        self._ports = ports
         self._port = port
 
     def port(self, **options: Any) -> FakePort:
         """Make a port of the subscription."""
-        return FakePort(self.topic, **{**self._port, **options})
+        return self._ports.port(self.topic, **{**self._port, **options})
 
     @asynccontextmanager
     async def consuming(self, *, killed: bool = False, **options: Any) -> AsyncIterator[Consumer]:

@@ -9,7 +9,6 @@ from pulsar_nack import ClosedError, Delivery, MessageId
 from pulsar_nack.consumer import AcksDone
 from pulsar_nack.testing import FakePort, FakeTopic
 from pulsar_nack.testing._fake_faults import NO_FAULT
-from tests.consumer.durable import ForgetfulPort
 
 T = TypeVar("T")
 
@@ -55,7 +54,3 @@ class NowaitPort(FakePort):
             task.cancel()
         await asyncio.gather(*self._acknowledging, return_exceptions=True)
         await super().close()
-
-
-class ForgetfulNowaitPort(ForgetfulPort, NowaitPort):
-    """The same of a port that forgets."""

@@ -11,10 +11,9 @@ import pytest
 from pulsar_nack import BrokerError, Consumer, MessageId, NackConfig
 from pulsar_nack.consumer._states import REQUEST_MEMORY_MS, Record, States
 from pulsar_nack.consumer._unanswered import PAUSES_MS, AskAgain
-from pulsar_nack.testing import FakePort, FakeTopic, virtual_time
+from pulsar_nack.testing import FakePort, virtual_time
 from pulsar_nack.testing._fake_faults import Fault
-
-pytestmark = pytest.mark.usefixtures("on_each_broker")
+from tests.consumer.ports import Ports
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 ID = MessageId(1, 2)
@@ -37,9 +36,9 @@ async def nacked(port: FakePort, consumer: Consumer) -> float:
 @pytest.mark.parametrize("lost", [1, 2, 4])
 @pytest.mark.parametrize("subscription_type", ["shared", "exclusive"])
 @virtual_time
-async def test_a_lost_request_is_made_again(subscription_type: Any, lost: int) -> None:
+async def test_a_lost_request_is_made_again(ports: Ports, subscription_type: Any, lost: int) -> None:
     """U22: requests that a client accepts and drops are made again; the message is shown once, and counted once."""
-    port = FakePort(subscription_type=subscription_type)
+    port = ports.port(subscription_type=subscription_type)
     port.lose_next("redeliver", lost)
     async with Consumer(port, redelivery="broker", config=EXACT) as consumer:
         asked_at = await nacked(port, consumer)
@@ -54,9 +53,9 @@ async def test_a_lost_request_is_made_again(subscription_type: Any, lost: int) -
 
 
 @virtual_time
-async def test_a_late_failure_is_not_that_of_a_newer_request() -> None:
+async def test_a_late_failure_is_not_that_of_a_newer_request(ports: Ports) -> None:
     """U22: a request fails after it took effect, while the next one is under way: the message still comes."""
-    port = FakePort()
+    port = ports.port()
     calls = 0
 
     async def redeliver(ids: Sequence[MessageId]) -> None:
@@ -79,10 +78,10 @@ async def test_a_late_failure_is_not_that_of_a_newer_request() -> None:
 
 
 @virtual_time
-async def test_asking_again_ends() -> None:
+async def test_asking_again_ends(ports: Ports) -> None:
     """U34: what another consumer got is asked for four times more, and then left to the broker."""
-    topic = FakeTopic()
-    port, other = FakePort(topic), FakePort(topic)
+    topic = ports.topic()
+    port, other = ports.port(topic), ports.port(topic)
     async with Consumer(port, redelivery="broker", config=EXACT) as consumer:
         port.lose_next("redeliver", 100)
         asked_at = await nacked(port, consumer)
@@ -95,9 +94,9 @@ async def test_asking_again_ends() -> None:
 
 
 @virtual_time
-async def test_a_request_that_is_answered_is_not_made_again() -> None:
+async def test_a_request_that_is_answered_is_not_made_again(ports: Ports) -> None:
     """U23: the broker is asked once for what comes, also for what is nacked anew or acknowledged meanwhile."""
-    async with Consumer(port := FakePort(latency=0.005), redelivery="broker", config=EXACT) as consumer:
+    async with Consumer(port := ports.port(latency=0.005), redelivery="broker", config=EXACT) as consumer:
         for _ in range(3):
             await nacked(port, consumer)
         for _ in range(3):
@@ -110,9 +109,9 @@ async def test_a_request_that_is_answered_is_not_made_again() -> None:
 
 
 @virtual_time
-async def test_what_is_settled_by_its_id_is_not_asked_for_again() -> None:
+async def test_what_is_settled_by_its_id_is_not_asked_for_again(ports: Ports) -> None:
     """U24: a message that was asked for in vain and then acknowledged, or nacked anew, is not asked for meanwhile."""
-    async with Consumer(port := FakePort(), redelivery="broker", config=EXACT) as consumer:
+    async with Consumer(port := ports.port(), redelivery="broker", config=EXACT) as consumer:
         port.topic.publish(b"a")
         port.topic.publish(b"b")
         port.lose_next("redeliver", 2)
@@ -130,9 +129,9 @@ async def test_what_is_settled_by_its_id_is_not_asked_for_again() -> None:
 
 
 @virtual_time
-async def test_a_failed_ack_of_what_was_asked_for_does_not_end_the_request() -> None:
+async def test_a_failed_ack_of_what_was_asked_for_does_not_end_the_request(ports: Ports) -> None:
     """U24: a lost request whose 30 s end while an acknowledgement is under way that fails is made again."""
-    async with Consumer(port := FakePort(), redelivery="broker", config=EXACT) as consumer:
+    async with Consumer(port := ports.port(), redelivery="broker", config=EXACT) as consumer:
         port.lose_next("redeliver")
         port.topic.publish(b"x")
         message = await consumer.receive()
@@ -146,9 +145,9 @@ async def test_a_failed_ack_of_what_was_asked_for_does_not_end_the_request() -> 
 
 
 @virtual_time
-async def test_failures_are_tried_again_and_closing_ends_it() -> None:
+async def test_failures_are_tried_again_and_closing_ends_it(ports: Ports) -> None:
     """U22: a request that fails when it is made again does not count; a consumer that is closed asks for no more."""
-    port = FakePort()
+    port = ports.port()
     port.lose_next("redeliver")
     async with Consumer(port, redelivery="broker", config=EXACT) as consumer:
         asked_at = await nacked(port, consumer)
@@ -161,10 +160,10 @@ async def test_failures_are_tried_again_and_closing_ends_it() -> None:
 
 
 @virtual_time
-async def test_a_callable_is_asked_once() -> None:
+async def test_a_callable_is_asked_once(ports: Ports) -> None:
     """Ids that a callable of the user's was given are never given to it again for the same nack."""
     asked: list[MessageId] = []
-    async with Consumer(port := FakePort(), redelivery=asked.extend, config=EXACT) as consumer:
+    async with Consumer(port := ports.port(), redelivery=asked.extend, config=EXACT) as consumer:
         await nacked(port, consumer)
         await asyncio.sleep(1_000)
         assert len(asked) == 1

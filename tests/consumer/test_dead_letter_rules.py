@@ -10,6 +10,7 @@ import pytest
 from pulsar_nack import Consumer, DeadLetterPolicy, Delivery, InvalidArgumentError, MessageId, UndecodableMessageError
 from pulsar_nack.consumer._dead_letter import Rules, as_reason, base_name, key_of, origin_id
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from tests.for_each import for_each
 
 TOPIC = "persistent://shop/eu/orders-partition-3"
 ID = MessageId(7, 8, 3, topic=TOPIC)
@@ -20,7 +21,7 @@ def delivery(**fields: Any) -> Delivery:
     return Delivery(**{"id": ID, "data": b"data", "topic": TOPIC, **fields})
 
 
-@pytest.mark.parametrize("most", [0, -1, 1.5, True, "3", None])
+@for_each("most", [0, -1, 1.5, True, "3", None])
 def test_the_count_has_to_be_at_least_one(most: Any) -> None:
     """U6: 0 redeliveries are refused, and whatever else is no count."""
     with pytest.raises(InvalidArgumentError, match="max_redeliveries"):

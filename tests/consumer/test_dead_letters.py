@@ -24,9 +24,8 @@ from pulsar_nack import (
     UndecodableMessageError,
 )
 from pulsar_nack.consumer import _dead_letters
-from pulsar_nack.testing import FakePort, FakePublisher, FakeTopic, virtual_time
-
-pytestmark = pytest.mark.usefixtures("on_each_broker")
+from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from tests.consumer.ports import Ports
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 
@@ -49,10 +48,10 @@ class Trace:
 
 @asynccontextmanager
 async def consuming(
-    port: FakePort | None = None, most: int = 2, **options: Any
+    port: FakePort, most: int = 2, **options: Any
 ) -> AsyncIterator[tuple[FakePort, Consumer, FakePublisher]]:
-    """A fake port, a consumer on it, and what gets its dead letters."""
-    port, publisher = port or FakePort(), FakePublisher()
+    """A port, a consumer on it, and what gets its dead letters."""
+    publisher = FakePublisher()
     setting = DeadLetterPolicy(most, "dead", publisher=publisher)
     async with Consumer(port, **{"config": EXACT, "dead_letter": setting, **options}) as consumer:
         yield port, consumer, publisher
@@ -92,9 +91,9 @@ def backlog(port: FakePort) -> int:
 @pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize("redelivery", ["auto", "local", "broker"])
 @virtual_time
-async def test_one_attempt_more_than_redeliveries(redelivery: Any, most: int) -> None:
+async def test_one_attempt_more_than_redeliveries(ports: Ports, redelivery: Any, most: int) -> None:
     """U6: with N redeliveries allowed, and always nacked, a message is shown N + 1 times, then it is a dead letter."""
-    async with consuming(most=most, redelivery=redelivery) as (port, consumer, publisher):
+    async with consuming(ports.port(), most=most, redelivery=redelivery) as (port, consumer, publisher):
         port.topic.publish(b"poison", key="k", properties={"colour": "red"}, event_time_ms=5)
         for attempt in range(1, most + 2):
             message = await consumer.receive(timeout=10)
@@ -115,9 +114,9 @@ async def test_one_attempt_more_than_redeliveries(redelivery: Any, most: int) ->
 
 @pytest.mark.parametrize("subscription_type", ["exclusive", "failover"])
 @virtual_time
-async def test_where_the_broker_counts_nothing(subscription_type: Any) -> None:
+async def test_where_the_broker_counts_nothing(ports: Ports, subscription_type: Any) -> None:
     """U6: on Exclusive and Failover, where the broker's count stays 0, ours ends it; the others stay as they are."""
-    port = FakePort(subscription_type=subscription_type)
+    port = ports.port(subscription_type=subscription_type)
     async with consuming(port) as (_, consumer, publisher):
         for data in (b"fine", b"poison", b"fine too"):
             port.topic.publish(data)
@@ -134,10 +133,10 @@ async def test_where_the_broker_counts_nothing(subscription_type: Any) -> None:
 
 @pytest.mark.parametrize("index_acks", [True, False])
 @virtual_time
-async def test_one_of_a_batch(index_acks: bool) -> None:
+async def test_one_of_a_batch(ports: Ports, index_acks: bool) -> None:
     """U4, U5: of a batch only what was nacked to the end is a dead letter, none that was acknowledged."""
-    topic = FakeTopic(batch_index_ack=index_acks)
-    async with consuming(FakePort(topic, batch_index_ack=index_acks)) as (port, consumer, publisher):
+    topic = ports.topic(batch_index_ack=index_acks)
+    async with consuming(ports.port(topic, batch_index_ack=index_acks)) as (port, consumer, publisher):
         topic.publish_batch([b"0", b"1", b"2", b"3", b"4"])
         for message in [await consumer.receive(timeout=1) for _ in range(5)]:
             await (message.nack(0.1) if message.data == b"1" else message.ack())
@@ -153,10 +152,10 @@ async def test_one_of_a_batch(index_acks: bool) -> None:
 
 
 @virtual_time
-async def test_the_last_round_of_a_batch_in_which_some_succeed() -> None:
+async def test_the_last_round_of_a_batch_in_which_some_succeed(ports: Ports) -> None:
     """U5: of a batch that fails twice as a whole, and then but for one message, that one is a dead letter."""
-    topic = FakeTopic(batch_index_ack=True)
-    async with consuming(FakePort(topic, batch_index_ack=True)) as (port, consumer, publisher):
+    topic = ports.topic(batch_index_ack=True)
+    async with consuming(ports.port(topic, batch_index_ack=True)) as (port, consumer, publisher):
         topic.publish_batch([b"0", b"1", b"2"])
         for attempt in (1, 2, 3):
             messages = [await consumer.receive(timeout=10) for _ in range(3)]
@@ -168,11 +167,12 @@ async def test_the_last_round_of_a_batch_in_which_some_succeed() -> None:
         assert backlog(port) == 0
 
 
+@pytest.mark.not_on("wire", "local", reason="their topics acknowledge single messages of a batch when a consumer does")
 @virtual_time
-async def test_index_acks_that_the_broker_does_not_know() -> None:
+async def test_index_acks_that_the_broker_does_not_know(ports: Ports) -> None:
     """U25: with index acks on here and off at the broker, whose count stays at 1 then, it ends all the same."""
-    topic = FakeTopic(batch_index_ack=False)
-    async with consuming(FakePort(topic, batch_index_ack=True), redelivery="broker") as (_, consumer, publisher):
+    topic = ports.topic(batch_index_ack=False)
+    async with consuming(ports.port(topic, batch_index_ack=True), redelivery="broker") as (_, consumer, publisher):
         topic.publish_batch([b"0", b"poison", b"2"])
         deliveries = 0
         for _ in range(3):
@@ -194,9 +194,9 @@ async def test_index_acks_that_the_broker_does_not_know() -> None:
 
 
 @virtual_time
-async def test_by_id() -> None:
+async def test_by_id(ports: Ports) -> None:
     """U6: nacks by id count as well; one whose payload is not known any more goes when it comes once more, unseen."""
-    async with consuming(most=1, max_local_bytes=0, redelivery="broker") as (port, consumer, publisher):
+    async with consuming(ports.port(), most=1, max_local_bytes=0, redelivery="broker") as (port, consumer, publisher):
         port.topic.publish(b"poison")
         for _ in range(2):
             await consumer.negative_acknowledge((await consumer.receive(timeout=10)).id, 0.1)
@@ -207,15 +207,15 @@ async def test_by_id() -> None:
 
 
 @virtual_time
-async def test_what_others_have_tried_too_often_is_not_shown() -> None:
+async def test_what_others_have_tried_too_often_is_not_shown(ports: Ports) -> None:
     """U6: what comes from another consumer beyond the count, as after a crash in the last attempt, goes away unseen."""
-    port = FakePort()
+    port = ports.port()
     port.topic.publish(b"poison")
     async with Consumer(port, config=EXACT, redelivery="broker") as careless:
         for _ in range(3):
             await (await careless.receive(timeout=10)).nack(0.1)
         await careless.receive(timeout=10)
-        async with consuming(FakePort(port.topic), most=1) as (other, consumer, publisher):
+        async with consuming(ports.port(port.topic), most=1) as (other, consumer, publisher):
             await settle()  # else the last consumer may leave, and the broker forgets its counts
             await careless.aclose()
             assert await is_quiet(consumer)
@@ -227,13 +227,13 @@ async def test_what_others_have_tried_too_often_is_not_shown() -> None:
 
 
 @virtual_time
-async def test_the_count_goes_on_over_restarts(tmp_path: Path) -> None:
+async def test_the_count_goes_on_over_restarts(ports: Ports, tmp_path: Path) -> None:
     """U7: closed and opened again after each attempt, with durable state, a message is shown N + 1 times in all."""
-    topic, seen, publisher = FakeTopic(), list[int](), FakePublisher()
+    topic, seen, publisher = ports.topic(), list[int](), FakePublisher()
     topic.publish(b"poison")
     for _ in range(4):
         setting = DeadLetterPolicy(2, "dead", publisher=publisher)
-        async with Consumer(FakePort(topic), config=EXACT, dead_letter=setting, durable=tmp_path / "d") as consumer:
+        async with Consumer(ports.port(topic), config=EXACT, dead_letter=setting, durable=tmp_path / "d") as consumer:
             if not publisher.letters:
                 try:
                     message = await consumer.receive(timeout=10)
@@ -247,25 +247,25 @@ async def test_the_count_goes_on_over_restarts(tmp_path: Path) -> None:
 
 
 @virtual_time
-async def test_a_crash_in_the_last_attempt(tmp_path: Path) -> None:
+async def test_a_crash_in_the_last_attempt(ports: Ports, tmp_path: Path) -> None:
     """U7, U8: what was shown for the last time, and neither acked nor nacked, is a dead letter at the next start."""
-    topic, publisher = FakeTopic(), FakePublisher()
+    topic, publisher = ports.topic(), FakePublisher()
     topic.publish(b"poison")
     setting = DeadLetterPolicy(1, "dead", publisher=publisher)
     for attempt in (1, 2):
-        async with Consumer(FakePort(topic), config=EXACT, dead_letter=setting, durable=tmp_path / "d") as consumer:
+        async with Consumer(ports.port(topic), config=EXACT, dead_letter=setting, durable=tmp_path / "d") as consumer:
             assert (await consumer.receive(timeout=10)).attempt == attempt
-    async with Consumer(FakePort(topic), config=EXACT, dead_letter=setting, durable=tmp_path / "d") as consumer:
+    async with Consumer(ports.port(topic), config=EXACT, dead_letter=setting, durable=tmp_path / "d") as consumer:
         assert await is_quiet(consumer)
         assert consumer.statistics().dead_lettered == 1
     assert [letter.data for letter in publisher.letters] == [b"poison"]
 
 
 @virtual_time
-async def test_the_reason_of_the_last_nack() -> None:
+async def test_the_reason_of_the_last_nack(ports: Ports) -> None:
     """What the last nack was told is written with the dead letter, and each nack's is traced."""
     trace = Trace()
-    async with consuming(most=1, trace=trace) as (port, consumer, publisher):
+    async with consuming(ports.port(), most=1, trace=trace) as (port, consumer, publisher):
         port.topic.publish(b"poison")
         message = await consumer.receive(timeout=1)
         with pytest.raises(InvalidArgumentError, match="reason"):
@@ -282,9 +282,9 @@ async def test_the_reason_of_the_last_nack() -> None:
 
 
 @virtual_time
-async def test_at_once_with_a_reason() -> None:
+async def test_at_once_with_a_reason(ports: Ports) -> None:
     """A message can be sent there at any attempt; the call returns when it is there and acknowledged."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         await message.dead_letter("no such customer")
@@ -315,7 +315,7 @@ async def test_without_the_setting_there_is_no_such_way() -> None:
 @virtual_time
 async def test_a_reason_is_a_text() -> None:
     """What is no text is refused as a reason, and the message stays as it is."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(FakePort()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         with pytest.raises(InvalidArgumentError, match="reason"):
@@ -326,9 +326,9 @@ async def test_a_reason_is_a_text() -> None:
 
 @pytest.mark.parametrize("redelivery", ["local", "broker"])
 @virtual_time
-async def test_after_a_nack(redelivery: Any) -> None:
+async def test_after_a_nack(ports: Ports, redelivery: Any) -> None:
     """A nack that waits for its time is cancelled by it, as by an acknowledgement."""
-    async with consuming(redelivery=redelivery) as (port, consumer, publisher):
+    async with consuming(ports.port(), redelivery=redelivery) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         await message.nack(5)
@@ -339,9 +339,9 @@ async def test_after_a_nack(redelivery: Any) -> None:
 
 
 @virtual_time
-async def test_not_after_it_is_shown_again_or_acknowledged() -> None:
+async def test_not_after_it_is_shown_again_or_acknowledged(ports: Ports) -> None:
     """A later attempt belongs to whoever has it; and an acknowledgement is final."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         first = await consumer.receive(timeout=1)
         await first.nack(0.1)
@@ -355,9 +355,9 @@ async def test_not_after_it_is_shown_again_or_acknowledged() -> None:
 
 
 @virtual_time
-async def test_twice_is_once() -> None:
+async def test_twice_is_once(ports: Ports) -> None:
     """Two calls, and a nack meanwhile, make one dead letter; an acknowledgement meanwhile is told it is too late."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         publisher.hold()
@@ -374,9 +374,9 @@ async def test_twice_is_once() -> None:
 
 
 @virtual_time
-async def test_an_ack_after_the_last_nack_is_too_late() -> None:
+async def test_an_ack_after_the_last_nack_is_too_late(ports: Ports) -> None:
     """The last nack has begun to send the message away: an ``ack`` is told so while that is under way."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"poison")
         message = await last_attempt(consumer)
         publisher.hold()
@@ -412,9 +412,9 @@ class Unreadable:
 
 
 @virtual_time
-async def test_what_cannot_be_read_goes_there_unseen(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_cannot_be_read_goes_there_unseen(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
     """A payload that cannot be read is a dead letter at once: as it was stored, with its properties; one warning."""
-    port = FakePort()
+    port = ports.port()
     port.topic.publish(b"secret", properties={"colour": "red"})
     port.topic.publish(b"secret too")
     async with consuming(Unreadable(port)) as (_, consumer, publisher):  # type: ignore[arg-type]
@@ -433,9 +433,9 @@ async def test_what_cannot_be_read_goes_there_unseen(caplog: pytest.LogCaptureFi
 
 
 @virtual_time
-async def test_publishing_is_tried_again_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+async def test_publishing_is_tried_again_until_it_succeeds(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
     """A publish that fails is made again with backoff; meanwhile the message is neither acknowledged nor shown."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"poison")
         message = await last_attempt(consumer)
         publisher.fail_next(20)
@@ -456,9 +456,9 @@ async def test_publishing_is_tried_again_until_it_succeeds(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), ClosedError("the producer"), ValueError("a bug")])
 @virtual_time
-async def test_whatever_publishing_raises(error: BaseException) -> None:
+async def test_whatever_publishing_raises(ports: Ports, error: BaseException) -> None:
     """Whatever a publisher raises, also a cancellation that nobody asked for, it is tried again."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         publisher.fail_next(3, error=error)
@@ -468,9 +468,9 @@ async def test_whatever_publishing_raises(error: BaseException) -> None:
 
 
 @virtual_time
-async def test_a_lost_answer_makes_a_second_letter_never_none() -> None:
+async def test_a_lost_answer_makes_a_second_letter_never_none(ports: Ports) -> None:
     """What was published though the answer was lost is published again: two are there, and one acknowledgement."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         publisher.fail_next(carried_out=True)
         await (await consumer.receive(timeout=1)).dead_letter("why")
@@ -479,9 +479,9 @@ async def test_a_lost_answer_makes_a_second_letter_never_none() -> None:
 
 
 @virtual_time
-async def test_the_order_is_publish_then_acknowledge() -> None:
+async def test_the_order_is_publish_then_acknowledge(ports: Ports) -> None:
     """Nothing is acknowledged before the dead letter is there; a copy that comes meanwhile is not shown."""
-    async with consuming(redelivery="broker") as (port, consumer, publisher):
+    async with consuming(ports.port(), redelivery="broker") as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         publisher.hold()
@@ -496,9 +496,9 @@ async def test_the_order_is_publish_then_acknowledge() -> None:
 
 
 @virtual_time
-async def test_cancelled_it_goes_on() -> None:
+async def test_cancelled_it_goes_on(ports: Ports) -> None:
     """A call that is cancelled, or timed out, leaves the dead letter under way; calling again waits for the same."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         publisher.hold()
@@ -514,9 +514,9 @@ async def test_cancelled_it_goes_on() -> None:
 
 
 @virtual_time
-async def test_close_waits_for_what_is_under_way() -> None:
+async def test_close_waits_for_what_is_under_way(ports: Ports) -> None:
     """Closing waits for dead letters, up to the close timeout: they are there then, and acknowledged."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         topic = port.topic
         topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
@@ -534,12 +534,12 @@ async def test_close_waits_for_what_is_under_way() -> None:
 
 
 @virtual_time
-async def test_close_gives_back_what_does_not_get_there() -> None:
+async def test_close_gives_back_what_does_not_get_there(ports: Ports) -> None:
     """What is not there by the close timeout is given back: the call is told, and the message comes again."""
-    topic = FakeTopic()
+    topic = ports.topic()
     topic.publish(b"bad")
     topic.publish(b"poison")
-    async with consuming(FakePort(topic), most=1) as (_, consumer, publisher):
+    async with consuming(ports.port(topic), most=1) as (_, consumer, publisher):
         message, other = [await consumer.receive(timeout=1) for _ in range(2)]
         await other.nack(0.1)
         other = await consumer.receive(timeout=1)
@@ -555,14 +555,14 @@ async def test_close_gives_back_what_does_not_get_there() -> None:
         with pytest.raises(ClosedError):
             await message.dead_letter("why")
         assert not publisher.letters
-    async with Consumer(FakePort(topic), config=EXACT) as consumer:
+    async with Consumer(ports.port(topic), config=EXACT) as consumer:
         assert {(await consumer.receive(timeout=1)).data for _ in range(2)} == {b"bad", b"poison"}
 
 
 @virtual_time
-async def test_closed_in_the_turn_in_which_it_began() -> None:
+async def test_closed_in_the_turn_in_which_it_began(ports: Ports) -> None:
     """A dead letter whose task has not even begun when everything is ended leaves no call that waits for ever."""
-    async with consuming(config=NackConfig(close_timeout=0)) as (port, consumer, publisher):
+    async with consuming(ports.port(), config=NackConfig(close_timeout=0)) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         publisher.hold()
@@ -575,10 +575,10 @@ async def test_closed_in_the_turn_in_which_it_began() -> None:
 
 
 @virtual_time
-async def test_full_it_fetches_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_it_fetches_nothing_new(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where dead letters pile up no more messages are fetched, and calls wait, until there is room."""
     monkeypatch.setattr(_dead_letters, "_MOST", 2)
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         for number in range(5):
             port.topic.publish(bytes([number]))
         messages = [await consumer.receive(timeout=1) for _ in range(3)]
@@ -594,9 +594,9 @@ async def test_full_it_fetches_nothing_new(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @virtual_time
-async def test_bounded_in_bytes_too() -> None:
+async def test_bounded_in_bytes_too(ports: Ports) -> None:
     """Payloads are bounded as well; however small that bound is, one message at a time finds its way."""
-    async with consuming(max_local_bytes=0, redelivery="broker") as (port, consumer, publisher):
+    async with consuming(ports.port(), max_local_bytes=0, redelivery="broker") as (port, consumer, publisher):
         for number in range(3):
             port.topic.publish(bytes([number]))
         first = await consumer.receive(timeout=1)
@@ -613,10 +613,12 @@ async def test_bounded_in_bytes_too() -> None:
 
 
 @virtual_time
-async def test_a_call_that_waits_for_room_and_is_cancelled_has_done_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_waits_for_room_and_is_cancelled_has_done_nothing(
+    ports: Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A call that is cancelled before there is room leaves the message as it was; a close ends such calls."""
     monkeypatch.setattr(_dead_letters, "_MOST", 1)
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         for number in range(3):
             port.topic.publish(bytes([number]))
         first, second, third = [await consumer.receive(timeout=1) for _ in range(3)]
@@ -640,9 +642,9 @@ async def test_a_call_that_waits_for_room_and_is_cancelled_has_done_nothing(monk
 
 
 @virtual_time
-async def test_acknowledging_is_tried_again_and_nothing_is_published_twice() -> None:
+async def test_acknowledging_is_tried_again_and_nothing_is_published_twice(ports: Ports) -> None:
     """Once it is published only the acknowledgement is made again when that fails; nothing is shown meanwhile."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         port.fail_next("acknowledge", 3)
@@ -657,9 +659,9 @@ async def test_acknowledging_is_tried_again_and_nothing_is_published_twice() -> 
 
 
 @virtual_time
-async def test_a_cumulative_acknowledgement_ends_what_is_under_way() -> None:
+async def test_a_cumulative_acknowledgement_ends_what_is_under_way(ports: Ports) -> None:
     """What is acknowledged cumulatively is no dead letter any more; the call is told."""
-    async with consuming(FakePort(subscription_type="exclusive")) as (port, consumer, publisher):
+    async with consuming(ports.port(subscription_type="exclusive")) as (port, consumer, publisher):
         port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         publisher.hold()
@@ -675,9 +677,9 @@ async def test_a_cumulative_acknowledgement_ends_what_is_under_way() -> None:
 
 
 @virtual_time
-async def test_a_seek_forgets_what_is_under_way() -> None:
+async def test_a_seek_forgets_what_is_under_way(ports: Ports) -> None:
     """A seek ends dead letters that are not published yet; the message comes again, as all others do."""
-    async with consuming() as (port, consumer, publisher):
+    async with consuming(ports.port()) as (port, consumer, publisher):
         first = port.topic.publish(b"bad")
         message = await consumer.receive(timeout=1)
         publisher.hold()
@@ -694,10 +696,10 @@ async def test_a_seek_forgets_what_is_under_way() -> None:
 
 
 @virtual_time
-async def test_traced_as_the_pipeline_expects() -> None:
+async def test_traced_as_the_pipeline_expects(ports: Ports) -> None:
     """The trace has the nack with its reason, and an ack whose reason is ``dead-letter``."""
     trace = Trace()
-    async with consuming(most=1, trace=trace) as (port, consumer, publisher):
+    async with consuming(ports.port(), most=1, trace=trace) as (port, consumer, publisher):
         port.topic.publish(b"poison")
         await (await last_attempt(consumer, 1)).nack()
         await settle()

@@ -6,11 +6,12 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import AlreadySettledError, BrokerError, ClosedError, Consumer, DeadLetterPolicy, Message, NackConfig
 from pulsar_nack.testing import FakePort, FakePublisher, FakeTopic, run
+from tests.tiers import examples
 
 MOST = 2
 CONFIG = NackConfig(negative_ack_precision_bit_cnt=0, close_timeout=1)
@@ -117,7 +118,7 @@ class Life:
             return
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     actions=st.lists(ACTIONS, max_size=40),
     troubles=st.lists(TROUBLES, max_size=30),

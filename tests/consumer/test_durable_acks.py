@@ -18,7 +18,8 @@ from pulsar_nack.consumer._durable._memory import Memory
 from pulsar_nack.consumer._durable._records import Change, Kind, RangeAcks
 from pulsar_nack.consumer._durable._settled import Settled
 from pulsar_nack.testing import FakePort, virtual_time
-from tests.consumer.durable import ForgetfulPort, Machine
+from tests.consumer.durable import Machine
+from tests.consumer.ports import FAKE
 
 DAY_MS = 86_400_000
 
@@ -157,7 +158,7 @@ def test_cumulative_acks_are_as_new_after_an_absence() -> None:
 async def test_acks_without_a_connection_are_given_again() -> None:
     """K51: acknowledged shortly before the connection is lost for an hour, messages that come again are not shown."""
     port = LonelyPort()
-    async with Machine(port.topic).consuming(port=port) as consumer:
+    async with Machine(topic=port.topic).consuming(port=port) as consumer:
         port.topic.publish(b"before")
         port.topic.publish(b"during")
         before, during = await take(consumer, 2)
@@ -212,7 +213,7 @@ async def test_a_nack_of_what_was_acked_before_a_restart_is_refused() -> None:
     """U20: by its id too, an acknowledged message cannot be nacked, also after a restart."""
     machine = Machine()
     message_id = machine.topic.publish(b"x")
-    async with machine.consuming(killed=True, port=ForgetfulPort(machine.topic)) as consumer:
+    async with machine.consuming(killed=True, port=FAKE.forgetful(machine.topic)) as consumer:
         await (await consumer.receive(timeout=1)).ack()
     async with machine.consuming() as consumer:
         with pytest.raises(AlreadySettledError):

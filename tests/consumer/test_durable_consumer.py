@@ -24,10 +24,12 @@ from pulsar_nack import (
     NotDurableError,
 )
 from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
-from pulsar_nack.testing import FakePort, FakeTopic, ManualClock, virtual_time
-from tests.consumer.durable import EXACT, ForgetfulPort, Machine
+from pulsar_nack.testing import FakePort, ManualClock, virtual_time
+from tests.consumer.durable import EXACT, Machine
+from tests.consumer.ports import Ports
+from tests.for_each import for_each
 
-pytestmark = pytest.mark.usefixtures("on_each_durable_broker")
+pytestmark = pytest.mark.not_on("nowait", reason="durable consumers use no calls that need no task")
 
 KILLED_OR_NOT = pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 
@@ -58,9 +60,11 @@ async def is_quiet(consumer: Consumer, seconds: float = 30.0) -> bool:
 @pytest.mark.parametrize("subscription_type", ["shared", "exclusive", "failover"])
 @pytest.mark.parametrize("redelivery", ["auto", "local"])
 @virtual_time
-async def test_a_deadline_outlives_the_consumer(subscription_type: Any, redelivery: Any, *, killed: bool) -> None:
+async def test_a_deadline_outlives_the_consumer(
+    ports: Ports, subscription_type: Any, redelivery: Any, *, killed: bool
+) -> None:
     """U9: nacked for 60 s, closed or killed, the message is handed back at once and shown at its old time."""
-    machine = Machine(subscription_type=subscription_type, latency=0.01)
+    machine = Machine(ports, subscription_type=subscription_type, latency=0.01)
     machine.topic.publish(b"later")
     async with machine.consuming(killed=killed, redelivery=redelivery) as consumer:
         await (await consumer.receive()).nack(delay=60)
@@ -85,9 +89,9 @@ async def test_a_deadline_outlives_the_consumer(subscription_type: Any, redelive
 
 
 @virtual_time
-async def test_what_became_due_meanwhile_is_shown_at_once() -> None:
+async def test_what_became_due_meanwhile_is_shown_at_once(ports: Ports) -> None:
     """U9: the time passed while nobody ran: the message is shown as it comes, with its next attempt."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         await (await consumer.receive()).nack(delay=60)
@@ -99,9 +103,9 @@ async def test_what_became_due_meanwhile_is_shown_at_once() -> None:
 
 
 @virtual_time
-async def test_the_broker_way_after_a_restart() -> None:
+async def test_the_broker_way_after_a_restart(ports: Ports) -> None:
     """U9: what is held after a restart is asked for at the broker when that is the way, once and at its time."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         await (await consumer.receive()).nack(delay=10)
@@ -114,9 +118,9 @@ async def test_the_broker_way_after_a_restart() -> None:
 
 
 @virtual_time
-async def test_a_second_restart_keeps_the_deadline() -> None:
+async def test_a_second_restart_keeps_the_deadline(ports: Ports) -> None:
     """U9: a message that was held after a restart is held again after the next one."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         await (await consumer.receive()).nack(delay=100)
@@ -131,9 +135,9 @@ async def test_a_second_restart_keeps_the_deadline() -> None:
 
 
 @virtual_time
-async def test_the_earlier_deadline_is_the_durable_one() -> None:
+async def test_the_earlier_deadline_is_the_durable_one(ports: Ports) -> None:
     """U9: nacked twice before its time, the earlier deadline counts after a restart too."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         message = await consumer.receive()
@@ -146,9 +150,9 @@ async def test_the_earlier_deadline_is_the_durable_one() -> None:
 
 
 @virtual_time
-async def test_the_wall_clock_is_set_back_between_runs() -> None:
+async def test_the_wall_clock_is_set_back_between_runs(ports: Ports) -> None:
     """U9: with the wall clock set back by a year, what remains of a delay is no more than the delay."""
-    machine, wall = Machine(), ManualClock(10**12)
+    machine, wall = Machine(ports), ManualClock(10**12)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True, wall_clock=wall) as consumer:
         await (await consumer.receive()).nack(delay=60)
@@ -159,9 +163,9 @@ async def test_the_wall_clock_is_set_back_between_runs() -> None:
 
 
 @virtual_time
-async def test_another_consumer_is_not_bound() -> None:
+async def test_another_consumer_is_not_bound(ports: Ports) -> None:
     """U34: a hold after a restart binds this process; another consumer shows what the broker gives to it."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         await (await consumer.receive()).nack(delay=60)
@@ -174,10 +178,11 @@ async def test_another_consumer_is_not_bound() -> None:
             assert await is_quiet(other)
 
 
+@pytest.mark.not_on("wire", "local", reason="it is another consumer's turn there")
 @virtual_time
-async def test_what_this_consumer_holds_is_not_shown_early() -> None:
+async def test_what_this_consumer_holds_is_not_shown_early(ports: Ports) -> None:
     """U34: beside a second consumer, what came back to this one waits here; its close gives it to the other at once."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         await (await consumer.receive()).nack(delay=60)
@@ -199,9 +204,9 @@ async def test_what_this_consumer_holds_is_not_shown_early() -> None:
 
 @KILLED_OR_NOT
 @virtual_time
-async def test_attempts_that_ended_the_process_count(*, killed: bool) -> None:
+async def test_attempts_that_ended_the_process_count(ports: Ports, *, killed: bool) -> None:
     """U8: the process ends inside the handler three times: the next one sees the fourth attempt."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"poison")
     for attempt in (1, 2, 3, 4):
         async with machine.consuming(killed=killed) as consumer:
@@ -209,11 +214,12 @@ async def test_attempts_that_ended_the_process_count(*, killed: bool) -> None:
             assert message.attempt == attempt
 
 
+@pytest.mark.not_on("local", reason="a local topic that is restarted closes its ports")
 @KILLED_OR_NOT
 @virtual_time
-async def test_attempts_go_on_counting(*, killed: bool) -> None:
+async def test_attempts_go_on_counting(ports: Ports, *, killed: bool) -> None:
     """U27: the last consumer leaves and returns, and the broker restarts: attempts go on, nacked in between or not."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     attempts = []
     for _ in range(3):
@@ -227,9 +233,9 @@ async def test_attempts_go_on_counting(*, killed: bool) -> None:
 
 
 @virtual_time
-async def test_the_brokers_count_counts_where_it_is_higher() -> None:
+async def test_the_brokers_count_counts_where_it_is_higher(ports: Ports) -> None:
     """U27: redeliveries that another consumer saw count too."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         await consumer.receive()
@@ -245,9 +251,9 @@ async def test_the_brokers_count_counts_where_it_is_higher() -> None:
 
 @pytest.mark.parametrize("redelivery", ["broker", "local"])
 @virtual_time
-async def test_what_was_held_back_is_no_attempt(redelivery: Any) -> None:
+async def test_what_was_held_back_is_no_attempt(ports: Ports, redelivery: Any) -> None:
     """U27: the broker counts each time that it hands a held message back; as nobody saw it, these do not count."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         await (await consumer.receive()).nack(delay=60)
@@ -264,9 +270,9 @@ async def test_what_was_held_back_is_no_attempt(redelivery: Any) -> None:
 
 
 @virtual_time
-async def test_what_was_not_received_is_no_attempt() -> None:
+async def test_what_was_not_received_is_no_attempt(ports: Ports) -> None:
     """U8: what was ready, or whose receive was cancelled, was not shown: it comes as its first attempt."""
-    machine = Machine()
+    machine = Machine(ports)
     for number in range(3):
         machine.topic.publish(bytes([number]))
     async with machine.consuming(killed=True) as consumer:
@@ -279,9 +285,9 @@ async def test_what_was_not_received_is_no_attempt() -> None:
 
 
 @virtual_time
-async def test_a_cancelled_receive_loses_nothing() -> None:
+async def test_a_cancelled_receive_loses_nothing(ports: Ports) -> None:
     """U2: receives that are cancelled while an attempt is noted give the message to the next one."""
-    machine = Machine()
+    machine = Machine(ports)
     for number in range(200):
         machine.topic.publish(bytes([number]))
     seen = []
@@ -304,12 +310,12 @@ async def test_a_cancelled_receive_loses_nothing() -> None:
 
 
 @virtual_time
-async def test_an_ack_that_the_broker_did_not_get_is_given_again() -> None:
+async def test_an_ack_that_the_broker_did_not_get_is_given_again(ports: Ports) -> None:
     """U10: acked, killed before the client sent it: after the restart it is acked again, not shown."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"done")
     machine.topic.publish(b"nacked and done")
-    port = ForgetfulPort(machine.topic)
+    port = ports.forgetful(machine.topic)
     async with machine.consuming(killed=True, port=port) as consumer:
         for message in await take(consumer, 2):
             if message.data.startswith(b"nacked"):
@@ -327,9 +333,9 @@ async def test_an_ack_that_the_broker_did_not_get_is_given_again() -> None:
 
 
 @virtual_time
-async def test_acked_members_of_a_batch_are_not_shown_again() -> None:
+async def test_acked_members_of_a_batch_are_not_shown_again(ports: Ports) -> None:
     """U3: of a batch of 4, of which 2 were acked, a restart shows the others; then the broker has the whole batch."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish_batch([b"a", b"b", b"c", b"d"])
     async with machine.consuming(killed=True) as consumer:
         a, b, c, _ = await take(consumer, 4)
@@ -347,10 +353,11 @@ async def test_acked_members_of_a_batch_are_not_shown_again() -> None:
     assert machine.topic.subscription("fake").backlog == 0
 
 
+@pytest.mark.not_on("local", reason="a local topic is moved by a call that waits")
 @virtual_time
-async def test_a_message_that_is_replayed_later_is_shown() -> None:
+async def test_a_message_that_is_replayed_later_is_shown(ports: Ports) -> None:
     """U32: reset long after the acks and over a restart, every message is shown; at once, when it was sought."""
-    machine = Machine(subscription_type="exclusive")
+    machine = Machine(ports, subscription_type="exclusive")
     ids = [machine.topic.publish(bytes([number])) for number in range(3)]
     async with machine.consuming() as consumer:
         for message in await take(consumer, 3):
@@ -367,12 +374,12 @@ async def test_a_message_that_is_replayed_later_is_shown() -> None:
 
 
 @virtual_time
-async def test_cumulative_acks_are_remembered() -> None:
+async def test_cumulative_acks_are_remembered(ports: Ports) -> None:
     """U35: acked up to a held message, killed before the broker got it: none of them is shown again."""
-    machine = Machine(subscription_type="exclusive")
+    machine = Machine(ports, subscription_type="exclusive")
     for number in range(4):
         machine.topic.publish(bytes([number]))
-    port = ForgetfulPort(machine.topic, subscription_type="exclusive")
+    port = ports.forgetful(machine.topic, subscription_type="exclusive")
     async with machine.consuming(killed=True, port=port) as consumer:
         messages = await take(consumer, 4)
         await messages[1].nack(delay=100)
@@ -387,10 +394,11 @@ async def test_cumulative_acks_are_remembered() -> None:
 # --- ids -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.not_on("wire", "local", reason="their topics have no partitions")
 @virtual_time
-async def test_ids_of_partitions_and_chunks() -> None:
+async def test_ids_of_partitions_and_chunks(ports: Ports) -> None:
     """N22: the same numbers in two partitions, batch members and a chunked message keep deadlines of their own."""
-    machine = Machine(FakeTopic(partitions=2))
+    machine = Machine(ports, ports.topic(partitions=2))
     machine.topic.publish(b"p0", partition=0)
     machine.topic.publish(b"p1", partition=1)
     machine.topic.publish_batch([b"b0", b"b1"], partition=0)
@@ -408,9 +416,9 @@ async def test_ids_of_partitions_and_chunks() -> None:
 
 
 @virtual_time
-async def test_nacks_by_id_are_durable() -> None:
+async def test_nacks_by_id_are_durable(ports: Ports) -> None:
     """N37: a nack by id alone is as durable as one by message."""
-    machine = Machine()
+    machine = Machine(ports)
     message_id = machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
         await consumer.receive()
@@ -424,9 +432,9 @@ async def test_nacks_by_id_are_durable() -> None:
 
 
 @virtual_time
-async def test_a_full_disk() -> None:
+async def test_a_full_disk(ports: Ports) -> None:
     """U22: a nack that cannot be made durable says so and holds in memory; all else goes on, and is written later."""
-    machine = Machine()
+    machine = Machine(ports)
     for number in range(3):
         machine.topic.publish(bytes([number]))
     async with machine.consuming(killed=True) as consumer:
@@ -455,9 +463,9 @@ async def test_a_full_disk() -> None:
 
 
 @virtual_time
-async def test_a_failed_nack_can_be_settled_or_nacked_anew() -> None:
+async def test_a_failed_nack_can_be_settled_or_nacked_anew(ports: Ports) -> None:
     """U20: after a nack that is not durable, an ack cancels it, and another nack tries again."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"a")
     machine.topic.publish(b"b")
     async with machine.consuming() as consumer:
@@ -474,9 +482,9 @@ async def test_a_failed_nack_can_be_settled_or_nacked_anew() -> None:
 
 
 @virtual_time
-async def test_a_cancelled_nack_is_in_effect_and_durable() -> None:
+async def test_a_cancelled_nack_is_in_effect_and_durable(ports: Ports) -> None:
     """N19: a nack that is cancelled while it is written is carried out, in memory and on storage."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming() as consumer:
         message = await consumer.receive()
@@ -493,9 +501,9 @@ async def test_a_cancelled_nack_is_in_effect_and_durable() -> None:
 
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
 @virtual_time
-async def test_a_nack_that_is_in_effect_ends_its_attempt(how: str) -> None:
+async def test_a_nack_that_is_in_effect_ends_its_attempt(ports: Ports, how: str) -> None:
     """U20: cancelled or failed while it was written, a nack ends its attempt: shown again, the old ack is refused."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming() as consumer:
         message = await consumer.receive()
@@ -514,9 +522,9 @@ async def test_a_nack_that_is_in_effect_ends_its_attempt(how: str) -> None:
 
 
 @virtual_time
-async def test_closing_writes_what_was_called_for() -> None:
+async def test_closing_writes_what_was_called_for(ports: Ports) -> None:
     """U18: nacks and acks whose writes were under way when the consumer was closed are durable, and say so."""
-    machine = Machine()
+    machine = Machine(ports)
     for number in range(20):
         machine.topic.publish(bytes([number]))
     async with machine.consuming() as consumer:
@@ -534,9 +542,9 @@ async def test_closing_writes_what_was_called_for() -> None:
 
 
 @virtual_time
-async def test_ack_while_a_nack_is_written() -> None:
+async def test_ack_while_a_nack_is_written(ports: Ports) -> None:
     """U20: an ack from another task while a nack is being made durable is told that it lost."""
-    machine = Machine()
+    machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming() as consumer:
         message = await consumer.receive()
@@ -550,32 +558,32 @@ async def test_ack_while_a_nack_is_written() -> None:
         assert consumer.statistics().durable_entries == 0
 
 
-async def test_a_second_consumer_is_refused(tmp_path: Path) -> None:
+async def test_a_second_consumer_is_refused(ports: Ports, tmp_path: Path) -> None:
     """U22: a second consumer on the same folder gets a clear error, and the first goes on."""
-    async with Consumer(FakePort(), durable=tmp_path) as consumer:
-        other = FakePort()
+    async with Consumer(ports.port(), durable=tmp_path) as consumer:
+        other = ports.port()
         with pytest.raises(
             LogLockedError, match=r"/nacks-owner: another consumer uses this durable state; each consumer needs"
         ):
             await Consumer(other, durable=str(tmp_path)).open()
         assert other.is_closed
         assert consumer.statistics().durable_bytes > 0
-    async with Consumer(FakePort(), durable=tmp_path):
+    async with Consumer(ports.port(), durable=tmp_path):
         pass
 
 
 @virtual_time
-async def test_on_object_storage_the_newest_takes_over() -> None:
+async def test_on_object_storage_the_newest_takes_over(ports: Ports) -> None:
     """U22: without locks a second consumer takes over; the first one's nacks say so; what it wrote before is kept."""
     memory = pytest.importorskip("obstore").store.MemoryStore()
-    topic = FakeTopic()
+    topic = ports.topic()
     topic.publish(b"a")
     topic.publish(b"b")
     async with await ObjectLogStore.open(memory) as one, await ObjectLogStore.open(memory) as other:
         options: dict[str, Any] = {"config": EXACT, "wall_clock": LoopClock()}
-        async with Consumer(FakePort(topic), durable=one, **options) as first:
+        async with Consumer(ports.port(topic), durable=one, **options) as first:
             await (await first.receive()).nack(delay=60)
-            async with Consumer(FakePort(topic), durable=other, **options) as second:
+            async with Consumer(ports.port(topic), durable=other, **options) as second:
                 with pytest.raises(NotDurableError, match="another writer opened it later") as caught:
                     await (await first.receive(timeout=1)).nack(delay=30)
                 assert isinstance(caught.value.__cause__, LogFencedError)
@@ -586,9 +594,9 @@ async def test_on_object_storage_the_newest_takes_over() -> None:
                 assert second.statistics().durable_failures == 0
 
 
-async def test_damage_is_told(tmp_path: Path) -> None:
+async def test_damage_is_told(ports: Ports, tmp_path: Path) -> None:
     """U22: a damaged log gives an error that names it when the consumer is opened, and nothing is dropped."""
-    port = FakePort()
+    port = ports.port()
     ids = [port.topic.publish(bytes(1)) for _ in range(3)]
     async with Consumer(port, durable=tmp_path) as consumer:
         for _ in ids:
@@ -598,11 +606,11 @@ async def test_damage_is_told(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 0xFF
     segment.write_bytes(data)
     with pytest.raises(LogCorruptedError, match="nacks-0000000001"):
-        await Consumer(FakePort(port.topic), durable=tmp_path).open()
+        await Consumer(ports.port(port.topic), durable=tmp_path).open()
     assert segment.read_bytes() == data
 
 
-@pytest.mark.parametrize("durable", ["", "s3://bucket/nacks", b"path", 5, True, object()])
+@for_each("durable", ["", "s3://bucket/nacks", b"path", 5, True, object()])
 async def test_bad_places_are_refused(durable: Any) -> None:
     """U22: what is neither a path nor a store is refused when the consumer is made."""
     with pytest.raises(InvalidArgumentError, match=r"durable: expected (a path, or a LogStore|the path of a folder)"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import LogCorruptedError, LogStorageError, LogVersionError, MessageId
@@ -29,6 +29,7 @@ from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger._memory_files import MemoryFiles
 from pulsar_nack.testing import ManualClock
 from tests.consumer.durable_runs import entries_of
+from tests.tiers import examples
 
 INT64 = st.integers(0, 2**63 - 1)
 FOLDER = Path("/state")
@@ -124,7 +125,7 @@ def covers(mark: MessageId, message_id: MessageId, topic: str | None) -> bool:
     return (message_id.ledger, message_id.entry, message_id.batch_index) <= (mark.ledger, mark.entry, last)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.data())
 def test_unsettled_is_a_map(data: st.DataObject) -> None:
     """U9: puts, drops of members and of entries, cumulative drops, drops by age and pages do what a dict would."""
@@ -300,7 +301,7 @@ def test_epoch_time_never_goes_back() -> None:
     assert epoch.now_ms() == 12_000_005
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_a_picture_may_be_drawn_while_changes_go_on(data: st.DataObject) -> None:
     """U9: a picture drawn piece by piece between changes, with those after it, gives the same as all changes."""

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from pulsar_nack import Consumer, Message
-from pulsar_nack.testing import FakeTopic, virtual_time
+from pulsar_nack.testing import virtual_time
 from tests.consumer.durable import Machine
+from tests.consumer.ports import Ports
+from tests.for_each import named
+from tests.tiers import sample, seeds
 
-pytestmark = pytest.mark.usefixtures("on_each_durable_broker")
+pytestmark = pytest.mark.not_on("nowait", reason="durable consumers use no calls that need no task")
 
 COUNT = 12
 
@@ -64,13 +67,21 @@ async def settle(message: Message, random: Random, known: dict[bytes, Known]) ->
         await message.nack(delay)
 
 
-@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(n, marks=pytest.mark.slow) for n in range(20, 200))])
-@virtual_time
-async def test_random_lives(seed: int) -> None:
+@pytest.mark.not_on("wire", reason="the scripted broker has one ledger for each topic")
+@pytest.mark.parametrize("tenth", seeds(range(10)))
+def test_random_lives(ports: Ports, tenth: int) -> None:
     """U7: over kills and closes attempts count on without a gap, nothing comes early, twice or never."""
+    for seed in sample(range(tenth, 200, 10)):
+        with named(seed=seed):
+            lives(ports, seed)
+
+
+@virtual_time
+async def lives(ports: Ports, seed: int) -> None:
+    """Let consumers come and go until everything is acknowledged."""
     random = Random(seed)
     options: dict[str, Any] = {"subscription_type": random.choice(["shared", "exclusive"])}
-    machine = Machine(FakeTopic(entries_per_ledger=4), seed, latency=random.choice([0.0, 0.05]), **options)
+    machine = Machine(ports, ports.topic(entries_per_ledger=4), seed, latency=random.choice([0.0, 0.05]), **options)
     known = {bytes([number]): Known() for number in range(COUNT)}
     for number in range(0, COUNT, 3):
         machine.topic.publish(bytes([number]))
@@ -78,10 +89,10 @@ async def test_random_lives(seed: int) -> None:
     redelivery: Any = random.choice(
         ["auto", "local", "broker"] if options["subscription_type"] == "shared" else ["auto"]
     )
-    lives = 0
+    count = 0
     while not all(state.is_acked for state in known.values()):
-        lives += 1
-        assert lives < 300, "a message does not come"
+        count += 1
+        assert count < 300, "a message does not come"
         async with machine.consuming(killed=random.random() < 0.6, redelivery=redelivery) as consumer:
             await live(consumer, random, known, now() + random.choice([0.0, 1.0, 20.0, 60.0]))
         await asyncio.sleep(random.choice([0.0, 0.1, 30.0]))

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
 from pulsar_nack import LoopClock, MessageId
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
 from pulsar_nack.wire._core import Core
@@ -32,7 +30,7 @@ class WireTopic:
         entries_per_ledger: int = 0,
     ) -> None:
         if partitions or entries_per_ledger:
-            pytest.skip("the scripted broker has one ledger for each topic")
+            raise NotImplementedError("the scripted broker has one ledger for each topic")
         self.name = name
         self.batch_index_ack = batch_index_ack
         self.broker = FakeBroker(latency=0.0)
@@ -129,7 +127,7 @@ class WireStandIn(LocalStandIn):
         **settings: Any,
     ) -> None:
         if unacked_limit is not None:
-            pytest.skip("the scripted broker knows no such limit")
+            raise NotImplementedError("the scripted broker knows no such limit")
         topic = topic or WireTopic(batch_index_ack=batch_index_ack)
         super().__init__(topic, batch_index_ack=batch_index_ack, **settings)  # type: ignore[arg-type]
         self.subscription = WireSubscription(topic, settings.get("subscription", "fake"))  # type: ignore[assignment]
@@ -137,18 +135,4 @@ class WireStandIn(LocalStandIn):
 
     def redeliver_acked_next(self) -> None:
         """Stand for what the scripted broker does not do."""
-        pytest.skip("the scripted broker does not deliver what is acknowledged")
-
-
-class ForgetfulWireStandIn(WireStandIn):
-    """A port whose acknowledgements never reach the broker."""
-
-    lost = 0
-
-    async def acknowledge(self, ids: Any) -> None:
-        """Take them, and do nothing."""
-        self.lost += len(ids)
-
-    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Take it, and do nothing."""
-        self.lost += 1
+        raise NotImplementedError("the scripted broker does not deliver what is acknowledged")

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pulsar_nack import InvalidArgumentError, Position
 from pulsar_nack.cursor._acks import AckState, LedgerAcks, LedgersNotLoaded
 from pulsar_nack.cursor._batch import BatchSet
+from tests.tiers import examples
 
 SIZE = 4
 LEDGERS = st.integers(0, 9)
@@ -303,6 +303,6 @@ def snapshot(state: AckState) -> Any:
     return state.mark_delete_position, states, dict(state.evicted), set(state.dirty), state.mark_delete_is_dirty
 
 
-Acknowledging.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+Acknowledging.TestCase.settings = examples(100, 40)
 TestAcknowledging = Acknowledging.TestCase
 TestAcknowledging.__doc__ = "Whatever happens, the state is that of the reference, and what is not dirty is on storage."

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, Position
@@ -14,6 +14,7 @@ from pulsar_nack.cursor._gate import DEFAULT_LIMIT, DispatchGate, adds_range
 from pulsar_nack.cursor._reserve import LEDGER_BYTES, RANGE_BYTES, Reserve, worst_growth
 from pulsar_nack.index import EntryRanges
 from pulsar_nack.testing import ManualClock
+from tests.tiers import examples
 
 BASE = 40  # what is stored without any acknowledgement
 LEDGER_SIZE = 20
@@ -487,7 +488,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(steps=STEPS, limit=st.sampled_from([1_024, 1_500, 3_000]), burst=st.integers(1, 60))
 def test_any_order(steps: list[tuple[str, int]], limit: int, burst: int) -> None:
     """K48: whatever is read, acknowledged, or comes back, a persist fits; settle what is left, and all is delivered."""
@@ -513,7 +514,7 @@ def test_any_order(steps: list[tuple[str, int]], limit: int, burst: int) -> None
     assert subscription.size == BASE
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(order=st.permutations(range(60)), limit=st.sampled_from([1_024, 1_200]), free=st.integers(0, 3))
 def test_delayed_holes_in_any_order(order: list[int], limit: int, free: int) -> None:
     """K44: three of four messages are delayed and come due in any order; the state stays in its limit, and drains."""

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from pulsar_nack import DelayedDeliveryConfig
+from tests.for_each import for_each
 
 
 def make(**settings: Any) -> DelayedDeliveryConfig:
@@ -32,7 +33,7 @@ def test_both_spellings(pulsar_name: str, name: str, default: object) -> None:
     assert make(**{pulsar_name: other}) == make(**{name: other}) != make()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("delayedDeliveryTickTimeMillis", -1),

@@ -18,6 +18,7 @@ from pulsar_nack import (
     Position,
 )
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
+from tests.for_each import for_each
 
 from .factories import config_of
 
@@ -186,7 +187,7 @@ async def test_the_end(opened: Opener) -> None:
     assert isinstance(tracker.buffer_memory_usage, int)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("arguments", "field"),
     [
         ((-1, 1, 1), "ledger_id"),

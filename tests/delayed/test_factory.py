@@ -28,6 +28,7 @@ from pulsar_nack import (
     SnapshotError,
 )
 from pulsar_nack.testing import MemoryDelayedCursor, virtual_time
+from tests.for_each import for_each
 
 from .factories import NAMES, TOPIC, SlowStorage, Subscription, config_of
 
@@ -71,7 +72,7 @@ async def test_the_configuration_chooses(name: str | None, kind: type) -> None:
         assert factory.trackers() == [OpenTracker(TOPIC, "billing", tracker)]
 
 
-@pytest.mark.parametrize("name", ["Bucket", "com.example.Factory", "", 7, True, ["bucket"]])
+@for_each("name", ["Bucket", "com.example.Factory", "", 7, True, ["bucket"]])
 def test_an_unknown_name_is_refused(name: object) -> None:
     """Any other value is refused with the field's name and the value."""
     with pytest.raises(ValidationError, match="delayed_delivery_tracker_factory_class_name: expected one of") as caught:

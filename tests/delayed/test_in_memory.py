@@ -18,6 +18,7 @@ from pulsar_nack import (
     WallClock,
 )
 from pulsar_nack.testing import ManualClock
+from tests.for_each import for_each
 
 
 class Stage:
@@ -67,23 +68,9 @@ def test_is_a_tracker() -> None:
     assert isinstance(InMemoryDelayedDeliveryTracker(), DelayedDeliveryTracker)
 
 
-def test_one_timer_for_the_earliest() -> None:
-    """D2: the timer moves to an earlier message and stays for a later one."""
-    stage = Stage(1)
-    assert stage.add(2, 2, 20)
-    assert (stage.clock.alarms, stage.tracker.next_at()) == (1, 20)
-    assert stage.add(1, 1, 10)
-    assert (stage.clock.alarms, stage.tracker.next_at()) == (1, 10)
-    assert stage.add(3, 3, 30)
-    assert stage.clock.alarms == 1
-    assert stage.timer_at() == 10
-    assert stage.get(10) == [Position(1, 1)]
-    assert stage.timer_at() == 20
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("second_tick", [0, 1, 7, 100, 1_000])
-@pytest.mark.parametrize("first_tick", [0, 1, 7, 100, 1_000])
+@for_each("strict", [False, True])
+@for_each("second_tick", [0, 1, 7, 100, 1_000])
+@for_each("first_tick", [0, 1, 7, 100, 1_000])
 def test_returned_is_refused(first_tick: int, second_tick: int, strict: bool) -> None:
     """D5: what get returned would be refused at that time, for ticks that stay and ticks that change."""
     stage = Stage(first_tick, strict=strict)
@@ -255,8 +242,8 @@ def test_detection_starts_anew_when_empty() -> None:
 # -- the rules of time -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tick", [0, 1, 2, 3, 7, 8, 100, 1_000, 1_024])
-@pytest.mark.parametrize("deliver_at", [2_049, 2_559, 2_560, 3_071, 3_072, 4_000])
+@for_each("tick", [0, 1, 2, 3, 7, 8, 100, 1_000, 1_024])
+@for_each("deliver_at", [2_049, 2_559, 2_560, 3_071, 3_072, 4_000])
 def test_due_to_the_ms(tick: int, deliver_at: int) -> None:
     """Not strict, a bucket is due from when key <= now + tick - 2^bits + 1, and the timer fires at its key."""
     width = 1 << max(tick.bit_length() - 1, 0)
@@ -273,8 +260,8 @@ def test_due_to_the_ms(tick: int, deliver_at: int) -> None:
     assert stage.get(1) == [Position(1, 1)]
 
 
-@pytest.mark.parametrize("tick", [0, 1, 2, 3, 7, 8, 100, 1_000, 1_024])
-@pytest.mark.parametrize("deliver_at", [2_049, 2_559, 2_560, 3_071, 3_072, 4_000])
+@for_each("tick", [0, 1, 2, 3, 7, 8, 100, 1_000, 1_024])
+@for_each("deliver_at", [2_049, 2_559, 2_560, 3_071, 3_072, 4_000])
 def test_strictly_due_to_the_ms(tick: int, deliver_at: int) -> None:
     """Strict, a bucket is due, and the timer fires, at the time rounded up."""
     width = 1 << max(tick.bit_length() - 1, 0)
@@ -469,7 +456,7 @@ def test_many_that_are_not_delayed() -> None:
 BAD = [True, 1.0, "1", None, float("nan"), 2**63]
 
 
-@pytest.mark.parametrize("value", [*BAD, -1])
+@for_each("value", [*BAD, -1])
 def test_bad_positions(value: Any) -> None:
     """What is no ledger or entry is refused by name, and nothing changes."""
     stage = paused()
@@ -490,7 +477,7 @@ def test_bad_positions(value: Any) -> None:
     assert stage.tracker.should_pause_all_deliveries()
 
 
-@pytest.mark.parametrize("value", [*BAD, -(2**63) - 1])
+@for_each("value", [*BAD, -(2**63) - 1])
 def test_bad_times(value: Any) -> None:
     """What is no time is refused by name, and nothing changes."""
     stage = paused()
@@ -501,7 +488,7 @@ def test_bad_times(value: Any) -> None:
     assert stage.tracker.should_pause_all_deliveries()
 
 
-@pytest.mark.parametrize("value", [*BAD, -1])
+@for_each("value", [*BAD, -1])
 def test_bad_limits_and_ticks(value: Any) -> None:
     """What is no number of messages, or no tick, is refused by name, and nothing changes."""
     stage = paused()
@@ -594,14 +581,15 @@ def test_memory_figure() -> None:
     """D15: the figure for memory grows far slower than the messages and is back where it was when they are gone."""
     stage = Stage(1_024)
     empty = stage.tracker.buffer_memory_usage
-    for entry in range(200_000):
-        stage.add(entry // 50_000, entry % 50_000, 5_000 + entry)
-    assert empty < stage.tracker.buffer_memory_usage < empty + 60_000
+    for entry in range(50_000):
+        stage.add(entry // 12_500, entry % 12_500, 5_000 + entry)
+    assert empty < stage.tracker.buffer_memory_usage < empty + 15_000
     stage.clock.set(1_000_000)
-    assert len(stage.get(200_000)) == 200_000
+    assert len(stage.get(50_000)) == 50_000
     assert stage.tracker.buffer_memory_usage == empty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("per_ms", "bits", "seed_mb"), [(1, 10, 25.0), (4, 10, 20.48), (8, 10, 11.0), (8, 15, 2.25)])
 def test_memory_is_within_the_proposals_table(per_ms: int, bits: int, seed_mb: float) -> None:
     """D15: the proposal's table for 10 M messages, 50 000 an entry ledger: a twentieth of them, half of its memory."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pulsar_nack import DelayedDeliveryConfig, InMemoryDelayedDeliveryTracker, Position
 from pulsar_nack.testing import ManualClock
+from tests.tiers import examples
 
 POSITIONS = st.builds(Position, st.integers(1, 3), st.one_of(st.integers(0, 20), st.integers(65_530, 65_540)))
 TICKS = st.sampled_from([0, 1, 2, 5, 8, 100, 1_000])
@@ -166,4 +166,4 @@ class TrackerMachine(RuleBasedStateMachine):
 
 
 TestTracker: Any = TrackerMachine.TestCase
-TestTracker.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTracker.settings = examples(150, 40)

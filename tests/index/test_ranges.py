@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.index import EntryRanges
+from tests.for_each import for_each
+from tests.tiers import examples
 
 ENTRIES = st.one_of(
     st.integers(0, 24),
@@ -63,7 +65,7 @@ def apply(ranges: EntryRanges, model: set[int], step: str, entry: int, width: in
         assert ranges.next_absent(entry) == entry
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), ENTRIES, st.integers(0, 9)), max_size=40))
 def test_behaves_as_a_set(steps: list[tuple[str, int, int]]) -> None:
     """Every step tells what a set of numbers would, and leaves the same entries, count, ends and ranges."""
@@ -123,7 +125,7 @@ def test_equality_looks_at_entries_only() -> None:
     assert EntryRanges.from_ranges([(1, 3)]) != EntryRanges.from_ranges([(2, 4)])
 
 
-@pytest.mark.parametrize("entry", [-1, 2**63, 2**64, -(2**70)])
+@for_each("entry", [-1, 2**63, 2**64, -(2**70)])
 def test_refuses_what_is_no_entry(entry: int) -> None:
     """A number that no entry can have is refused before anything changed, and is never in it."""
     ranges = EntryRanges.from_ranges([(4, 6)])
@@ -207,7 +209,7 @@ def test_next_absent_over_long_runs() -> None:
         assert ranges.last_range == (9_000_000, 8_999_999 + length)
 
 
-@pytest.mark.parametrize("boundary", [65_536, 2**20, 2**32, 2**33, 2**48])
+@for_each("boundary", [65_536, 2**20, 2**32, 2**33, 2**48])
 def test_runs_end_at_a_boundary(boundary: int) -> None:
     """A run that ends where 65 536 entries do is not taken to go on, though entries follow far away."""
     for length in range(1, 9):

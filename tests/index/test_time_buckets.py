@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyroaring import BitMap, BitMap64
@@ -22,6 +22,8 @@ from pulsar_nack.index import _positions as positions_module
 from pulsar_nack.index import _sealed as sealed_module
 from pulsar_nack.index import _store as store_module
 from pulsar_nack.index._sealed import unseal
+from tests.for_each import for_each
+from tests.tiers import examples
 
 SMALL: dict[tuple[Any, str], int] = {
     (growing_module, "FOLD"): 2,
@@ -202,9 +204,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert (message_id in self.buckets) == (message_id in self.starts)
 
 
-IndexMachine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+IndexMachine.TestCase.settings = examples(120, 40, suppress_health_check=[HealthCheck.too_slow])
 TestIndex = IndexMachine.TestCase
 
 
@@ -283,11 +283,11 @@ def test_cancelling_and_adding_again_without_end_keeps_memory_bounded() -> None:
     """An id that is nacked and acked in a loop beside one that waits leaves no growing trail."""
     buckets = TimeBuckets()
     buckets.put(MessageId(1, 1), NEVER - 1)
-    for round_ in range(30_000):
+    for round_ in range(5_000):
         buckets.put(MessageId(1, 2), round_ + 60_000)
         buckets.discard(MessageId(1, 2))
     check(buckets)
-    assert buckets.bytes < 2_000_000
+    assert buckets.bytes < 350_000
     assert len(buckets) == 1
 
 
@@ -322,7 +322,7 @@ def test_more_slots_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(buckets.pop(200)) == 100
 
 
-@pytest.mark.parametrize("bad", [MessageId(-1, -1), MessageId(3, -1), "1:2", None, (1, 2, -1, -1)])
+@for_each("bad", [MessageId(-1, -1), MessageId(3, -1), "1:2", None, (1, 2, -1, -1)])
 def test_what_is_not_the_id_of_a_message_is_refused(bad: Any) -> None:
     """An id without a ledger or an entry, or no id at all, is named in the error and nothing changes."""
     buckets = TimeBuckets()
@@ -375,6 +375,7 @@ def test_many_empty_buckets_are_left_behind_in_steps() -> None:
     assert taken == [MessageId(1, 5_999)]
 
 
+@pytest.mark.slow
 def test_thin_buckets_lie_in_blocks_and_fire_in_time() -> None:
     """Thousands of buckets with a few ids each take few bytes an id, and every id fires with its bucket."""
     chance, buckets = random.Random(6), TimeBuckets()
@@ -485,16 +486,16 @@ def test_numbers_are_packed_in_any_order(typecode: str) -> None:
 def test_parts_that_reach_over_each_other_are_joined() -> None:
     """Ids that come into one bucket in any order make few parts, so that the first ids out need not decode hundreds."""
     chance, buckets = random.Random(13), TimeBuckets()
-    ids = [MessageId(ledger, entry) for ledger in range(20) for entry in range(0, 65_536, 13)]
+    ids = [MessageId(ledger, entry) for ledger in range(10) for entry in range(0, 65_536, 13)]
     for message_id in chance.sample(ids, len(ids)):
         buckets.put(message_id, 1_000)
     chunks = buckets._store.chunks[1_000]
-    assert len(ids) > 100_000
+    assert len(ids) > 50_000
     assert len(chunks) < 48
     assert buckets._store.chunk_bytes == sum(len(chunk) + sealed_module.OBJECT_BYTES for chunk in chunks)
     check(buckets)
-    assert list(buckets.pop(1_000, 70_000)) == ids[:70_000]
-    assert list(buckets.pop(1_000)) == ids[70_000:]
+    assert list(buckets.pop(1_000, 35_000)) == ids[:35_000]
+    assert list(buckets.pop(1_000)) == ids[35_000:]
 
 
 @pytest.mark.parametrize("typecode", ["I", "Q"])

@@ -15,6 +15,7 @@ from pulsar_nack.backoff import Fixed
 from pulsar_nack.errors import InvalidArgumentError, LogFencedError, LogStorageError
 from pulsar_nack.ledger import ObjectLogStore
 from pulsar_nack.ledger._object_requests import as_objects, describe, plain, without_secrets
+from tests.for_each import for_each
 
 from .homes import content
 from .s3 import Bucket, serve
@@ -122,7 +123,7 @@ def shows_no_secret(error: BaseException) -> None:
     assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("url", ["", "bucket/path", "/a/folder", None, 5, b"s3://x"])
+@for_each("url", ["", "bucket/path", "/a/folder", None, 5, b"s3://x"])
 async def test_bad_urls(url: object) -> None:
     """What is no URL is refused."""
     with pytest.raises(InvalidArgumentError, match="url"):
@@ -163,7 +164,7 @@ async def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "field"),
     [
         ({"prefix": "/a"}, "prefix"),

@@ -6,11 +6,12 @@ from array import array
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule
+from tests.for_each import for_each
+from tests.tiers import examples
 
 IDS = st.tuples(st.integers(1, 2), st.integers(0, 30), st.sampled_from([-1, 4]), st.sampled_from([-1, -1, 0, 1])).map(
     lambda fields: MessageId(*fields)
@@ -109,11 +110,11 @@ class ScheduleMachine(RuleBasedStateMachine):
             assert not self.due
 
 
-ScheduleMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+ScheduleMachine.TestCase.settings = examples(150, 40)
 TestSchedule = ScheduleMachine.TestCase
 
 
-@pytest.mark.parametrize("bits", range(1, 13))
+@for_each("bits", range(1, 13))
 def test_n6_sent_within_a_bucket_before_the_deadline(bits: int) -> None:
     """N6: with 1 to 12 bits an id with 2 000 ms is due in [2000 - 2**bits + 1, 2000], whenever it is nacked."""
     for now in range(0, 5_000, 37):
@@ -126,7 +127,7 @@ def test_n6_sent_within_a_bucket_before_the_deadline(bits: int) -> None:
         assert schedule.pop_due(at) == [MessageId(1, 1)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("bits", "time_ms", "start"),
     [
         (0, 8, 8),
@@ -145,9 +146,7 @@ def test_n1_deadlines_are_rounded_down_to_buckets(bits: int, time_ms: int, start
     assert schedule.bucket_start(time_ms, 0) == start
 
 
-@pytest.mark.parametrize(
-    ("delay_ms", "expected"), [(0, 1), (7, 1), (8, 1), (100, 8), (1_000, 64), (2_048, 256), (60_000, 256)]
-)
+@for_each(("delay_ms", "expected"), [(0, 1), (7, 1), (8, 1), (100, 8), (1_000, 64), (2_048, 256), (60_000, 256)])
 def test_a_bucket_is_never_wider_than_its_share_of_the_delay(delay_ms: int, expected: int) -> None:
     """N7: with the defaults a bucket is at most an eighth of the delay wide, so a short delay is not eaten."""
     schedule = NackSchedule()
@@ -163,7 +162,7 @@ def test_a_tracker_of_a_day_and_a_minute() -> None:
     assert {schedule.bucket_start(now, 86_400_000) % 65_536 for now in range(0, 200_000, 99)} == {0}
 
 
-@pytest.mark.parametrize("bad", [[-1], [2**63], [1.5], ["1"], [None], "12", 7, range(-2, 3), array("d", [1.0]), b"ab"])
+@for_each("bad", [[-1], [2**63], [1.5], ["1"], [None], "12", 7, range(-2, 3), array("d", [1.0]), b"ab"])
 def test_bad_entries_change_nothing(bad: Any) -> None:
     """What is not a collection of entry ids is refused by name, before anything is added."""
     schedule = NackSchedule()
@@ -173,7 +172,7 @@ def test_bad_entries_change_nothing(bad: Any) -> None:
     assert schedule.next_at() is None
 
 
-@pytest.mark.parametrize("bad", [-1, 2**63, True, 1.0, "1", None])
+@for_each("bad", [-1, 2**63, True, 1.0, "1", None])
 def test_a_bad_ledger_changes_nothing(bad: Any) -> None:
     """The ledger of a bulk call is checked by name."""
     schedule = NackSchedule()
@@ -182,7 +181,7 @@ def test_a_bad_ledger_changes_nothing(bad: Any) -> None:
     assert len(schedule) == 0
 
 
-@pytest.mark.parametrize("bad", [-1, 1.5, True, 10**20, None])
+@for_each("bad", [-1, 1.5, True, 10**20, None])
 def test_a_bad_delay_changes_nothing(bad: Any) -> None:
     """The delay in ms is an integer that is not negative and not absurd."""
     schedule = NackSchedule()

@@ -14,6 +14,7 @@ from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NegativeAck
 from pulsar_nack.clock import LoopClock, MonotonicClock
 from pulsar_nack.nack._timing import Alarm
 from pulsar_nack.testing import ManualClock, virtual_time
+from tests.for_each import for_each
 
 from ._harness import Recorder, loop_ms, mid, settle
 
@@ -250,7 +251,7 @@ async def test_clocks_of_whole_milliseconds_are_not_ahead() -> None:
     assert sent == [due_at]
 
 
-@pytest.mark.parametrize("ahead", [-0.1, 0.001, float("nan"), True, "0", None])
+@for_each("ahead", [-0.1, 0.001, float("nan"), True, "0", None])
 def test_bad_times_ahead(ahead: Any) -> None:
     """Named, with the value."""
     with pytest.raises(InvalidArgumentError, match="ahead"):

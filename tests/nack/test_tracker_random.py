@@ -7,13 +7,14 @@ import contextlib
 from collections.abc import Awaitable, Sequence
 from typing import NamedTuple
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pulsar_nack import Clock, MessageId, NackConfig, NegativeAcksTracker, RedeliveryError, WouldBlockError
 from pulsar_nack.nack import RedeliveryCallback
 from pulsar_nack.testing import ManualClock, run
 from tests.nack._harness import Recorder, loop_ms, settle
+from tests.tiers import examples
 
 
 class Nack(NamedTuple):
@@ -142,7 +143,7 @@ async def play(steps: Sequence[Step], config: NackConfig, clock: ManualClock | N
     assert all(0 < len(ids) <= config.max_batch for _, ids in recorder.commands)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(steps=STEPS, config=CONFIGS, is_plain=st.booleans())
 @example(steps=HURRIED, config=NackConfig(), is_plain=False)
 @example(steps=HURRIED, config=NackConfig(), is_plain=True)
@@ -151,7 +152,7 @@ def test_each_id_is_sent_at_the_start_of_its_bucket(steps: list[Step], config: N
     run(play(steps, config, None, is_plain=is_plain))
 
 
-@settings(max_examples=75)
+@examples(75)
 @given(steps=STEPS, config=CONFIGS, is_plain=st.booleans())
 def test_the_same_with_a_clock_moved_by_hand(steps: list[Step], config: NackConfig, *, is_plain: bool) -> None:
     """The same traces with a manual clock: the same ids at the same times, and no wake-up without cause."""
@@ -174,7 +175,7 @@ CHAOS = st.builds(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @example(
     Chaos(ends=[(0, 703), (0, 0), (1, 0)], actions=[(0, 0, 1), (0, 2, 0), (4, 0, 0), (0, 2, 1)], close_at=2),
     2,

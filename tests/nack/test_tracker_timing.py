@@ -9,12 +9,13 @@ import pytest
 
 from pulsar_nack import MessageId, NackConfig, NackSchedule, NegativeAcksTracker, Position
 from pulsar_nack.testing import ManualClock, virtual_time
+from tests.for_each import for_each
 from tests.nack._harness import Recorder, RecordingClock, loop_ms, mid, settle
 
 PLAIN = NackConfig(precision_ratio=None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("bits", "time", "start"),
     [
         *[(0, time, time) for time in (8, 9, 1000, 1023, 1024)],
@@ -93,7 +94,7 @@ async def test_a_full_bucket_costs_one_wake_up() -> None:
     assert set(recorder.times) == {4864}
 
 
-@pytest.mark.parametrize("bits", range(1, 13))
+@for_each("bits", range(1, 13))
 def test_no_earlier_than_a_bucket_and_never_late(bits: int) -> None:
     """N6: bits 1 to 12, delay 2 s: sent in [2000 - 2^bits + 1, 2000], for nacks at many times."""
 

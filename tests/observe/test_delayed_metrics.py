@@ -28,6 +28,7 @@ from pulsar_nack.delayed.bucket._operations import Operations
 from pulsar_nack.observe import DelayedMetrics
 from pulsar_nack.observe._delayed_figures import full_name, namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
+from tests.for_each import for_each
 
 prometheus = pytest.importorskip("prometheus_client")
 
@@ -308,7 +309,7 @@ async def test_in_memory() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("took_ms", "quantile"),
     [
         (0, "50"), (50, "50"), (50.5, "100"), (100, "100"), (101, "500"), (500, "500"), (1_000, "1000"),

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from pulsar_nack import MessageId
 from pulsar_nack.nack import Cancelled, Cleared, Closed, Nacked, NackEvent, NackHook, Redelivered, RedeliveryFailed
 from pulsar_nack.observe import logging_hook, structlog_hook
+from tests.for_each import for_each
 
 ID = MessageId(3, 7, 2, 1)
 SHOWN = "MessageId(3, 7, partition=2, batch_index=1)"
@@ -73,7 +74,7 @@ class LazyIds(Sequence[MessageId]):
         return MessageId(1, index)
 
 
-@pytest.mark.parametrize(("event", "name", "level", "fields"), CASES)
+@for_each(("event", "name", "level", "fields"), CASES)
 def test_structlog(event: NackEvent, name: str, level: str, fields: dict[str, Any]) -> None:
     """Each event arrives at structlog with its name, level and fields, and nothing else."""
     with capture_logs() as logs:
@@ -81,11 +82,12 @@ def test_structlog(event: NackEvent, name: str, level: str, fields: dict[str, An
     assert logs == [{"event": name, "log_level": level, **fields}]
 
 
-@pytest.mark.parametrize(("event", "name", "level", "fields"), CASES)
+@for_each(("event", "name", "level", "fields"), CASES)
 def test_stdlib(
     caplog: pytest.LogCaptureFixture, event: NackEvent, name: str, level: str, fields: dict[str, Any]
 ) -> None:
     """Each event arrives at the logger ``pulsar_nack`` as a message and as attributes of the record."""
+    caplog.clear()
     caplog.set_level(logging.DEBUG, logger="pulsar_nack")
     logging_hook()(event)
     (record,) = caplog.records

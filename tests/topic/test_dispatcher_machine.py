@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -20,6 +19,7 @@ from pulsar_nack.ids import Position
 from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType
 from pulsar_nack.topic._entry import NO_KEY
 from pulsar_nack.topic._waiting import Known
+from tests.tiers import examples
 
 ENTRIES = st.tuples(st.sampled_from([3, 20_000, 40_000, 65_000]), st.integers(1, 3))
 """Hashes of keys, and sizes of batches."""
@@ -255,7 +255,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert sorted(self.dispatcher.in_flight) == self.open_positions()
 
 
-_SETTINGS = settings(max_examples=80, stateful_step_count=50, deadline=None)
+_SETTINGS = examples(80, 50)
 
 
 def machine_of(subscription_type: SubscriptionType) -> type[DispatcherMachine]:

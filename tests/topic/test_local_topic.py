@@ -243,22 +243,6 @@ async def test_the_gate_holds_new_messages(tmp_path: Path) -> None:
         assert topic.backlog("s") == 0
 
 
-async def test_a_cancelled_receive_loses_nothing(topic: LocalTopic) -> None:
-    """A message that a cancelled receive would have got goes to the next one."""
-    port = await topic.subscribe("s")
-    for data in numbered(20):
-        waiting = asyncio.create_task(port.receive())
-        await asyncio.sleep(0)
-        await topic.publish(data)
-        waiting.cancel()
-        results = await asyncio.gather(waiting, return_exceptions=True)
-        if isinstance(results[0], asyncio.CancelledError):
-            assert (await take(port, 1))[0].data == data
-        else:
-            assert isinstance(results[0], Delivery)
-            assert results[0].data == data
-
-
 async def test_a_consumer_on_it(topic: LocalTopic) -> None:
     """The library's consumer runs on a local topic: a nack brings a message back at its own time."""
     async with topic.consumer("s") as consumer:

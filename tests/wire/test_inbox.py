@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
-
-from pulsar_nack import ClosedError, Delivery, MessageId
+from pulsar_nack import Delivery, MessageId
 from pulsar_nack.wire._inbox import WireInbox
 
 from .stand_ins import FakeMember
@@ -25,32 +21,6 @@ async def test_messages_come_in_order_and_make_room() -> None:
     assert (len(inbox), source.received) == (3, [])
     assert [(await inbox.get()).data for _ in range(2)] == [b"0", b"1"]
     assert (len(inbox), source.received) == (1, [b"0", b"1"])
-
-
-async def test_waiting_calls_are_served_in_turn() -> None:
-    """Calls that wait get messages in the order in which they came."""
-    inbox, source = WireInbox(lambda: None), FakeMember("t")
-    calls = [asyncio.create_task(inbox.get()) for _ in range(3)]
-    await asyncio.sleep(0)
-    for number in range(3):
-        inbox.put(delivery(number), source)
-    assert [(await call).data for call in calls] == [b"0", b"1", b"2"]
-
-
-@pytest.mark.parametrize("turns", [0, 1])
-async def test_a_cancelled_call_loses_nothing(turns: int) -> None:
-    """A call that is cancelled when it has been woken lets the next one have the message."""
-    inbox, source = WireInbox(lambda: None), FakeMember("t")
-    first, second = asyncio.create_task(inbox.get()), asyncio.create_task(inbox.get())
-    await asyncio.sleep(0)
-    inbox.put(delivery(0), source)
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-    if turns and not second.done():
-        await asyncio.sleep(0)
-    assert first.cancelled()
-    assert (await second).data == b"0"
-    assert source.received == [b"0"]
 
 
 async def test_what_will_come_again_is_dropped() -> None:
@@ -78,21 +48,3 @@ async def test_sources_can_be_dropped() -> None:
     inbox.put(delivery(2), one)
     inbox.clear()
     assert len(inbox) == 0
-
-
-async def test_everyone_is_told_of_the_end() -> None:
-    """All calls that wait raise what the check raises, once they are woken, and later ones at once."""
-    is_closed = False
-
-    def check() -> None:
-        if is_closed:
-            raise ClosedError("the port")
-
-    inbox = WireInbox(check)
-    calls = [asyncio.create_task(inbox.get()) for _ in range(2)]
-    await asyncio.sleep(0)
-    is_closed = True
-    inbox.wake_all()
-    assert [type(result) for result in await asyncio.gather(*calls, return_exceptions=True)] == [ClosedError] * 2
-    with pytest.raises(ClosedError):
-        await inbox.get()

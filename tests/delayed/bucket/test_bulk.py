@@ -17,6 +17,7 @@ from pulsar_nack.delayed.bucket._mutable import MutableBucket
 from pulsar_nack.delayed.bucket._pending import Pending
 from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
 from pulsar_nack.index import EntrySets
+from tests.for_each import for_each
 
 from .stage import Stage
 
@@ -92,7 +93,7 @@ async def test_the_timer_is_set_for_the_earliest_of_many() -> None:
         assert stage.get(9) == [Position(1, 2)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("entries", "times", "message"),
     [
         ([1, -1], [5, 5], "entries"),
@@ -119,7 +120,7 @@ async def test_many_that_are_refused(entries: Any, times: Any, message: str) -> 
         assert stage.count == 0
 
 
-@pytest.mark.parametrize("kind", [bool, object, ">i8", "f2", "c16", "U1", "M8[ms]", "i4,i4"])
+@for_each("kind", [bool, object, ">i8", "f2", "c16", "U1", "M8[ms]", "i4,i4"])
 async def test_arrays_of_other_kinds_are_refused(kind: Any) -> None:
     """An array of masks, objects, dates or anything else but integers is refused with the name of the field."""
     values = np.zeros(2, dtype=kind)
@@ -219,9 +220,9 @@ def test_many_ledgers_are_taken_over_at_once() -> None:
 def test_bitmaps_do_not_grow_while_they_are_emptied(singly: bool) -> None:
     """However scattered what is taken out lies, a ledger takes no more than a bit an entry, and that is counted."""
     held = Pending()
-    for ledger in range(20):
+    for ledger in range(4):
         held.add_new(ledger, array("I", range(50_000)))
-    scattered = [(0, number % 20, number // 20 * 7_919 % 50_000) for number in range(20 * 25_000)]
+    scattered = [(0, number % 4, number // 4 * 7_919 % 50_000) for number in range(4 * 25_000)]
     largest = 0
     for at in range(0, len(scattered), 200):
         part = scattered[at : at + 200]
@@ -230,8 +231,8 @@ def test_bitmaps_do_not_grow_while_they_are_emptied(singly: bool) -> None:
         else:
             assert len(held.take_out(part)) == 200
         largest = max(largest, held.bytes)
-    assert len(held) == 20 * 25_000
-    assert 20 * 6_250 < largest < 20 * (8_192 + 2_048 + 300)
+    assert len(held) == 4 * 25_000
+    assert 4 * 6_250 < largest < 4 * (8_192 + 2_048 + 300)
     for ledger, entries in held._ledgers.items():
         found = entries.get_statistics()
         assert sum(found[f"n_bytes_{kind}_containers"] for kind in ("array", "run", "bitset")) < 10_300, ledger

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from pulsar_nack import BucketConfig
+from tests.for_each import for_each
 
 
 def make(**settings: Any) -> BucketConfig:
@@ -16,7 +17,7 @@ def make(**settings: Any) -> BucketConfig:
     return BucketConfig(**settings)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pulsar_name", "name", "default"),
     [
         ("delayedDeliveryTickTimeMillis", "delayed_delivery_tick_time_millis", 1_000),
@@ -40,7 +41,7 @@ def test_both_spellings(pulsar_name: str, name: str, default: object) -> None:
     assert make(**{pulsar_name: 7}) == make(**{name: 7}) != make()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value"),
     [
         ("delayedDeliveryMinIndexCountPerBucket", 0),
@@ -66,7 +67,7 @@ def test_bad_settings(name: str, value: object) -> None:
         make(**{name: value})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pulsar_name", "name", "default", "other"),
     [
         ("delayedDeliveryEnabled", "delayed_delivery_enabled", True, False),
@@ -86,7 +87,7 @@ def test_both_spellings_of_what_is_no_number(pulsar_name: str, name: str, defaul
     assert getattr(make(**{pulsar_name: other}), name) == getattr(make(**{name: other}), name) == other
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("settings", "kind"),
     [
         ({}, "memory"),

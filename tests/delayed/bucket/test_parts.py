@@ -19,6 +19,7 @@ from pulsar_nack.delayed.bucket._queue import TAIL, DueQueue
 from pulsar_nack.delayed.bucket._segments import Snapshot, SnapshotBuilder
 from pulsar_nack.delayed.bucket._wire import decode_metadata, decode_segment
 from pulsar_nack.index import NEVER
+from tests.for_each import for_each
 
 INDEX = st.tuples(st.integers(0, 50), st.integers(0, 3), st.integers(0, 9))
 
@@ -178,7 +179,7 @@ def test_names() -> None:
     assert found[0] == NamedSnapshot("#pulsar.internal.delayed.bucket_399_400", 404, 399, 400)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "value"),
     [
         ("bucket_400", "1"),

@@ -49,6 +49,7 @@ async def fill(stage: Stage, count: int, *, ledger: int = 50_000, scattered: boo
         await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scattered", [False, True])
 async def test_no_slice_is_long(longest: list[int], scattered: bool) -> None:
     """D32: while buckets are sealed, merged, recovered, loaded and taken out no callback works for over 20 ms."""

@@ -20,6 +20,7 @@ from pulsar_nack.delayed.bucket._wire import (
     encode_metadata,
 )
 from pulsar_nack.index import EntrySets
+from tests.for_each import for_each
 
 INDEXES = st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1)))
 
@@ -70,7 +71,7 @@ def test_reads_the_older_form() -> None:
     assert decode_metadata(encode_metadata([SegmentRow(None, 2, {})])) == [SegmentRow(None, 2, {})]
 
 
-@pytest.mark.parametrize(
+@for_each(
     "bad",
     [
         b"",
@@ -89,7 +90,7 @@ def test_segments_that_are_none(bad: bytes) -> None:
         read(bad)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "bad",
     [
         b"",

@@ -1,0 +1,58 @@
+"""The kinds of brokers on which tests of consumers run: each has ports and topics that are used as the fake ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pulsar_nack import MessageId
+from pulsar_nack.testing import FakePort, FakeTopic
+
+from .local_stand_in import LocalStandIn, StandInTopic
+from .nowait_port import NowaitPort
+from .wire_stand_in import WireStandIn, WireTopic
+
+KINDS: dict[str, tuple[type, type]] = {
+    "fake": (FakePort, FakeTopic),
+    "nowait": (NowaitPort, FakeTopic),
+    "wire": (WireStandIn, WireTopic),
+    "local": (LocalStandIn, StandInTopic),
+}
+"""For each kind its port and its topic; the first kind is the one that the fast tier runs on."""
+
+
+class Ports:
+    """Makes ports and topics of one kind of broker."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._port, self._topic = KINDS[kind]
+
+    def port(self, *topic: FakeTopic, **options: Any) -> FakePort:
+        """Make a port, of a topic of its own unless it is given one."""
+        made: FakePort = self._port(*topic, **options)
+        return made
+
+    def topic(self, **options: Any) -> FakeTopic:
+        """Make a topic."""
+        made: FakeTopic = self._topic(**options)
+        return made
+
+    def forgetful(self, topic: FakeTopic, **options: Any) -> Any:
+        """Make a port whose acknowledgements never reach the broker, as when the process ends before they are sent."""
+        return type("ForgetfulPort", (_Forgetful, self._port), {})(topic, **options)
+
+
+class _Forgetful:
+    """Takes acknowledgements and does nothing but count them in ``lost``."""
+
+    lost = 0
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        self.lost += len(ids)
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        self.lost += 1
+
+
+FAKE = Ports("fake")
