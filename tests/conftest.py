@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,10 +29,17 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the tier, and hold its tests to their limit of processor time."""
+    """Choose the tier, hold its tests to their limit of processor time, and let signals end the processes of tests."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(each) is signal.SIG_IGN:  # as in the background of a shell; children would inherit it
+            signal.signal(each, _ignore)
     tiers.choose(config)
     if tiers.is_fast():
         config.pluginmanager.register(processor_time.Check())
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Do nothing, for this process alone: what is handled has its usual meaning again in a new process."""
 
 
 def pytest_report_header(config: pytest.Config) -> str:

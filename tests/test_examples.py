@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -18,30 +16,19 @@ from typing import Any
 import pytest
 
 from pulsar_nack.testing import EmbeddedBroker
+from tests.patience import patience
+from tests.processes import run_python, started_python, without_broker
+from tests.tiers import seeds
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 REASON = EmbeddedBroker.unavailable_reason()
-LIMIT = 40
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no embedded broker: {REASON}")
 
 
-def command(example: str, *arguments: str) -> list[str]:
-    """Return the command that runs an example, with warnings as errors."""
-    return [sys.executable, "-W", "error", str(EXAMPLES / example), *arguments]
-
-
-def environment(url: str | None = None) -> dict[str, str]:
-    """Return an environment with just this broker's address in it, or none."""
-    plain = {name: value for name, value in os.environ.items() if name != "PULSAR_SERVICE_URL"}
-    return plain if url is None else plain | {"PULSAR_SERVICE_URL": url}
-
-
-def run(example: str, *arguments: str, url: str | None = None) -> str:
+def run(example: str, *arguments: str, **env: str) -> str:
     """Run an example to its end and return what it printed; anything on stderr is a fault."""
-    done = subprocess.run(
-        command(example, *arguments), env=environment(url), capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    done = run_python(EXAMPLES / example, *arguments, env=without_broker(**env))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -50,19 +37,14 @@ def run(example: str, *arguments: str, url: str | None = None) -> str:
 @contextmanager
 def running_service() -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run the web service; give its process and its address."""
-    with subprocess.Popen(
-        command("web_service.py"), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process, process.stdout.readline().strip()
-        finally:
-            process.kill()
+    with started_python(EXAMPLES / "web_service.py", env=without_broker()) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
 
 
 def get(url: str, data: bytes | None = None) -> Any:
     """Return what the service answers, decoded."""
-    with urllib.request.urlopen(url, data, timeout=10) as answer:
+    with urllib.request.urlopen(url, data, timeout=patience(10)) as answer:
         return json.load(answer)
 
 
@@ -73,12 +55,13 @@ def test_every_example_is_run_here() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == here | elsewhere
 
 
-@pytest.mark.parametrize("is_given", [False, True], ids=["own broker", "broker in the environment"])
+@pytest.mark.smoke
+@pytest.mark.parametrize("is_given", seeds([False, True]), ids=["own broker", "broker in the environment"])
 def test_worker(*, is_given: bool) -> None:
     """The worker settles every job, each after as many attempts as it fails, and gives the hopeless one up."""
     if is_given:
         with EmbeddedBroker() as broker:
-            told = run("worker.py", "--once", url=broker.service_url)
+            told = run("worker.py", "--once", PULSAR_SERVICE_URL=broker.service_url)
     else:
         told = run("worker.py", "--once")
     assert "send the invoice: done at attempt 1" in told
@@ -88,6 +71,7 @@ def test_worker(*, is_given: bool) -> None:
     assert "6 failures came back" in told
 
 
+@pytest.mark.slow
 def test_durable() -> None:
     """The job goes on with its next attempt after each kill, and is not shown before its time."""
     told = run("durable.py")
@@ -98,6 +82,7 @@ def test_durable() -> None:
     assert float(seconds) >= 2.5
 
 
+@pytest.mark.slow
 def test_rate_limited_api() -> None:
     """All orders get through once, also those that the API refused at first with a time to come again."""
     told = run("rate_limited_api.py", "--once")
@@ -106,22 +91,22 @@ def test_rate_limited_api() -> None:
     assert re.search(r"order 4: too many calls, again in 0\.\d+ s", told)
 
 
+@pytest.mark.slow
 def test_web_service_answers_and_stops_on_sigterm() -> None:
     """The service takes a job, tells that its consumer works, counts the retry, and stops cleanly on SIGTERM."""
     with running_service() as (process, url):
         assert get(f"{url}/health") == {"working": True}
         assert get(f"{url}/jobs", b"hello") == {"bytes": 5}
-        give_up_at = time.monotonic() + 20
         while get(f"{url}/statistics")["done"] == 0:
-            assert time.monotonic() < give_up_at
             time.sleep(0.05)
         statistics = get(f"{url}/statistics")
         assert (statistics["nacked"], statistics["shown"]) == (1, 2)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=patience(20))
         assert (process.returncode, out, err) == (0, "stopped\n", "")
 
 
+@pytest.mark.slow
 def test_web_service_refuses_bad_requests() -> None:
     """An unknown path is told so, nonsense gets no answer, and the service goes on."""
     with running_service() as (process, url):
@@ -129,11 +114,12 @@ def test_web_service_refuses_bad_requests() -> None:
             get(f"{url}/nothing")
         request = urllib.request.Request(f"{url}/jobs", b"x", {"Content-Length": "many"})
         with pytest.raises(OSError, match="closed connection"):
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=patience(10))
         assert get(f"{url}/health") == {"working": True}
         assert process.poll() is None
 
 
+@pytest.mark.slow
 def test_web_service_ends_after_seconds() -> None:
     """With ``--seconds`` it ends by itself."""
     told = run("web_service.py", "--seconds", "0.5")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from functools import cache
 from typing import Any
 
 import pytest
+
+from pulsar_nack import observe
+from tests.processes import run_python
+from tests.tiers import seeds
 
 OPTIONAL = (
     "_pulsar", "cramjam", "google", "google_crc32c", "matplotlib", "numpy", "pandas", "prometheus_client", "pulsar",
@@ -30,6 +33,7 @@ CORE = (
     "pulsar_nack.testing",
     "pulsar_nack.observe",
     "pulsar_nack.pipeline",
+    "pulsar_nack.cli",
 )
 
 PROBE = """
@@ -78,8 +82,7 @@ print(json.dumps({
 @cache
 def import_freshly(*names: str) -> dict[str, Any]:
     """Import modules in a new process that refuses the optional packages; return what happened."""
-    command = [sys.executable, "-W", "error", "-c", PROBE, json.dumps([OPTIONAL, names])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = run_python("-c", PROBE, json.dumps([OPTIONAL, names]))
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
@@ -90,7 +93,7 @@ def own(modules: list[str]) -> set[str]:
     return {name for name in modules if name.partition(".")[0] == "pulsar_nack"}
 
 
-@pytest.mark.parametrize("name", CORE)
+@pytest.mark.parametrize("name", seeds(CORE))
 def test_imports_without_optional_packages(name: str) -> None:
     """Each part of the core is imported alone without an optional package being asked for, let alone loaded."""
     report = import_freshly(name)
@@ -131,9 +134,10 @@ def test_is_bounded() -> None:
     }
 
 
-def test_has_no_side_effects() -> None:
+@pytest.mark.parametrize("names", seeds([CORE[:1], CORE]), ids=["core", "all parts"])
+def test_has_no_side_effects(names: tuple[str, ...]) -> None:
     """Importing opens no socket, starts no thread, process or loop, writes no file, and touches no signal or logger."""
-    report = import_freshly(*CORE)
+    report = import_freshly(*names)
     assert report["acts"] == []
     assert report["threads"] == 1
     assert report["handlers"] == []
@@ -143,26 +147,15 @@ def test_has_no_side_effects() -> None:
 
 def test_the_probe_sees_faults() -> None:
     """The probe itself works: it reports a blocked package and what a loop opens."""
-    blocked = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps([["colorsys"], ["colorsys"]])],
-        capture_output=True, text=True, timeout=50, check=False,
-    )  # fmt: skip
+    blocked = run_python("-c", PROBE, json.dumps([["colorsys"], ["colorsys"]]))
     assert "colorsys is blocked" in blocked.stderr
     probe = PROBE.replace("__import__(name)", "import asyncio; asyncio.new_event_loop().close()")
-    opened = subprocess.run(
-        [sys.executable, "-c", probe, json.dumps([[], ["any"]])], capture_output=True, text=True, timeout=50, check=True
-    )
+    opened = run_python("-c", probe, json.dumps([[], ["any"]]))
     assert "socket.__new__" in json.loads(opened.stdout)["acts"]
 
 
-@pytest.mark.parametrize("missing", ["structlog"])
-def test_hooks_import_their_package_when_made(missing: str) -> None:
-    """The package of a hook is loaded when the hook is made, not when its module is imported."""
-    code = (
-        "import sys, pulsar_nack.observe as observe\n"
-        f"assert {missing!r} not in sys.modules\n"
-        f"observe.{missing}_hook()\n"
-        f"assert {missing!r} in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0, done.stderr
+def test_hooks_import_their_package_when_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package of a hook is loaded when the hook is made; its module alone does not, see above."""
+    monkeypatch.setitem(sys.modules, "structlog", None)
+    with pytest.raises(ImportError, match="structlog"):
+        observe.structlog_hook()

@@ -4,7 +4,8 @@ Inside one round of the loop there are four cases, looked at in this order:
 
 1. Something is ready, or has come in from a thread or a socket: it runs, time stands still.
 2. Work is under way outside of the loop (an executor, ``anyio.to_thread``, or a block of :func:`hold_time`): the loop
-   waits really until it reports; time stands still.
+   waits really until it reports; time stands still. What an executor answers within a second counts as if it took a
+   few rounds of the loop, some more and some fewer, but the same in each run.
 3. A timer is set: time jumps to it, exactly.
 4. Nothing at all: with sockets open the loop waits really, else it raises :class:`~pulsar_nack.VirtualDeadlockError`.
 
@@ -23,8 +24,9 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from random import Random
 from typing import Any, ParamSpec, TypeVar, TypeVarTuple, Unpack
 
 from ..errors import InvalidArgumentError, VirtualDeadlockError
@@ -35,6 +37,9 @@ _Ts = TypeVarTuple("_Ts")
 
 _RESOLUTION = 1e-9
 _SLICE = 0.005
+_AT_ONCE = 1.0
+"""Real seconds that the loop waits for a job of an executor, so that runs do not depend on how fast threads are."""
+_MOST_ROUNDS = 8
 _Events = list[tuple[selectors.SelectorKey, int]]
 
 
@@ -52,10 +57,12 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
 
     _scheduled: list[asyncio.TimerHandle]
     _clock_resolution: float
+    _default_executor: Executor | None
 
     def __init__(self, patience: float = 10.0) -> None:
         self._now = 0.0
         self._holds = 0
+        self._rounds = Random(0)  # noqa: S311
         self.patience = patience
         super().__init__(_JumpingSelector(self))
         self._clock_resolution = _RESOLUTION
@@ -86,10 +93,32 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
         self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
     ) -> asyncio.Future[_T]:
         """Run ``func`` in a thread, as any loop does; time stands still until it is done."""
-        future = super().run_in_executor(executor, func, *args)
+        if executor is None:
+            if self._default_executor is None:
+                self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
+            executor = self._default_executor
+        assert executor is not None
+        job = executor.submit(func, *args)
+        with suppress(TimeoutError):
+            job.exception(_AT_ONCE)
+        if job.done():
+            future: asyncio.Future[_T] = self.create_future()
+            self._answer(future, job, self._rounds.randrange(_MOST_ROUNDS))
+        else:
+            future = asyncio.wrap_future(job, loop=self)
         self._holds += 1
         future.add_done_callback(self._release)
         return future
+
+    def _answer(self, future: asyncio.Future[_T], job: Future[_T], rounds: int) -> None:
+        if future.cancelled():
+            return
+        if rounds:
+            self.call_soon(self._answer, future, job, rounds - 1)
+        elif error := job.exception():
+            future.set_exception(error)
+        else:
+            future.set_result(job.result())
 
     async def shutdown_default_executor(self, *args: Any, **kwargs: Any) -> None:
         """Join the executor's threads, as any loop does; time stands still meanwhile."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
 from pulsar_nack import __version__
 from pulsar_nack.cli import main
+from tests.processes import run_python
+from tests.tiers import seeds
 
+EXTRAS = {"typer": "cli", "rich": "cli", "matplotlib": "demo", "pulsar": "demo"}
 BLOCKED = """
 import sys
 
@@ -38,7 +40,7 @@ def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int,
 def call_without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process in which a package is not to be had."""
     script = BLOCKED.format(blocked={package}, arguments=list(arguments))
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    return run_python("-c", script)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,21 +72,12 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dance" in err
 
 
-def test_importing_it_imports_no_command() -> None:
-    """The package is light: typer and the commands are imported when it runs."""
-    script = "import sys, pulsar_nack.cli; print({'typer', 'rich', 'pulsar_nack.cli._app'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize(
-    ("package", "extra"), [("typer", "cli"), ("rich", "cli"), ("matplotlib", "demo"), ("pulsar", "demo")]
-)
-def test_missing_package_is_named(package: str, extra: str) -> None:
+@pytest.mark.parametrize("package", seeds(EXTRAS))
+def test_missing_package_is_named(package: str) -> None:
     """Without one of its packages the demo says in one line which extra brings it, and exits with 2."""
     done = call_without(package, "demo", "--url", "pulsar://127.0.0.1:1")
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert package in last
-    assert f"pip install 'pulsar-nack[{extra}]'" in last
+    assert f"pip install 'pulsar-nack[{EXTRAS[package]}]'" in last
     assert "Traceback" not in done.stderr

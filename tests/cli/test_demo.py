@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,20 +20,16 @@ from pulsar_nack.cli._demo._play_local import parcels
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import EmbeddedBroker, FakePort, FakeTopic
 from pulsar_nack.testing import run as run_on_virtual_time
+from tests.patience import patience
+from tests.processes import run_python, started_python, without_broker
 
 from .test_app import call
 
 REASON = EmbeddedBroker.unavailable_reason()
-COMMAND = [sys.executable, "-W", "error", "-m", "pulsar_nack.cli", "demo"]
+DEMO = ("-m", "pulsar_nack.cli", "demo")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 needs_broker = pytest.mark.skipif(REASON is not None, reason=f"no embedded broker: {REASON}")
-
-
-def environment(folder: Path) -> dict[str, str]:
-    """Return an environment without a broker's address, and with this folder for temporary files."""
-    plain = {name: value for name, value in os.environ.items() if name != "PULSAR_SERVICE_URL"}
-    return plain | {"TMPDIR": str(folder)}
 
 
 @pytest.fixture
@@ -62,18 +56,22 @@ def break_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[FakePort]
 
 
 @needs_broker
+@pytest.mark.slow
 def test_small_demo_on_the_embedded_broker(tmp_path: Path) -> None:
     """All messages come back once, JSON tells of each consumer, the plot is there, and nothing is left behind."""
     plot = tmp_path / "demo.png"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    done = subprocess.run(
-        [*COMMAND, "--messages", "40", "--seconds", "1", "--json", "--plot", str(plot)],
-        env=environment(temporary),
-        capture_output=True,
-        text=True,
-        timeout=55,
-        check=False,
+    done = run_python(
+        *DEMO,
+        "--messages",
+        "40",
+        "--seconds",
+        "1",
+        "--json",
+        "--plot",
+        str(plot),
+        env=without_broker(TMPDIR=str(temporary)),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
@@ -95,22 +93,17 @@ def test_small_demo_on_the_embedded_broker(tmp_path: Path) -> None:
 
 
 @needs_broker
+@pytest.mark.slow
 @pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"])
 def test_interrupted_demo_leaves_nothing(tmp_path: Path, stop: signal.Signals, code: int) -> None:
     """Ctrl-C and SIGTERM end the demo without a traceback, and its broker and folders are gone."""
-    with subprocess.Popen(
-        [*COMMAND, "--no-plot"], env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            give_up_at = time.monotonic() + 30
-            while not list(tmp_path.glob("pulsar-nack-demo-*")):
-                assert time.monotonic() < give_up_at
-                time.sleep(0.02)
-            time.sleep(0.5)
-            process.send_signal(stop)
-            out, err = process.communicate(timeout=20)
-        finally:
-            process.kill()
+    with started_python(*DEMO, "--no-plot", env=without_broker(TMPDIR=str(tmp_path))) as process:
+        while not list(tmp_path.glob("pulsar-nack-demo-*")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        time.sleep(0.5)
+        process.send_signal(stop)
+        out, err = process.communicate(timeout=patience(20))
     assert (process.returncode, out) == (code, "")
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []

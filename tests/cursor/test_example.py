@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import run_python
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "acknowledgements.py"
 
 
+@pytest.mark.slow
 def test_example() -> None:
     """No job is reported twice though the worker is killed twice, and in the end none is left."""
     pytest.importorskip("google.protobuf")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, timeout=50, check=False
-    )
+    done = run_python(EXAMPLE)
     assert (done.returncode, done.stderr) == (0, "")
     left = [int(count) for count in re.findall(r"^done up to .*; (\d+) jobs are left$", done.stdout, re.MULTILINE)]
     assert left[0] == 24

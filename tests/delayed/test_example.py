@@ -1,28 +1,37 @@
-"""The examples run as their users run them: in a process of their own."""
+"""The examples of delayed delivery, in this process and on virtual time: the machine's speed does not matter."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import asyncio
+import runpy
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from pulsar_nack.testing import run as run_on_virtual_time
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
+EPOCH_S = 1_700_000_000
 
 
-def run(example: str) -> list[str]:
-    """Run an example to its end; return the lines that it printed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / example)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str], list[str]]:
+    """Runs an example to its end; returns the lines that it printed."""
+
+    def run(example: str) -> list[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "run", run_on_virtual_time)
+            patch.setattr(time, "time", lambda: EPOCH_S + asyncio.get_running_loop().time())
+            patch.setattr(time, "time_ns", lambda: round(time.time() * 1e9))
+            runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run
 
 
-def test_reminders_come_in_order_of_their_times() -> None:
+def test_reminders_come_in_order_of_their_times(run: Callable[[str], list[str]]) -> None:
     """The example sends all its reminders, the one without delay first and the others in order of time."""
     lines = run("delayed.py")
     assert lines[1] == "4 reminders wait"
@@ -31,7 +40,7 @@ def test_reminders_come_in_order_of_their_times() -> None:
     assert lines[-1] == "sent 5 reminders"
 
 
-def test_a_restarted_dispatcher_goes_on() -> None:
+def test_a_restarted_dispatcher_goes_on(run: Callable[[str], list[str]]) -> None:
     """Over two runs each reminder that comes soon is sent once, and the others are there again at once."""
     lines = run("delayed_buckets.py")
     assert lines[0].startswith("0 reminders were on disk")

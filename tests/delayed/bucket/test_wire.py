@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import SnapshotFormatError
+from pulsar_nack import BucketDelayedDeliveryTracker, MissingExtraError, SnapshotFormatError
 from pulsar_nack.delayed.bucket._columns import Columns, Index
 from pulsar_nack.delayed.bucket._wire import (
     STEP,
@@ -18,8 +17,10 @@ from pulsar_nack.delayed.bucket._wire import (
     decode_segment,
     encode_indexes,
     encode_metadata,
+    messages,
 )
 from pulsar_nack.index import EntrySets
+from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
 
 INDEXES = st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1)))
@@ -118,16 +119,10 @@ def test_random_bytes_never_surprise(data: bytes) -> None:
             continue
 
 
-def test_says_which_extra_is_missing() -> None:
+async def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without protobuf the library is imported all the same, and opening a tracker names the extra that brings it."""
-    code = (
-        "import sys, asyncio\n"
-        "sys.modules['google.protobuf'] = None\n"
-        "from pulsar_nack import BucketDelayedDeliveryTracker, MissingExtraError\n"
-        "try:\n"
-        "    asyncio.run(BucketDelayedDeliveryTracker.open(None, None))\n"
-        "except MissingExtraError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
-    assert "pip install 'pulsar-nack[bucket]'" in done.stdout
+    messages.cache_clear()
+    monkeypatch.delattr("pulsar_nack.delayed.bucket._snapshot_pb2", raising=False)
+    monkeypatch.setitem(sys.modules, "pulsar_nack.delayed.bucket._snapshot_pb2", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[bucket\]'"):
+        await BucketDelayedDeliveryTracker.open(MemorySnapshotStorage(), MemoryDelayedCursor())
