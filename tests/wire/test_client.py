@@ -16,6 +16,7 @@ from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidAr
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
 from pulsar_nack.wire._settings import ConsumerSettings, Settings, split
+from tests.patience import patience
 from tests.wire.fake_broker import FakeBroker, later, refuse
 
 NOBODY = "pulsar://127.0.0.1:1"
@@ -124,10 +125,10 @@ async def test_names_that_are_nearly_right_are_told() -> None:
 
 async def test_a_refused_connection_is_one_clear_error() -> None:
     """U22: nobody listens: one error of ours that names the address, not a hang."""
-    async with pulsar_nack.connect(NOBODY, connect_timeout=2, request_timeout=2) as client:
+    async with pulsar_nack.connect(NOBODY, connect_timeout=patience(1), request_timeout=patience(1)) as client:
         for topic in ("orders", ["orders", "bills"], re.compile("orders.*")):
             with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):
-                await asyncio.wait_for(client.subscribe(topic, "billing")._open(), 10)
+                await asyncio.wait_for(client.subscribe(topic, "billing")._open(), patience(5))
         with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):
             await client.partitions("orders")
 
@@ -246,5 +247,7 @@ def test_protobuf_is_not_imported_before_it_is_needed() -> None:
         "else:\n"
         "    sys.exit('it connected')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patience(10), check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pulsar_nack import ProtocolError
 from pulsar_nack.wire._frames import Frame, FrameDecoder
+from tests.patience import patience
 from tests.wire.mutations import LIMIT, MUTATORS, mended, mutations, read, read_entry
 from tests.wire.recorded import recorded
 
@@ -88,7 +89,7 @@ def test_many_mutations_in_little_memory(protobuf: str, count: int) -> None:
         cwd=Path(__file__).parent.parent.parent,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patience(70),
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2_000:]
