@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pulsar_nack import ProtocolError
 from pulsar_nack.wire._frames import Frame, FrameDecoder
 from tests.patience import patience
+from tests.tiers import seeds
 from tests.wire.mutations import LIMIT, MUTATORS, mended, mutations, read, read_entry
 from tests.wire.recorded import recorded
 
@@ -68,7 +69,7 @@ def outcome(stream: bytes, size: int) -> tuple[list[Frame], str]:
     return frames, ""
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(range(4)))
 def test_mutations_of_recorded_frames(seed: int) -> None:
     """Each outcome occurs, and none but those; the time limit of a test is the one against hanging."""
     results = Counter(read(data) for data in islice(mutations(seed), 5_000))
