@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import pytest
 
@@ -45,32 +45,36 @@ def test_bad_addresses_are_refused(url: Any) -> None:
         pulsar_nack.connect(url)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("type", {"consumer_type": "sharde"}),
-        ("receiver_queue_size", {"receiver_queue_size": 0}),
-        ("discovery_interval", {"discovery_interval": 0}),
-        ("discovery_interval", {"discovery_interval": -1}),
-        ("redelivery", {"redelivery": "somehow"}),
-        ("unacked_limit", {"unacked_limit": 100}),
-        ("ack_memory", {"ack_memory": -1}),
-        ("batch_index_ack_enabled", {"batch_index_ack_enabled": True}),
-        ("port", {"port": None}),
-        ("trace", {"trace": "x"}),
-        ("hooks", {"hooks": [1]}),
-        ("durable", {"durable": 5}),
-        ("dead_letter", {"dead_letter": "dlq"}),
-        ("topic", {"dead_letter": pulsar_nack.DeadLetterPolicy(3, topic="a/b")}),
-        (r"backoff\[1\]", {"backoff": [1, -1]}),
-        ("type", {"type": "shared"}),
-    ],
-)
-async def test_bad_settings_are_refused_before_anything_happens(name: str, settings: dict[str, Any]) -> None:
+WRONG: Final[list[tuple[str, dict[str, Any]]]] = [
+    ("type", {"consumer_type": "sharde"}),
+    ("receiver_queue_size", {"receiver_queue_size": 0}),
+    ("discovery_interval", {"discovery_interval": 0}),
+    ("discovery_interval", {"discovery_interval": -1}),
+    ("redelivery", {"redelivery": "somehow"}),
+    ("unacked_limit", {"unacked_limit": 100}),
+    ("ack_memory", {"ack_memory": -1}),
+    ("batch_index_ack_enabled", {"batch_index_ack_enabled": True}),
+    ("port", {"port": None}),
+    ("trace", {"trace": "x"}),
+    ("hooks", {"hooks": [1]}),
+    ("durable", {"durable": 5}),
+    ("dead_letter", {"dead_letter": "dlq"}),
+    ("topic", {"dead_letter": pulsar_nack.DeadLetterPolicy(3, topic="a/b")}),
+    ("backoff[1]", {"backoff": [1, -1]}),
+    ("type", {"type": "shared"}),
+]
+
+
+async def test_bad_settings_are_refused_before_anything_happens() -> None:
     """N24: a wrong or unknown setting of consumer or subscription is refused by name, without a broker."""
     async with pulsar_nack.connect(NOBODY) as client:
-        with pytest.raises((InvalidArgumentError, TypeError), match=name):
-            client.subscribe("orders", "billing", **settings)
+        for name, settings in WRONG:
+            told = ""
+            try:
+                client.subscribe("orders", "billing", **settings)
+            except (InvalidArgumentError, TypeError) as error:
+                told = str(error)
+            assert name in told, settings
 
 
 @pytest.mark.parametrize(
@@ -234,6 +238,7 @@ async def _used_elsewhere(client: Client) -> None:
         await client.subscribe("orders", "billing")
 
 
+@pytest.mark.slow
 def test_protobuf_is_not_imported_before_it_is_needed() -> None:
     """Importing the package does not touch protobuf; without it, connecting names the extra."""
     code = (
