@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -53,6 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         marker = item.get_closest_marker("timeout")
         item.add_marker(pytest.mark.timeout(patience(marker.args[0] if marker else usual)), append=False)
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and the list of tests out of garbage collections, which tests that look for leaks have many of."""
+    gc.collect()
+    gc.freeze()
 
 
 def _no_java() -> str | None:

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.patience import patience
+
 _AUTHORITY = """
 [req]
 distinguished_name = name
@@ -71,5 +73,7 @@ def make_certificate(
 
 
 def _openssl(*arguments: str | Path) -> None:
-    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        ["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=patience(10), check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.patience import patience
 from tests.wire.certificates import Certificate, make_authority, make_certificate, missing_tool
 from tests.wire.served import Served, served
 
@@ -49,7 +50,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
     def run_on_it(test: Callable[[Served], Coroutine[Any, Any, None]], **settings: Any) -> None:
         async def main() -> None:
-            async with asyncio.timeout(30), served(**settings) as there:
+            async with asyncio.timeout(patience(10)), served(**settings) as there:
                 await test(there)
             assert len(asyncio.all_tasks()) == 1
 

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import pytest
 
@@ -16,6 +16,7 @@ from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidAr
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
 from pulsar_nack.wire._settings import ConsumerSettings, Settings, split
+from tests.patience import patience
 from tests.wire.fake_broker import FakeBroker, later, refuse
 
 NOBODY = "pulsar://127.0.0.1:1"
@@ -44,32 +45,36 @@ def test_bad_addresses_are_refused(url: Any) -> None:
         pulsar_nack.connect(url)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("type", {"consumer_type": "sharde"}),
-        ("receiver_queue_size", {"receiver_queue_size": 0}),
-        ("discovery_interval", {"discovery_interval": 0}),
-        ("discovery_interval", {"discovery_interval": -1}),
-        ("redelivery", {"redelivery": "somehow"}),
-        ("unacked_limit", {"unacked_limit": 100}),
-        ("ack_memory", {"ack_memory": -1}),
-        ("batch_index_ack_enabled", {"batch_index_ack_enabled": True}),
-        ("port", {"port": None}),
-        ("trace", {"trace": "x"}),
-        ("hooks", {"hooks": [1]}),
-        ("durable", {"durable": 5}),
-        ("dead_letter", {"dead_letter": "dlq"}),
-        ("topic", {"dead_letter": pulsar_nack.DeadLetterPolicy(3, topic="a/b")}),
-        (r"backoff\[1\]", {"backoff": [1, -1]}),
-        ("type", {"type": "shared"}),
-    ],
-)
-async def test_bad_settings_are_refused_before_anything_happens(name: str, settings: dict[str, Any]) -> None:
+WRONG: Final[list[tuple[str, dict[str, Any]]]] = [
+    ("type", {"consumer_type": "sharde"}),
+    ("receiver_queue_size", {"receiver_queue_size": 0}),
+    ("discovery_interval", {"discovery_interval": 0}),
+    ("discovery_interval", {"discovery_interval": -1}),
+    ("redelivery", {"redelivery": "somehow"}),
+    ("unacked_limit", {"unacked_limit": 100}),
+    ("ack_memory", {"ack_memory": -1}),
+    ("batch_index_ack_enabled", {"batch_index_ack_enabled": True}),
+    ("port", {"port": None}),
+    ("trace", {"trace": "x"}),
+    ("hooks", {"hooks": [1]}),
+    ("durable", {"durable": 5}),
+    ("dead_letter", {"dead_letter": "dlq"}),
+    ("topic", {"dead_letter": pulsar_nack.DeadLetterPolicy(3, topic="a/b")}),
+    ("backoff[1]", {"backoff": [1, -1]}),
+    ("type", {"type": "shared"}),
+]
+
+
+async def test_bad_settings_are_refused_before_anything_happens() -> None:
     """N24: a wrong or unknown setting of consumer or subscription is refused by name, without a broker."""
     async with pulsar_nack.connect(NOBODY) as client:
-        with pytest.raises((InvalidArgumentError, TypeError), match=name):
-            client.subscribe("orders", "billing", **settings)
+        for name, settings in WRONG:
+            told = ""
+            try:
+                client.subscribe("orders", "billing", **settings)
+            except (InvalidArgumentError, TypeError) as error:
+                told = str(error)
+            assert name in told, settings
 
 
 @pytest.mark.parametrize(
@@ -124,10 +129,10 @@ async def test_names_that_are_nearly_right_are_told() -> None:
 
 async def test_a_refused_connection_is_one_clear_error() -> None:
     """U22: nobody listens: one error of ours that names the address, not a hang."""
-    async with pulsar_nack.connect(NOBODY, connect_timeout=2, request_timeout=2) as client:
+    async with pulsar_nack.connect(NOBODY, connect_timeout=patience(1), request_timeout=patience(1)) as client:
         for topic in ("orders", ["orders", "bills"], re.compile("orders.*")):
             with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):
-                await asyncio.wait_for(client.subscribe(topic, "billing")._open(), 10)
+                await asyncio.wait_for(client.subscribe(topic, "billing")._open(), patience(5))
         with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):
             await client.partitions("orders")
 
@@ -233,6 +238,7 @@ async def _used_elsewhere(client: Client) -> None:
         await client.subscribe("orders", "billing")
 
 
+@pytest.mark.slow
 def test_protobuf_is_not_imported_before_it_is_needed() -> None:
     """Importing the package does not touch protobuf; without it, connecting names the extra."""
     code = (
@@ -246,5 +252,7 @@ def test_protobuf_is_not_imported_before_it_is_needed() -> None:
         "else:\n"
         "    sys.exit('it connected')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patience(10), check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from pulsar_nack.wire import Client, ClientOptions, Producer
 from pulsar_nack.wire._address import Address
 from pulsar_nack.wire._connection import Connection
 from pulsar_nack.wire._entries import decode_entry
+from tests.patience import patience
 from tests.wire.conftest import Run
 from tests.wire.fake_broker import Call, as_usual
 from tests.wire.frames import command
@@ -67,7 +68,7 @@ def payloads(count: int, size: int) -> list[bytes]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until something holds."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(patience(5)):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -203,7 +204,7 @@ def test_frames_in_pieces(run: Run, size: int) -> None:
             client.subscribe(TOPIC, "s") as consumer,
         ):
             receipts = begin(producer, messages)
-            came = [await consumer.receive(timeout=20) for _ in messages]
+            came = [await consumer.receive(timeout=patience(5)) for _ in messages]
             assert [message.data for message in came] == messages
             await asyncio.gather(*receipts, *(message.ack() for message in came))
 
@@ -230,7 +231,7 @@ def test_a_frame_that_is_never_finished(run: Run) -> None:
             client_of(there, **options) as client,
             client.subscribe(TOPIC, "s", initial_position="earliest") as consumer,
         ):
-            message = await consumer.receive(timeout=10)
+            message = await consumer.receive(timeout=patience(5))
             assert message.data == b"x" * 100_000
             await message.ack()
         assert len([call for call in there.broker.calls if call.kind == "CONNECT"]) == 2

@@ -200,13 +200,13 @@ def test_mutations_of_plain_messages_are_plain_or_not() -> None:
     assert count > 1_000
 
 
-@pytest.mark.parametrize("at", range(len(PLAIN)))
-def test_a_plain_message_with_a_changed_byte_is_not(at: int) -> None:
-    """What is wrong with it is told elsewhere."""
-    changed = bytearray(PLAIN)
-    changed[at] ^= 0x10
-    assert plain_parts(bytes(changed)) is None
-    assert plain_parts(PLAIN[:at]) is None
+def test_a_plain_message_with_a_changed_byte_is_not() -> None:
+    """Nor is one that ends early; what is wrong with it is told elsewhere."""
+    for at in range(len(PLAIN)):
+        changed = bytearray(PLAIN)
+        changed[at] ^= 0x10
+        assert plain_parts(bytes(changed)) is None, f"byte {at}"
+        assert plain_parts(PLAIN[:at]) is None, f"{at} bytes"
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 255, 256, 16_383, 16_384, 70_000])
@@ -236,12 +236,12 @@ def test_members_with_anything_else_are_not_plain(names: set[str]) -> None:
 # --- what is not -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", range(2, len(PLAIN)))
-def test_any_changed_byte_is_found(at: int) -> None:
+def test_any_changed_byte_is_found() -> None:
     """Behind the magic number every byte is under the checksum, or is the checksum."""
-    changed = bytearray(PLAIN)
-    changed[at] ^= 0x10
-    assert "checksum: 0x" in str(refused(bytes(changed)))
+    for at in range(2, len(PLAIN)):
+        changed = bytearray(PLAIN)
+        changed[at] ^= 0x10
+        assert "checksum: 0x" in str(refused(bytes(changed))), f"byte {at}"
 
 
 def test_a_wrong_checksum_tells_how_many_messages_there_were() -> None:

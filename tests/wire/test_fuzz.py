@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from pulsar_nack import ProtocolError
 from pulsar_nack.wire._frames import Frame, FrameDecoder
+from tests.patience import patience
+from tests.tiers import seeds
 from tests.wire.mutations import LIMIT, MUTATORS, mended, mutations, read, read_entry
 from tests.wire.recorded import recorded
 
@@ -67,7 +69,7 @@ def outcome(stream: bytes, size: int) -> tuple[list[Frame], str]:
     return frames, ""
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(range(4)))
 def test_mutations_of_recorded_frames(seed: int) -> None:
     """Each outcome occurs, and none but those; the time limit of a test is the one against hanging."""
     results = Counter(read(data) for data in islice(mutations(seed), 5_000))
@@ -88,7 +90,7 @@ def test_many_mutations_in_little_memory(protobuf: str, count: int) -> None:
         cwd=Path(__file__).parent.parent.parent,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=patience(70),
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2_000:]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import ssl
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -15,6 +17,10 @@ import pytest
 
 from pulsar_nack.errors import BrokerError, InvalidArgumentError
 from pulsar_nack.wire._oauth2 import OAuth2Authentication
+from tests.patience import patience
+
+tls = functools.cache(ssl.create_default_context)
+"""Made once, as it takes longer than all else here."""
 
 
 class Issuer(ThreadingHTTPServer):
@@ -46,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         self.server.forms.append(dict(urllib.parse.parse_qsl(body)))
-        self.server.may_answer.wait(10)
+        self.server.may_answer.wait(patience(5))
         answer = self.server.answer
         if isinstance(answer, dict) and self.server.status == 200 and "expires_in" in answer:
             answer = {"access_token": f"token-{len(self.server.forms)}"} | answer
@@ -89,7 +95,7 @@ class HandClock:
 
 def authentication(issuer: Issuer, **settings: Any) -> OAuth2Authentication:
     """Return credentials for this issuer."""
-    return OAuth2Authentication(issuer.url, "me", "secret", **settings)
+    return OAuth2Authentication(issuer.url, "me", "secret", **{"tls": tls(), "timeout": patience(5), **settings})
 
 
 async def test_asks_for_a_token(issuer: Issuer) -> None:

@@ -12,6 +12,7 @@ from pulsar_nack import MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
 from pulsar_nack.wire._resuming import Resuming
+from tests.tiers import seeds
 from tests.wire.consuming import TOPIC, consuming
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import metadata_of
@@ -170,7 +171,7 @@ async def test_a_request_without_a_connection() -> None:
         assert (await consumer.receive(timeout=20)).id == first.id
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(range(10), fast=2))
 @virtual_time
 async def test_at_random(seed: int) -> None:
     """Whatever is lost when, every message is seen until it is acknowledged, and no longer."""

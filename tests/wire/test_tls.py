@@ -16,6 +16,7 @@ from pulsar_nack.wire._connection import Connection
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._refusals import is_transient
 from pulsar_nack.wire._tls import TlsOptions
+from tests.patience import patience
 from tests.wire.conftest import Files
 from tests.wire.served import served
 
@@ -34,7 +35,9 @@ async def connect(
     port: int, host: str = "localhost", *, authentication: Any = None, tls: TlsOptions | None = None, **settings: Any
 ) -> Connection:
     """Connect with TLS."""
-    options = ClientOptions(tls=tls or TlsOptions(**settings), authentication=authentication, connect_timeout=10)
+    options = ClientOptions(
+        tls=tls or TlsOptions(**settings), authentication=authentication, connect_timeout=patience(5)
+    )
     return await Connection.open(Address(host, port, is_secure=True), options)
 
 

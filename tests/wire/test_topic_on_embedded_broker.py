@@ -17,6 +17,7 @@ from pulsar_nack.wire._lookup import Lookup
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._pool import Pool
 from pulsar_nack.wire._subscribe_options import SubscribeOptions
+from tests.patience import patience
 from tests.wire.consuming import TOPIC, Arrived
 
 pytestmark = pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here")
@@ -31,7 +32,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
     def run_on_it(test: Callable[[str, Core], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
-            async with asyncio.timeout(50), EmbeddedBroker() as broker:
+            async with asyncio.timeout(patience(10)), EmbeddedBroker() as broker:
                 options = ClientOptions()
                 pool = Pool(broker.service_url, options)
                 loop = asyncio.get_running_loop()

@@ -7,7 +7,8 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from hypothesis import example, given, settings
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pulsar_nack.errors import BrokerError
@@ -18,6 +19,7 @@ from pulsar_nack.wire._heads import MessageHead
 from pulsar_nack.wire._lookup import Lookup
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._pool import Pool
+from tests.tiers import examples
 from tests.wire.fake_broker import (
     Answer,
     Call,
@@ -158,7 +160,8 @@ async def live(seed: int) -> Counter[str]:
     return ended
 
 
-@settings(max_examples=25)
+@pytest.mark.slow
+@examples(25)
 @given(st.integers(0, 2**32))
 @example(0)
 def test_every_call_ends(seed: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from pulsar_nack import NackConfig
 from pulsar_nack.wire import Client, ClientOptions
+from tests.patience import patience
 from tests.wire.conftest import Files, Run
 from tests.wire.served import Served
 
@@ -44,7 +45,7 @@ def test_there_and_back(run: Run, security: tuple[dict[str, Any], dict[str, Any]
             ids = await asyncio.gather(*(producer.send(data) for data in sent))
             assert len({(each.ledger, each.entry, each.batch_index) for each in ids}) == len(sent)
             while seen.total() < 2 * len(sent):
-                message = await consumer.receive(timeout=10)
+                message = await consumer.receive(timeout=patience(10))
                 seen[message.data] += 1
                 if message.attempt == 1:
                     due_at[message.data] = loop.time() + 0.05
@@ -88,7 +89,7 @@ def test_cut_again_and_again(run: Run, security: tuple[dict[str, Any], dict[str,
 
             tasks.create_task(send_all())
             while shown != set(sent):
-                message = await consumer.receive(timeout=10)
+                message = await consumer.receive(timeout=patience(10))
                 shown.add(message.data)
                 await message.ack()
         topic = there.broker.topic("persistent://public/default/t")
