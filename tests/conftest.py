@@ -18,6 +18,8 @@ from tests.patience import patience
 TRANSPORT = "PULSAR_NACK_TEST_TRANSPORT"
 """Names the environment variable that says what the consumers of tests on brokers are over."""
 
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""Options of Java that halve the processor time of short runs: what runs once is not worth compiling well."""
 
 @pytest.fixture(params=["official", "wire"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -62,7 +64,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def _no_java() -> str | None:
+def no_java() -> str | None:
+    """Return why there can be no session here, or None."""
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") or (home and (Path(home) / "bin" / "java").exists()):
         return None
@@ -71,8 +74,8 @@ def _no_java() -> str | None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """Return the session that all tests share, local and on two cores; skips where there is no Java."""
-    reason = _no_java()
+    """Return the session that all tests share, with settings for tiny data; skips where there is no Java."""
+    reason = no_java()
     if reason is not None:
         pytest.skip(reason)
     from pulsar_nack.pipeline import local_session
@@ -82,9 +85,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         "local[2]",
         name="tests",
         config={
-            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.shuffle.partitions": "1",
             "spark.default.parallelism": "2",
+            "spark.sql.adaptive.enabled": "false",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.driver.memory": "1g",
+            "spark.driver.extraJavaOptions": QUICK_JAVA,
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "local"),
         },

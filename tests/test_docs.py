@@ -19,9 +19,7 @@ import importlib
 import importlib.util
 import inspect
 import io
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from itertools import zip_longest
@@ -129,12 +127,7 @@ def run_snippets(page: Path, mark: str, *, names: Mapping[str, Any] | None = Non
 
 def pages_with(mark: str) -> list[Any]:
     """Return the pages that have a snippet marked so, as parameters."""
-    slow = pytest.mark.timeout(180)  # Spark has to start, unless other tests did so
-    return [
-        pytest.param(page, id=page.name, marks=[slow] if page.name == "pipeline.md" else [])
-        for page in PAGES
-        if snippets_of(page, mark)
-    ]
+    return [pytest.param(page, id=page.name) for page in PAGES if snippets_of(page, mark)]
 
 
 def undefined(text: str) -> set[str]:
@@ -170,8 +163,6 @@ def first_names(page: str, heading: str) -> list[str]:
 @pytest.mark.parametrize("page", pages_with("runs"))
 def test_snippets_run(page: Path) -> None:
     """Snippets that need no broker run, in turn, and print what the page says."""
-    if page.name == "pipeline.md" and not (shutil.which("java") or os.environ.get("JAVA_HOME")):
-        pytest.skip("Spark needs Java 17 or later, and there is none here")
     if "structlog" in page.read_text(encoding="utf-8"):
         structlog = pytest.importorskip("structlog")
         try:

@@ -17,7 +17,7 @@ from ..cursor._single import MOST_RANGES
 from ..cursor._sizes import ledger_size
 from ..ids import Position
 from ..index import EntryRanges, varint_bytes
-from ._hole_schemas import ACKED, BATCH, CURSOR, LEDGER, STATE
+from ._hole_rows import ACKED, BATCH, CURSOR, LEDGER, STATE
 
 _NOWHERE: Final = Position(-1, -1)
 _NEGATIVE_BYTES: Final = 10

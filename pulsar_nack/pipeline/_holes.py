@@ -6,16 +6,43 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from ..cursor._gate import DEFAULT_LIMIT, checked_limit
 from ._checks import require_columns
 from ._hole_figures import figures_of
-from ._hole_schemas import SUBSCRIPTIONS
 from .schemas import HOLES
 
 if TYPE_CHECKING:
     import pyarrow
 
+_SUBSCRIPTIONS: Final = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("subscription", StringType()),
+        StructField("at_ms", LongType()),
+        StructField("mark_delete_ledger", LongType()),
+        StructField("mark_delete_entry", LongType()),
+        StructField("ledgers", LongType()),
+        StructField("ranges", LongType()),
+        StructField("holes", LongType()),
+        StructField("acked", LongType()),
+        StructField("unacked_below", LongType()),
+        StructField("batches", LongType()),
+        StructField("backlog", LongType()),
+        StructField("bytes", LongType()),
+        StructField("is_stored", BooleanType()),
+        StructField("single_bytes", LongType()),
+        StructField("ranges_lost", LongType()),
+        StructField("oldest_ledger", LongType()),
+        StructField("oldest_entry", LongType()),
+        StructField("pinned_ledgers", LongType()),
+        StructField("pinned_bytes", LongType()),
+        StructField("pinned_done", LongType()),
+        StructField("ignored_rows", LongType()),
+    ]
+)
+"""What one snapshot of a subscription says; ``holes`` adds what takes several of them, and the gate."""
 _KEY: Final = ("topic", "subscription")
 _FACT: Final = ("kind", "ledger", "first", "last", "bytes")
 _RESUME: Final = 0.75
@@ -33,7 +60,7 @@ def holes(df: DataFrame, *, limit: int = DEFAULT_LIMIT) -> DataFrame:
     """
     limit = checked_limit(limit)
     require_columns(df, HOLES)
-    figures = df.select(*HOLES.fieldNames()).groupBy(*_KEY, "at_ms").applyInArrow(_figures, SUBSCRIPTIONS)
+    figures = df.select(*HOLES.fieldNames()).groupBy(*_KEY, "at_ms").applyInArrow(_figures, _SUBSCRIPTIONS)
     return _with_gate(_with_time(figures), limit)
 
 
@@ -45,7 +72,7 @@ def _figures(table: pyarrow.Table) -> pyarrow.Table:
     key = [table.column(name)[0].as_py() for name in (*_KEY, "at_ms")]
     columns = (table.column(name).to_pylist() for name in _FACT)
     row = [*key, *figures_of(zip(*columns, strict=True))]
-    schema = to_arrow_schema(SUBSCRIPTIONS)
+    schema = to_arrow_schema(_SUBSCRIPTIONS)
     arrays = [pyarrow.array([value], kind) for value, kind in zip(row, schema.types, strict=True)]
     return pyarrow.Table.from_arrays(arrays, schema=schema)
 

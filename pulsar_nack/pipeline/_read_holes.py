@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StringType, StructField, StructType
 
 from ..errors import InvalidArgumentError
 from ..inspection._folder import stores_in
 from ._arguments import Paths, path_names
 from ._cursor_folders import read_store
-from ._hole_schemas import READ, REFUSED, HoleRow, RefusedRow
+from ._hole_rows import HoleRow, RefusedRow
 from ._internal_stats import read_stats
 from .schemas import HOLES
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 _MOST_SLICES: Final = 1_000
 _BATCH: Final = 10_000
 _SUFFIXES: Final = {".json", ".jsonl"}
+_REFUSED: Final = StructType([StructField("path", StringType()), StructField("reason", StringType())])
+"""What could not be read, and why."""
+
+_READ: Final = StructType([*HOLES.fields, *_REFUSED.fields])
+"""Both of them: ``reason`` is null in a row of holes."""
 
 
 class ReadHoles(NamedTuple):
@@ -73,10 +79,10 @@ def read_stats_file(path: str) -> list[HoleRow | RefusedRow]:
 def _read(spark: SparkSession, paths: Sequence[str], read: Callable[[str], list[HoleRow | RefusedRow]]) -> ReadHoles:
     slices = min(len(paths), _MOST_SLICES)
     listed = spark.createDataFrame([(path,) for path in paths], "path string").repartition(slices)
-    found = listed.mapInArrow(_reader(read), READ)
+    found = listed.mapInArrow(_reader(read), _READ)
     is_refused = F.col("reason").isNotNull()
     return ReadHoles(
-        found.where(~is_refused).select(*HOLES.fieldNames()), found.where(is_refused).select(*REFUSED.fieldNames())
+        found.where(~is_refused).select(*HOLES.fieldNames()), found.where(is_refused).select(*_REFUSED.fieldNames())
     )
 
 
@@ -99,7 +105,7 @@ def _batch(rows: Sequence[HoleRow | RefusedRow]) -> pyarrow.RecordBatch:
 
     none = (None,) * len(HOLES)
     whole = [(*row, None, None) if isinstance(row, HoleRow) else (*none, *row) for row in rows]
-    schema = to_arrow_schema(READ)
+    schema = to_arrow_schema(_READ)
     columns = zip(zip(*whole, strict=True), schema.types, strict=True)
     return pyarrow.RecordBatch.from_arrays([pyarrow.array(values, kind) for values, kind in columns], schema=schema)
 

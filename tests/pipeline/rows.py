@@ -1,12 +1,15 @@
-"""Events as rows, told by what matters of them."""
+"""Events as rows, told by what matters of them, and tables as rows again."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
-from pulsar_nack.pipeline.schemas import TRACE
+Tables = dict[str, list[Any]]
+"""The rows of each table that a job finds."""
 
 PLAIN: Final[dict[str, Any]] = {
     "v": 1, "event": "nack", "time_ms": 0, "mono_ns": 0, "topic": "t", "partition": -1, "subscription": "s",
@@ -17,6 +20,27 @@ PLAIN: Final[dict[str, Any]] = {
 
 def events(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
     """Return a trace; what a row does not tell is that of a plain message."""
+    from pulsar_nack.pipeline.schemas import TRACE
+
     wrong = {name for row in rows for name in row} - PLAIN.keys()
     assert not wrong, wrong
     return spark.createDataFrame([tuple((PLAIN | row).values()) for row in rows], TRACE)
+
+
+def collected(found: Any) -> Tables:
+    """Return the rows of all tables that a job finds."""
+    return {name: table.collect() for name, table in found._asdict().items()}
+
+
+def of_topics(rows: Iterable[Any], *topics: str, columns: str = "") -> list[tuple[Any, ...]]:
+    """Return the rows of some topics in order; some columns of them, or all."""
+    chosen = [row for row in rows if row.topic in topics]
+    found = [tuple(row[name] for name in columns.split()) if columns else tuple(row) for row in chosen]
+    return sorted(found, key=repr)
+
+
+def check_rows(df: DataFrame, expected: Iterable[tuple[Any, ...]], columns: str | None = None) -> None:
+    """Compare a table with rows in any order, and its columns with their names and types."""
+    if columns is not None:
+        assert ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in df.schema.fields) == columns
+    assert sorted(map(tuple, df.collect()), key=repr) == sorted(expected, key=repr)

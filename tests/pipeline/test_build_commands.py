@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import SparkSession
 
-from pulsar_nack.cli import main
-from pulsar_nack.pipeline.schemas import METADATA
+from .test_cli import run
 
-pytestmark = pytest.mark.timeout(300)
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
-@pytest.fixture
-def metadata(spark: SparkSession, tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def metadata(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a folder with the metadata of 100 delayed messages, and of one that is not delayed."""
+    from pulsar_nack.pipeline.schemas import METADATA
+
     rows = [("t", 0, 3, entry, -1, 1_000 + entry, 61_000 + entry, 0) for entry in range(100)]
     rows.append(("t", 0, 3, 100, -1, 1_100, -1, 0))
-    path = str(tmp_path / "metadata")
+    path = str(tmp_path_factory.mktemp("build") / "metadata")
     spark.createDataFrame(rows, METADATA).write.parquet(path)
     return path
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
-    """Run a command; return its exit code and what it printed."""
-    with pytest.raises(SystemExit) as done:
-        main(["pipeline", *arguments])
-    out, err = capsys.readouterr()
-    return done.value.code, out, err
 
 
 def test_build_index(metadata: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

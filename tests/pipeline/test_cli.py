@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql import SparkSession
 
-from pulsar_nack.cli import main
-from pulsar_nack.pipeline.schemas import TRACE
+from tests.conftest import QUICK_JAVA, no_java
+from tests.patience import patience
 
 from .rows import PLAIN
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int | str | None, str, str]:
-    """Run a job; return its exit code and what it printed."""
+    """Run a job in this process, on the session that runs; return its exit code and what it printed."""
+    from pulsar_nack.cli import main
+
     with pytest.raises(SystemExit) as done:
         main(["pipeline", *arguments])
     out, err = capsys.readouterr()
@@ -31,61 +40,23 @@ def trace(tmp_path: Path) -> str:
     ]
     folder = tmp_path / "traces"
     folder.mkdir()
-    assert list(rows[0]) == TRACE.fieldNames()
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "trace-1000-aa-0.jsonl").write_text(text + '{"v": 1, "ev\n', encoding="utf-8")
     return str(folder)
 
 
+LEFT_OUT = "left out 1 lines: not a JSON object of this schema\n"
+
+
 def test_accuracy_prints_json(spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str) -> None:
-    """``--json`` prints the tables and nothing else; what was left out is told on stderr."""
+    """``--json`` prints the tables and nothing else; what was left out is told on stderr; the session goes on."""
     code, out, err = run(capsys, "accuracy", trace, "--json", "--late", "0.01")
-    assert code == 0
+    assert (code, err) == (0, LEFT_OUT)
     found = json.loads(out)
     assert list(found) == ["lateness", "starvation", "beyond"]
     (row,) = found["lateness"]
     assert (row["delay_class"], row["late"], row["max_ms"]) == ("0-1 s", 1, 20)
-    assert "left out 1 lines: not a JSON object of this schema" in err
-
-
-def test_retries_writes_parquet(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path
-) -> None:
-    """``--out`` writes a folder for each table; one that exists is refused unless told."""
-    out = tmp_path / "out"
-    assert run(capsys, "retries", trace, "--out", str(out))[0] == 0
-    assert [row.nacks for row in spark.read.parquet(str(out / "chains")).collect()] == [1]
-    code, _, err = run(capsys, "retries", trace, "--out", str(out))
-    assert code == 2
-    assert "out: expected a folder that does not exist yet (or --overwrite)" in err
-    assert run(capsys, "retries", trace, "--out", str(out), "--overwrite")[0] == 0
-
-
-@pytest.mark.parametrize("job", ["accuracy", "retries", "plan"])
-def test_what_is_refused_is_written_too(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path, job: str
-) -> None:
-    """Refused lines are counted on stderr, and with ``--out`` they are a table; an older one is replaced."""
-    out = tmp_path / "out"
-    options = ("--max-bits", "2") if job == "plan" else ()
-    for _ in range(2):
-        code, _, err = run(capsys, job, trace, *options, "--out", str(out), "--overwrite")
-        assert (code, err) == (0, "left out 1 lines: not a JSON object of this schema\n")
-    (row,) = spark.read.parquet(str(out / "quarantine")).collect()
-    assert (Path(row.file).name, row.line) == ("trace-1000-aa-0.jsonl", '{"v": 1, "ev')
-    code, _, err = run(capsys, job, trace, *options)
-    assert (code, err) == (0, "left out 1 lines: not a JSON object of this schema\n")
-
-
-def test_wrong_argument_leaves_nothing(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path
-) -> None:
-    """An argument out of range is found before anything is written."""
-    for job, option in (("accuracy", "--early"), ("retries", "--poison-at"), ("plan", "--max-bits")):
-        code, _, err = run(capsys, job, trace, "--out", str(tmp_path / "out"), option, "-1")
-        assert code == 2, err
-        assert option.strip("-").replace("-", "_") in err
-    assert not (tmp_path / "out").exists()
+    assert spark.getActiveSession() is spark
 
 
 def test_accuracy_prints_tables(spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str) -> None:
@@ -95,8 +66,57 @@ def test_accuracy_prints_tables(spark: SparkSession, capsys: pytest.CaptureFixtu
     assert any(line.split()[:4] == ["t", "s", "0-1", "s"] for line in out.splitlines())
 
 
-def test_a_missing_folder_is_one_line(spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """What is not there is an error of one line."""
-    code, out, err = run(capsys, "accuracy", str(tmp_path / "missing"))
-    assert (code, out) == (2, "")
+@pytest.mark.parametrize("job", ["accuracy", "retries", "plan"])
+def test_out_is_written(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path, job: str
+) -> None:
+    """``--out`` writes a folder for each table, and one of what is refused; one that exists is refused unless told."""
+    out = tmp_path / "out"
+    options = ("--max-bits", "2") if job == "plan" else ()
+    assert run(capsys, job, trace, *options, "--out", str(out)) == (0, "", LEFT_OUT)
+    code, _, err = run(capsys, job, trace, *options, "--out", str(out))
+    assert code == 2
+    assert "out: expected a folder that does not exist yet (or --overwrite)" in err
+    assert run(capsys, job, trace, *options, "--out", str(out), "--overwrite") == (0, "", LEFT_OUT)
+    (row,) = spark.read.parquet(str(out / "quarantine")).collect()
+    assert (Path(row.file).name, row.line) == ("trace-1000-aa-0.jsonl", '{"v": 1, "ev')
+    if job == "retries":
+        assert [row.nacks for row in spark.read.parquet(str(out / "chains")).collect()] == [1]
+    else:
+        assert run(capsys, job, trace, *options)[::2] == (0, LEFT_OUT)
+
+
+def test_wrong_arguments_leave_nothing(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path
+) -> None:
+    """An argument out of range is found before anything is written; what is not there is an error of one line."""
+    for job, option in (("accuracy", "--early"), ("retries", "--poison-at"), ("plan", "--max-bits")):
+        code, _, err = run(capsys, job, trace, "--out", str(tmp_path / "out"), option, "-1")
+        assert code == 2, err
+        assert option.strip("-").replace("-", "_") in err
+    assert not (tmp_path / "out").exists()
+    code, said, err = run(capsys, "accuracy", str(tmp_path / "missing"))
+    assert (code, said) == (2, "")
     assert "paths: expected files or folders that exist" in err
+
+
+@pytest.mark.xdist_group("spark")
+@pytest.mark.slow
+def test_spark_submit(trace: str, tmp_path: Path) -> None:
+    """``spark-submit`` runs a command by a file of two lines, on the master that it is given."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None or no_java() is not None:
+        pytest.skip("Spark needs Java 17 or later, and there is none here")
+    (tmp_path / "job.py").write_text("from pulsar_nack.cli import main\nmain()\n")
+    submit = str(Path(found.origin).parent / "bin" / "spark-submit")
+    options = ["--master", "local[1]", "--driver-java-options", QUICK_JAVA, str(tmp_path / "job.py")]
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [submit, *options, "pipeline", "accuracy", trace, "--json"],
+        capture_output=True, text=True, timeout=patience(60), env=environment, cwd=root, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(done.stdout)["lateness"]
+    assert (row["delay_class"], row["max_ms"]) == ("0-1 s", 20)
+    assert LEFT_OUT in done.stderr

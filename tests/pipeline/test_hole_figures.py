@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pulsar_nack.ids import Position
 from pulsar_nack.index import EntryRanges
 
-pytest.importorskip("pyspark")
 pytest.importorskip("google.protobuf")
 
 from pulsar_nack.cursor._ledger_acks import LedgerAcks

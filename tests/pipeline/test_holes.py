@@ -6,24 +6,20 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.testing import assertDataFrameEqual
-
-from pulsar_nack import Cursor, CursorConfig, LocalTopic, Position
+from pulsar_nack import Cursor, CursorConfig, LocalTopic, Position, pipeline
 from pulsar_nack.cursor import BatchSet
 from pulsar_nack.errors import InvalidArgumentError
-from pulsar_nack.pipeline import holes, read_cursors, read_internal_stats
-from pulsar_nack.pipeline.schemas import HOLES
 
+from .rows import check_rows, of_topics
 from .test_cli import run
 from .test_internal_stats import STATS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 QUIET = CursorConfig(flush_interval=3_600)
 LEDGERS = dict.fromkeys(range(1, 9), 100)
@@ -47,77 +43,70 @@ ROWS: list[tuple[Any, ...]] = [
 ]
 
 
-def frame(spark: SparkSession, rows: list[tuple[Any, ...]] = ROWS) -> DataFrame:
-    """Return rows of holes."""
-    return spark.createDataFrame(rows, HOLES)
+SIZES = {767: "none", 768: "near", 895: "near", 896: "paused", 1_023: "paused", 1_024: "over"}
+ROWS += [("sizes", str(each), 1, "cursor", 1, 1, 1, each) for each in SIZES]
+ROWS += [("oldest", "s", at, "cursor", 1, entry, entry, 1) for at, entry in [(1, 5), (2, 5), (3, 6), (4, 5), (5, 5)]]
+ROWS += [("bad", "s", 1_000, "cursor", 2, 9, 9, 20)]
+ROWS += [("bad", "s", 1_000, "acked", 2, 5, 3, None), ("bad", "s", 1_000, "acked", -2, 5, 7, None)]
 
 
-def test_figures(spark: SparkSession) -> None:
+def frame(spark: SparkSession) -> DataFrame:
+    """Return those rows of holes."""
+    from pulsar_nack.pipeline.schemas import HOLES
+
+    return spark.createDataFrame(ROWS, HOLES)
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> list[Any]:
+    """Return what is found in them, with a limit of 1 KiB."""
+    return pipeline.holes(frame(spark), limit=1_024).collect()
+
+
+def test_figures(found: list[Any]) -> None:
     """Each subscription and time is one row, with what was counted in it."""
     names = "subscription at_ms ranges holes acked unacked_below backlog oldest_ledger oldest_entry pinned_ledgers"
-    assertDataFrameEqual(
-        holes(frame(spark)).selectExpr(*names.split(), "bytes", "is_stored"),
-        spark.createDataFrame(
-            [
-                ("work", 1_000, 1, 1, 2, 1, 16, 1, 2, 1, 800, True),
-                ("work", 11_000, 3, 4, 4, 6, 14, 1, 2, 1, 900, True),
-                ("idle", 11_000, 0, 0, 0, 0, 0, None, None, 0, 20, True),
-            ],
-            "subscription string, at_ms long, ranges long, holes long, acked long, unacked_below long, backlog long,"
-            "oldest_ledger long, oldest_entry long, pinned_ledgers long, bytes long, is_stored boolean",
-        ),
-    )
+    assert of_topics(found, "orders", columns=f"{names} bytes is_stored") == [
+        ("idle", 11_000, 0, 0, 0, 0, 0, None, None, 0, 20, True),
+        ("work", 1_000, 1, 1, 2, 1, 16, 1, 2, 1, 800, True),
+        ("work", 11_000, 3, 4, 4, 6, 14, 1, 2, 1, 900, True),
+    ]
 
 
-def test_growth_and_risk(spark: SparkSession) -> None:
+def test_growth_and_risk(found: list[Any]) -> None:
     """Two times of a subscription tell how it grows, and when it will be at the limit at this rate."""
-    found = holes(frame(spark), limit=1_024)
     names = "subscription at_ms bytes_per_s ranges_per_s oldest_since_ms limit_share risk limit_at_ms is_latest"
-    assertDataFrameEqual(
-        found.select(*names.split()),
-        spark.createDataFrame(
-            [
-                ("work", 1_000, None, None, 1_000, 800 / 1_024, "near", None, False),
-                ("work", 11_000, 10.0, 0.2, 1_000, 900 / 1_024, "paused", 23_400, True),
-                ("idle", 11_000, None, None, None, 20 / 1_024, "none", None, True),
-            ],
-            "subscription string, at_ms long, bytes_per_s double, ranges_per_s double, oldest_since_ms long,"
-            "limit_share double, risk string, limit_at_ms long, is_latest boolean",
-        ),
-    )
+    assert of_topics(found, "orders", columns=names) == [
+        ("idle", 11_000, None, None, None, 20 / 1_024, "none", None, True),
+        ("work", 1_000, None, None, 1_000, 800 / 1_024, "near", None, False),
+        ("work", 11_000, 10.0, 0.2, 1_000, 900 / 1_024, "paused", 23_400, True),
+    ]
 
 
-def test_risk_is_that_of_the_gate(spark: SparkSession) -> None:
+def test_risk_is_that_of_the_gate(found: list[Any]) -> None:
     """The marks are those of the gate: it lets new messages go on at 3/4, and pauses at 7/8 of the limit."""
-    sizes = {767: "none", 768: "near", 895: "near", 896: "paused", 1_023: "paused", 1_024: "over"}
-    rows: list[tuple[Any, ...]] = [("t", str(each), 1, "cursor", 1, 1, 1, each) for each in sizes]
-    assert {row.bytes: row.risk for row in holes(frame(spark, rows), limit=1_024).collect()} == sizes
+    assert dict(of_topics(found, "sizes", columns="bytes risk")) == SIZES
 
 
 def test_no_limit(spark: SparkSession) -> None:
     """Without a limit nothing is at risk."""
-    found = holes(frame(spark), limit=0).select("risk", "limit_share", "limit_at_ms").distinct().collect()
-    assert [tuple(row) for row in found] == [("none", None, None)]
+    found = pipeline.holes(frame(spark), limit=0).select("risk", "limit_share", "limit_at_ms").collect()
+    assert {tuple(row) for row in found} == {("none", None, None)}
 
 
-def test_oldest_goes_on(spark: SparkSession) -> None:
+def test_oldest_goes_on(found: list[Any]) -> None:
     """How long the oldest entry has been it begins anew when another one is."""
-    entries = [(1, 5), (2, 5), (3, 6), (4, 5), (5, 5)]
-    rows = [("t", "s", at, "cursor", 1, entry, entry, 1) for at, entry in entries]
-    found = holes(frame(spark, rows)).orderBy("at_ms").collect()
-    assert [row.oldest_since_ms for row in found] == [1, 1, 3, 4, 4]
-    assert [row.limit_at_ms for row in found] == [None] * 5
+    expected = [(1, 1, None), (2, 1, None), (3, 3, None), (4, 4, None), (5, 4, None)]
+    assert of_topics(found, "oldest", columns="at_ms oldest_since_ms limit_at_ms") == expected
 
 
-def test_bad_input(spark: SparkSession) -> None:
+def test_bad_input(spark: SparkSession, found: list[Any]) -> None:
     """Missing columns and a limit that cannot be are refused before any work; rows without sense are counted."""
     with pytest.raises(InvalidArgumentError, match="ledger"):
-        holes(frame(spark).drop("ledger"))
+        pipeline.holes(frame(spark).drop("ledger"))
     with pytest.raises(InvalidArgumentError, match="max_per_cursor_metadata_size_in_bytes"):
-        holes(frame(spark), limit=1_000)
-    bad = [("orders", "idle", 11_000, "acked", 2, 5, 3, None), ("orders", "idle", 11_000, "acked", -2, 5, 7, None)]
-    found = {(row.subscription, row.at_ms): row for row in holes(frame(spark, ROWS + bad)).collect()}
-    assert {key: row.ignored_rows for key, row in found.items() if row.ignored_rows} == {("idle", 11_000): 2}
+        pipeline.holes(frame(spark), limit=1_000)
+    assert {(row.topic, row.at_ms): row.ignored_rows for row in found if row.ignored_rows} == {("bad", 1_000): 2}
 
 
 # --- cursor folders -------------------------------------------------------------------------------------------------
@@ -131,7 +120,7 @@ async def test_cursor_folder(spark: SparkSession, tmp_path: Path) -> None:
         await cursor.acknowledge([(3, 7)], batch_sets={Position(3, 7): BatchSet.acked(10, [1, 2])})
         await cursor.flush()
         told = cursor.metadata_size_bytes
-    read = read_cursors(spark, tmp_path)
+    read = pipeline.read_cursors(spark, tmp_path)
     assert read.quarantine.count() == 0
     rows = [
         tuple(row) for row in read.holes.where("kind in ('acked', 'batch', 'cursor')").drop("at_ms", "bytes").collect()
@@ -142,7 +131,7 @@ async def test_cursor_folder(spark: SparkSession, tmp_path: Path) -> None:
         ("orders", "cursor", "batch", 3, 7, 7),
         ("orders", "cursor", "cursor", 1, 2, 2),
     ]
-    (row,) = holes(read.holes).collect()
+    (row,) = pipeline.holes(read.holes).collect()
     assert (row.ranges, row.batches, row.backlog, row.is_stored) == (2, 1, None, True)
     assert abs(row.bytes - told) <= 16
     (segment,) = folder.glob("cursor-??????????.log/*.segment")
@@ -151,14 +140,16 @@ async def test_cursor_folder(spark: SparkSession, tmp_path: Path) -> None:
 
 async def test_bytes_are_those_of_storage(spark: SparkSession, tmp_path: Path) -> None:
     """What is computed from ranges is what a cursor writes, within a marker's numbers."""
+    from pyspark.sql import functions as f
+
     ledgers = dict.fromkeys(range(1, 40), 1_000)
     async with await Cursor.open_local(tmp_path / "t", ledgers, QUIET) as cursor:
         await cursor.acknowledge([(ledger, entry) for ledger in range(1, 40) for entry in range(1, 1_000, ledger + 1)])
         await cursor.flush()
-    rows = read_cursors(spark, [tmp_path / "t"]).holes
-    (stored,) = holes(rows).collect()
-    unmeasured = rows.where("kind in ('acked', 'cursor')").withColumn("bytes", F.lit(None).cast("long"))
-    (computed,) = holes(unmeasured).collect()
+    rows = pipeline.read_cursors(spark, [tmp_path / "t"]).holes
+    (stored,) = pipeline.holes(rows).collect()
+    unmeasured = rows.where("kind in ('acked', 'cursor')").withColumn("bytes", f.lit(None).cast("long"))
+    (computed,) = pipeline.holes(unmeasured).collect()
     assert not computed.is_stored
     assert abs(computed.bytes - stored.bytes) < 100 < stored.bytes
 
@@ -177,7 +168,11 @@ async def test_local_topic_and_its_growth(spark: SparkSession, tmp_path: Path) -
             shutil.copytree(tmp_path / "live", copy)
             for file in copy.rglob("*.segment"):
                 os.utime(file, (1_000 + 60 * index, 1_000 + 60 * index))
-    found = holes(read_cursors(spark, [tmp_path / "copy0", tmp_path / "copy1"]).holes).orderBy("at_ms").collect()
+    found = (
+        pipeline.holes(pipeline.read_cursors(spark, [tmp_path / "copy0", tmp_path / "copy1"]).holes)
+        .orderBy("at_ms")
+        .collect()
+    )
     assert [(row.topic, row.subscription, row.at_ms) for row in found] == [
         ("orders", "work/1", 1_000_000),
         ("orders", "work/1", 1_060_000),
@@ -198,7 +193,7 @@ async def test_damaged_folder(spark: SparkSession, tmp_path: Path) -> None:
     data = bytearray(segment.read_bytes())
     data[len(data) // 4] ^= 0xFF
     segment.write_bytes(data)
-    read = read_cursors(spark, tmp_path)
+    read = pipeline.read_cursors(spark, tmp_path)
     refused = read.quarantine.collect()
     assert [row.reason[:16] for row in refused if row.path == str(segment)] == ["damaged at byte "], refused
     good = [
@@ -209,7 +204,7 @@ async def test_damaged_folder(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_no_folder(spark: SparkSession, tmp_path: Path) -> None:
     """A folder that is missing, or has nothing of ours in it, is named."""
-    for read in (read_cursors, read_internal_stats):
+    for read in (pipeline.read_cursors, pipeline.read_internal_stats):
         for path in (tmp_path, tmp_path / "none"):
             with pytest.raises(InvalidArgumentError, match=str(path)):
                 read(spark, path)
@@ -228,17 +223,18 @@ def test_internal_stats(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text('{"cursors": {')
     (tmp_path / "latin.json").write_bytes(b'{"caf\xe9": 1}')
     (tmp_path / "ignored.txt").write_text("x")
-    read = read_internal_stats(spark, tmp_path)
+    read = pipeline.read_internal_stats(spark, tmp_path)
     refused = {Path(row.path).name: row.reason for row in read.quarantine.collect()}
     assert refused.keys() == {"broken.json", "latin.json"}
     assert refused["broken.json"].startswith("it is no JSON: ")
     assert refused["latin.json"] == "it is no UTF-8: byte 5 is 0xe9"
-    assertDataFrameEqual(
-        holes(read.holes).selectExpr("topic", "at_ms", "ranges", "holes", "backlog", "ranges_per_s", "is_stored"),
-        spark.createDataFrame(
-            [("orders", 1_000, 3, 2, 5, None, False), ("orders", 61_000, 4, 3, 6, 1 / 60, False)],
-            "topic string, at_ms long, ranges long, holes long, backlog long, ranges_per_s double, is_stored boolean",
+    check_rows(
+        pipeline.holes(read.holes).selectExpr(
+            "topic", "at_ms", "ranges", "holes", "backlog", "ranges_per_s", "is_stored"
         ),
+        [("orders", 1_000, 3, 2, 5, None, False), ("orders", 61_000, 4, 3, 6, 1 / 60, False)],
+        "topic string, at_ms bigint, ranges bigint, holes bigint, backlog bigint, ranges_per_s double, "
+        "is_stored boolean",
     )
 
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
 
-from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule
-from pulsar_nack.pipeline import PLAN, plan
+from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule, pipeline
 from pulsar_nack.pipeline._plan_measure import Measuring, make_planned
-from pulsar_nack.pipeline.schemas import METADATA, TRACE
 from pulsar_nack.planning import Kind
 
-pytestmark = pytest.mark.timeout(300)
+from .rows import events
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def nacks(spark: SparkSession, rows: list[tuple[str, str, int, int, int, int]]) -> DataFrame:
     """Return a trace of nacks: topic, subscription, time, delay, ledger, entry; and an event that is none."""
-    events = [
-        (1, "nack", time, 0, topic, 0, subscription, "c", ledger, entry, -1, 0, delay, time + delay, None, None)
+    found: list[dict[str, Any]] = [
+        {"topic": topic, "subscription": subscription, "time_ms": time, "delay_ms": delay, "deadline_ms": time + delay}
+        | {"partition": 0, "ledger": ledger, "entry": entry}
         for topic, subscription, time, delay, ledger, entry in rows
     ]
-    other = (1, "ack", 5, 0, "a", 0, "s", "c", 1, 1, -1, 0, None, None, None, "ack")
-    return spark.createDataFrame([*events, other], TRACE)
+    return events(spark, *found, {"event": "ack", "time_ms": 5, "topic": "a", "partition": 0, "reason": "ack"})
 
 
 def by_stream(df: DataFrame) -> dict[tuple[Any, ...], list[Any]]:
@@ -73,7 +73,7 @@ def test_moment_with_most_is_found(spark: SparkSession) -> None:
     rows = [("a", "s", 1_000 * each, 16_000, 7, each) for each in range(100)]  # 16 wait at any time
     rows += [("a", "s", 50_500, 16_000, 8, entry) for entry in range(40)]  # and 40 more for 16 s
     rows += [("a", "t", 0, 100, 7, 0), ("b", "s", 0, 5_000, 7, 0), ("b", "s", 0, 0, 7, 1)]
-    found = by_stream(plan(nacks(spark, rows), max_bits=12))
+    found = by_stream(pipeline.plan(nacks(spark, rows), max_bits=12))
     assert sorted(found) == [("a", -1, "s"), ("a", -1, "t"), ("b", -1, "s")]
     busy = found["a", -1, "s"]
     assert [row.bits for row in busy] == list(range(13))
@@ -85,10 +85,12 @@ def test_moment_with_most_is_found(spark: SparkSession) -> None:
 
 def test_delayed_messages_are_planned_by_topic_and_partition(spark: SparkSession) -> None:
     """Metadata give a plan of ticks; what is not delayed is left out."""
+    from pulsar_nack.pipeline.schemas import METADATA
+
     rows = [("t", number % 2, 3, number, -1, number, number + 10_000, 0) for number in range(200)]
     rows += [("t", 0, 3, 900, -1, 50, 50, 0)]
-    df = plan(spark.createDataFrame(rows, METADATA), max_bits=10)
-    assert df.schema == PLAN
+    df = pipeline.plan(spark.createDataFrame(rows, METADATA), max_bits=10)
+    assert df.schema == pipeline.PLAN
     found = by_stream(df)
     assert sorted(found) == [("t", 0, ""), ("t", 1, "")]
     assert {row.pending for each in found.values() for row in each} == {100}
@@ -99,19 +101,19 @@ def test_delayed_messages_are_planned_by_topic_and_partition(spark: SparkSession
 
 def test_nothing_is_planned_for_nothing(spark: SparkSession) -> None:
     """Without a nack there is no row."""
-    assert plan(nacks(spark, []), max_bits=3).collect() == []
+    assert pipeline.plan(nacks(spark, []), max_bits=3).collect() == []
 
 
-@pytest.mark.parametrize("arguments", [{"max_bits": -1}, {"max_bits": 31}, {"max_bits": 2.0}, {"kind": "other"}])
-def test_arguments_are_checked(spark: SparkSession, arguments: dict[str, Any]) -> None:
-    """What is no width or kind is refused by its name."""
-    with pytest.raises(InvalidArgumentError, match=next(iter(arguments))):
-        plan(nacks(spark, []), **arguments)
+def test_arguments_are_checked(spark: SparkSession) -> None:
+    """What is no width or kind is refused by its name, and missing columns with what is wanted, before any work."""
+    from pulsar_nack.pipeline.schemas import METADATA
 
-
-def test_missing_columns_are_named(spark: SparkSession) -> None:
-    """What is wanted and what was found is told before any work."""
+    df = nacks(spark, [])
+    wrong: list[dict[str, Any]] = [{"max_bits": -1}, {"max_bits": 31}, {"max_bits": 2.0}, {"kind": "other"}]
+    for arguments in wrong:
+        with pytest.raises(InvalidArgumentError, match=next(iter(arguments))):
+            pipeline.plan(df, **arguments)
     with pytest.raises(InvalidArgumentError, match="delay_ms"):
-        plan(nacks(spark, []).drop("delay_ms"))
+        pipeline.plan(df.drop("delay_ms"))
     with pytest.raises(InvalidArgumentError, match="publish_time"):
-        plan(spark.createDataFrame([], METADATA).drop("publish_time"))
+        pipeline.plan(spark.createDataFrame([], METADATA).drop("publish_time"))

@@ -1,17 +1,18 @@
-"""Retries: rows in, rows out."""
+"""Retries: rows in, rows out; one job finds what all tests here look for, each in topics of its own."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.testing import assertDataFrameEqual
 
+from pulsar_nack import pipeline
 from pulsar_nack.errors import InvalidArgumentError
-from pulsar_nack.pipeline import retries
 
-from .rows import events
+from .rows import Tables, collected, events, of_topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def tried(entry: int, nacks: int, end: str | None, *, reason: str | None = None) -> list[dict[str, Any]]:
@@ -27,108 +28,123 @@ def tried(entry: int, nacks: int, end: str | None, *, reason: str | None = None)
     return rows
 
 
-def test_chains_and_what_came_of_them(spark: SparkSession) -> None:
+CHAINS: list[dict[str, Any]] = [
+    *tried(1, 0, "ack"),
+    *tried(2, 2, "ack"),
+    *tried(3, 2, "ack"),
+    *tried(4, 3, "dead-letter", reason="ValueError"),
+    *tried(5, 1, "retry-topic"),
+    *tried(6, 6, None),
+    {"event": "arrive", "time_ms": 9_000, "entry": 2},
+    {"event": "hold", "time_ms": 9_001, "entry": 2, "reason": "acked"},
+]
+ASKED_AGAIN: list[dict[str, Any]] = [
+    # the request fails at once and is made again by the tracker
+    {"event": "arrive", "time_ms": 0, "entry": 1},
+    {"event": "nack", "time_ms": 10, "entry": 1, "delay_ms": 990, "deadline_ms": 1_000},
+    {"event": "redeliver", "time_ms": 1_000, "entry": 1, "deadline_ms": 1_000, "actual_ms": 1_000},
+    {"event": "error", "time_ms": 1_000, "mono_ns": 1, "entry": 1, "reason": "redeliver: BrokerError('no')"},
+    {"event": "redeliver", "time_ms": 1_100, "entry": 1, "deadline_ms": 1_000, "reason": "asked again"},
+    {"event": "arrive", "time_ms": 1_101, "entry": 1, "attempt": 1, "deadline_ms": 1_000, "actual_ms": 1_101},
+    {"event": "ack", "time_ms": 1_200, "entry": 1, "attempt": 1, "reason": "ack"},
+    # a request is lost, and made again twice; then another nack
+    {"event": "nack", "time_ms": 10, "entry": 2, "delay_ms": 990, "deadline_ms": 1_000},
+    {"event": "redeliver", "time_ms": 1_000, "entry": 2, "deadline_ms": 1_000, "actual_ms": 1_000},
+    {"event": "redeliver", "time_ms": 31_000, "entry": 2, "actual_ms": 31_000, "reason": "asked again"},
+    {"event": "hold", "time_ms": 32_000, "entry": 2, "reason": "paused"},
+    {"event": "redeliver", "time_ms": 91_000, "entry": 2, "actual_ms": 91_000, "reason": "asked again"},
+    {"event": "arrive", "time_ms": 91_001, "entry": 2, "attempt": 1, "actual_ms": 91_001},
+    {"event": "hold", "time_ms": 91_500, "entry": 2, "attempt": 1, "reason": "no room"},
+    {"event": "nack", "time_ms": 92_000, "entry": 2, "attempt": 1, "delay_ms": 500, "deadline_ms": 92_500},
+    {"event": "hold", "time_ms": 92_500, "entry": 2, "attempt": 1, "reason": "busy batch mates"},
+    {"event": "redeliver", "time_ms": 92_500, "mono_ns": 1, "entry": 2, "attempt": 1, "deadline_ms": 92_500},
+    # a tracker alone: no arrivals
+    {"event": "nack", "time_ms": 1, "entry": 3, "attempt": None, "delay_ms": 1},
+    {"event": "redeliver", "time_ms": 2, "entry": 3, "attempt": None},
+    {"event": "nack", "time_ms": 3, "entry": 3, "attempt": None, "delay_ms": 1},
+    {"event": "redeliver", "time_ms": 4, "entry": 3, "attempt": None},
+]
+DEAD: list[dict[str, Any]] = [
+    {"event": "nack", "time_ms": 0, "entry": 1, "reason": "Timeout"},
+    {"event": "nack", "time_ms": 1, "entry": 1, "reason": "ValueError"},
+    {"event": "ack", "time_ms": 2, "entry": 1, "reason": "dead-letter"},
+    {"event": "nack", "time_ms": 1, "entry": 2, "reason": "ValueError"},
+    {"event": "ack", "time_ms": 2, "entry": 2, "reason": "dead-letter"},
+    {"event": "ack", "time_ms": 2, "entry": 3, "reason": "dead-letter"},
+    {"event": "nack", "time_ms": 1, "entry": 4, "reason": "not dead"},
+]
+USUAL = [{"time_ms": 1_000 * k + each, "entry": each} for k in range(5) for each in range(40)]
+STORM = [
+    {"time_ms": 1_000 * k + each, "entry": each}
+    for k, count in {0: 4, 1: 4, 2: 4, 3: 40, 4: 90, 6: 4, 20: 30}.items()
+    for each in range(count)
+]
+TOPICS = {"t": CHAINS, "again": ASKED_AGAIN, "dead": DEAD, "usual": USUAL, "storm": STORM}
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> Tables:
+    """Return what is found in all of those events, with settings that are not the usual ones."""
+    df = events(spark, *(row | {"topic": topic} for topic, rows in TOPICS.items() for row in rows))
+    return collected(pipeline.retries(df, poison_at=6, window=1, baseline=4, factor=5, least=20))
+
+
+def test_chains_and_what_came_of_them(found: Tables) -> None:
     """Each nacked message has a chain with its outcome; attempts are counted by it, and wasted deliveries told."""
-    df = events(
-        spark,
-        *tried(1, 0, "ack"),
-        *tried(2, 2, "ack"),
-        *tried(3, 2, "ack"),
-        *tried(4, 3, "dead-letter", reason="ValueError"),
-        *tried(5, 1, "retry-topic"),
-        *tried(6, 6, None),
-        {"event": "arrive", "time_ms": 9_000, "entry": 2},
-        {"event": "hold", "time_ms": 9_001, "entry": 2, "reason": "acked"},
-    )
-    found = retries(df)
-    chains = found.chains.select("entry", "outcome", "nacks", "arrivals", "held", "after_ack", "asked_ms", "last_ms")
-    expected = [
+    columns = "entry outcome nacks arrivals held after_ack asked_ms last_ms"
+    assert of_topics(found["chains"], "t", columns=columns) == [
         (2, "acked", 2, 4, 1, 1, 1_980, 9_001),
         (3, "acked", 2, 3, 0, 0, 1_980, 2_010),
         (4, "dead letter", 3, 4, 0, 0, 2_970, 3_010),
         (5, "retry topic", 1, 2, 0, 0, 990, 1_010),
         (6, "open", 6, 7, 0, 0, 5_940, 6_000),
     ]
-    assertDataFrameEqual(chains, spark.createDataFrame(expected, chains.schema))
-    attempts = [
+    assert of_topics(found["attempts"], "t") == [
         ("t", "s", "acked", 2, 2, 5_505.5),
         ("t", "s", "dead letter", 3, 1, 3_010.0),
-        ("t", "s", "retry topic", 1, 1, 1_010.0),
         ("t", "s", "open", 6, 1, 6_000.0),
+        ("t", "s", "retry topic", 1, 1, 1_010.0),
     ]
-    assertDataFrameEqual(found.attempts, spark.createDataFrame(attempts, found.attempts.schema))
-    assert [(row.entry, row.nacks) for row in found.poison.collect()] == [(6, 6)]
-    waste = [("t", "s", 21, 3, 14, 1, 1, 1 - 3 / 21)]
-    assertDataFrameEqual(found.waste, spark.createDataFrame(waste, found.waste.schema))
+    assert [(row.topic, row.entry, row.nacks) for row in found["poison"]] == [("t", 6, 6)]
+    assert of_topics(found["waste"], "t") == [("t", "s", 21, 3, 14, 1, 1, 1 - 3 / 21)]
 
 
-def test_redeliveries_that_were_asked_for_again(spark: SparkSession) -> None:
+def test_redeliveries_that_were_asked_for_again(found: Tables) -> None:
     """A request that failed or brought nothing and is made again is no second redelivery, nor is a nack that waits."""
-    df = events(
-        spark,
-        # the request fails at once and is made again by the tracker
-        {"event": "arrive", "time_ms": 0, "entry": 1},
-        {"event": "nack", "time_ms": 10, "entry": 1, "delay_ms": 990, "deadline_ms": 1_000},
-        {"event": "redeliver", "time_ms": 1_000, "entry": 1, "deadline_ms": 1_000, "actual_ms": 1_000},
-        {"event": "error", "time_ms": 1_000, "mono_ns": 1, "entry": 1, "reason": "redeliver: BrokerError('no')"},
-        {"event": "redeliver", "time_ms": 1_100, "entry": 1, "deadline_ms": 1_000, "reason": "asked again"},
-        {"event": "arrive", "time_ms": 1_101, "entry": 1, "attempt": 1, "deadline_ms": 1_000, "actual_ms": 1_101},
-        {"event": "ack", "time_ms": 1_200, "entry": 1, "attempt": 1, "reason": "ack"},
-        # a request is lost, and made again twice; then another nack
-        {"event": "nack", "time_ms": 10, "entry": 2, "delay_ms": 990, "deadline_ms": 1_000},
-        {"event": "redeliver", "time_ms": 1_000, "entry": 2, "deadline_ms": 1_000, "actual_ms": 1_000},
-        {"event": "redeliver", "time_ms": 31_000, "entry": 2, "actual_ms": 31_000, "reason": "asked again"},
-        {"event": "hold", "time_ms": 32_000, "entry": 2, "reason": "paused"},
-        {"event": "redeliver", "time_ms": 91_000, "entry": 2, "actual_ms": 91_000, "reason": "asked again"},
-        {"event": "arrive", "time_ms": 91_001, "entry": 2, "attempt": 1, "actual_ms": 91_001},
-        {"event": "hold", "time_ms": 91_500, "entry": 2, "attempt": 1, "reason": "no room"},
-        {"event": "nack", "time_ms": 92_000, "entry": 2, "attempt": 1, "delay_ms": 500, "deadline_ms": 92_500},
-        {"event": "hold", "time_ms": 92_500, "entry": 2, "attempt": 1, "reason": "busy batch mates"},
-        {"event": "redeliver", "time_ms": 92_500, "mono_ns": 1, "entry": 2, "attempt": 1, "deadline_ms": 92_500},
-        # a tracker alone: no arrivals
-        {"event": "nack", "time_ms": 1, "entry": 3, "attempt": None, "delay_ms": 1},
-        {"event": "redeliver", "time_ms": 2, "entry": 3, "attempt": None},
-        {"event": "nack", "time_ms": 3, "entry": 3, "attempt": None, "delay_ms": 1},
-        {"event": "redeliver", "time_ms": 4, "entry": 3, "attempt": None},
-    )
-    found = retries(df).chains.select(
-        "entry", "outcome", "nacks", "redeliveries", "asked_again", "arrivals", "held", "last_ms"
-    )
-    expected = [(1, "acked", 1, 1, 1, 2, 0, 1_200), (2, "open", 2, 2, 2, 1, 1, 92_500), (3, "open", 2, 2, 0, 0, 0, 4)]
-    assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema))
+    columns = "entry outcome nacks redeliveries asked_again arrivals held last_ms"
+    assert of_topics(found["chains"], "again", columns=columns) == [
+        (1, "acked", 1, 1, 1, 2, 0, 1_200),
+        (2, "open", 2, 2, 2, 1, 1, 92_500),
+        (3, "open", 2, 2, 0, 0, 0, 4),
+    ]
 
 
-def test_dead_letters_by_reason(spark: SparkSession) -> None:
+def test_dead_letters_by_reason(found: Tables) -> None:
     """Dead letters are counted by the reason of their last nack, and by none where it has none."""
-    df = events(
-        spark,
-        {"event": "nack", "time_ms": 0, "entry": 1, "reason": "Timeout"},
-        {"event": "nack", "time_ms": 1, "entry": 1, "reason": "ValueError"},
-        {"event": "ack", "time_ms": 2, "entry": 1, "reason": "dead-letter"},
-        {"event": "nack", "time_ms": 1, "entry": 2, "reason": "ValueError"},
-        {"event": "ack", "time_ms": 2, "entry": 2, "reason": "dead-letter"},
-        {"event": "ack", "time_ms": 2, "entry": 3, "reason": "dead-letter"},
-        {"event": "nack", "time_ms": 1, "entry": 4, "reason": "not dead"},
-    )
-    found = retries(df).dead_letters
-    assertDataFrameEqual(found, spark.createDataFrame([("t", "s", "ValueError", 2), ("t", "s", None, 1)], found.schema))
+    assert of_topics(found["dead_letters"], *TOPICS) == [
+        ("dead", "s", "ValueError", 2),
+        ("dead", "s", None, 1),
+        ("t", "s", "ValueError", 1),
+    ]
 
 
-def test_storms_against_a_moving_baseline(spark: SparkSession) -> None:
+def test_storms_against_a_moving_baseline(found: Tables) -> None:
     """Windows far above the mean of those before are joined to a storm; the same rate is none where it is usual."""
-    counts = {0: 4, 1: 4, 2: 4, 3: 40, 4: 90, 6: 4, 20: 30}
-    usual = [{"time_ms": 1_000 * k + each, "entry": each, "topic": "u"} for k in range(5) for each in range(40)]
-    storm = [{"time_ms": 1_000 * k + each, "entry": each} for k, n in counts.items() for each in range(n)]
-    found = retries(events(spark, *usual, *storm), window=1, baseline=4, factor=5, least=20).storms
-    expected = [("t", "s", 3_000, 5_000, 130, 90, 4.0), ("t", "s", 20_000, 21_000, 30, 30, 0.0)]
-    assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema))
+    assert of_topics(found["storms"], *TOPICS) == [
+        ("storm", "s", 20_000, 21_000, 30, 30, 0.0),
+        ("storm", "s", 3_000, 5_000, 130, 90, 4.0),
+    ]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"poison_at": 0}, {"window": 0}, {"baseline": 0}, {"factor": float("nan")}, {"least": -1}]
-)
-def test_wrong_arguments_are_named(spark: SparkSession, wrong: dict[str, Any]) -> None:
+WRONG: list[dict[str, Any]] = [
+    {"poison_at": 0}, {"window": 0}, {"baseline": 0}, {"factor": float("nan")}, {"least": -1},
+]  # fmt: skip
+
+
+def test_wrong_arguments_are_named(spark: SparkSession) -> None:
     """An argument out of range is refused by its name, before any work."""
-    (name,) = wrong
-    with pytest.raises(InvalidArgumentError, match=f"^{name}: "):
-        retries(events(spark), **wrong)
+    df = events(spark)
+    for wrong in WRONG:
+        (name,) = wrong
+        with pytest.raises(InvalidArgumentError, match=f"^{name}: "):
+            pipeline.retries(df, **wrong)

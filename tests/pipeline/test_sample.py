@@ -6,12 +6,14 @@ The figures were counted once from its lines with plain dicts and lists, without
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
 
-from pulsar_nack.pipeline import accuracy, plan, read_traces, retries
+from pulsar_nack import pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 SAMPLE = Path(__file__).parent / "data" / "trace-sample"
 ORDERS, INVOICES = (f"persistent://public/default/{name}" for name in ("orders", "invoices"))
@@ -20,7 +22,7 @@ ORDERS, INVOICES = (f"persistent://public/default/{name}" for name in ("orders",
 @pytest.fixture(scope="module")
 def traces(spark: SparkSession) -> DataFrame:
     """Return the sample, of which no line is refused."""
-    read = read_traces(spark, SAMPLE)
+    read = pipeline.read_traces(spark, SAMPLE)
     assert read.refused() == {}
     return read.traces.cache()
 
@@ -51,7 +53,7 @@ def test_events(traces: DataFrame) -> None:
 
 def test_accuracy(traces: DataFrame) -> None:
     """How early and late the 55 messages came that came back, by class of delay and attempt."""
-    found = accuracy(traces, early=0.1, late=0.1)
+    found = pipeline.accuracy(traces, early=0.1, late=0.1)
     columns = ("topic", "delay_class", "attempt", "arrivals", "invalid", "early", "late")
     figures = ("min_ms", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms")
     assert rows_of(found.lateness, *columns, *figures) == [
@@ -72,7 +74,7 @@ def test_accuracy(traces: DataFrame) -> None:
 
 def test_retries(traces: DataFrame) -> None:
     """What came of the 49 messages that were nacked, two of which were left when the consumers closed."""
-    found = retries(traces)
+    found = pipeline.retries(traces)
     columns = ("topic", "outcome", "nacks", "messages", "span_ms")
     assert rows_of(found.attempts, *columns) == [
         (INVOICES, "acked", 1, 22, 625.09),
@@ -94,7 +96,7 @@ def test_retries(traces: DataFrame) -> None:
 
 def test_plan(traces: DataFrame) -> None:
     """When most waited, how many, and in how many buckets they lie: those of wide ones stay an eighth of the delay."""
-    found = plan(traces, max_bits=8)
+    found = pipeline.plan(traces, max_bits=8)
     columns = ("topic", "bits", "at_ms", "pending", "delay_ms", "buckets", "early_ms")
     wanted = found.where("bits in (0, 4, 5, 6, 8)")
     assert rows_of(wanted, *columns) == [
