@@ -1,7 +1,7 @@
 """Fixtures on a real broker: the user's own or one that is started for the session.
 
-PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name the user's own. Every test in this folder is marked ``broker``; without a
-broker and without Java and Maven to make one it is skipped.
+PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name the user's own, PULSAR_VERSION the version of those that are started. Every
+test in this folder is marked ``broker``; without a broker and without Java and Maven to make one it is skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker._admin import Admin, AdminError
-from tests.broker._assembly import assemble, missing_tools
+from tests.broker._assembly import AssemblyError, assemble, missing_tools
 from tests.broker.standalone import Standalone, external, is_healthy
 
 HERE = Path(__file__).parent
@@ -34,8 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch the broker before the first test's time limit starts to run."""
     wanted = any(item.path.is_relative_to(HERE) for item in session.items)
-    if wanted and not session.config.option.collectonly and external() is None and missing_tools() is None:
-        assemble()
+    if wanted and not session.config.option.collectonly:
+        try:
+            if missing_tools() is None and external() is None:
+                assemble()
+        except AssemblyError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(scope="session")

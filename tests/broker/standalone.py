@@ -1,7 +1,8 @@
 """Apache Pulsar standalone as a child process: start, wait for health, stop, kill -9 and start again on the same data.
 
 As a command, ``python -m tests.broker.standalone run -- CMD ...`` runs CMD with PULSAR_SERVICE_URL and PULSAR_ADMIN_URL
-set and ends with its exit code. When both are set already, that broker is used and none is started.
+set and ends with its exit code. When both are set already, that broker is used and none is started. PULSAR_VERSION
+chooses the version of the broker that is started.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from types import FrameType
 from typing import NoReturn, Self
 
 from pulsar_nack.testing._process import GuardedProcess, free_port
-from tests.broker._assembly import AssemblyError, assemble, find_java
+from tests.broker._assembly import AssemblyError, assemble, find_java, version
 from tests.broker._settings import HOST, JVM, SETTINGS
 
 SERVICE_URL = "PULSAR_SERVICE_URL"
@@ -236,7 +237,9 @@ def run(command: Sequence[str], broker: Standalone) -> int:
     if given is not None:
         return _run_command(command, given)
     with broker:
-        print(f"Apache Pulsar runs at {broker.service_url}, {broker.admin_url}", file=sys.stderr, flush=True)
+        print(
+            f"Apache Pulsar {version()} runs at {broker.service_url}, {broker.admin_url}", file=sys.stderr, flush=True
+        )
         return _run_command(command, (broker.service_url, broker.admin_url))
 
 
