@@ -34,9 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.broker)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(180))
-            costly = sorted(COSTLY.intersection(getattr(item, "fixturenames", ())))
-            if costly and item.get_closest_marker("xdist_group") is None:
-                item.add_marker(pytest.mark.xdist_group(costly[0]))
+            groups = sorted(COSTLY.intersection(getattr(item, "fixturenames", ())))
+            if item.get_closest_marker("alone") is not None:
+                groups = ["alone"]
+            if groups and item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(groups[0]))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
