@@ -127,8 +127,8 @@ async def the_one(consumer: Consumer) -> tuple[bytes, int]:
 @pytest.mark.timeout(240)
 async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, own_topic: str, tmp_path: Path) -> None:
     """U10: acks that the broker lost when killed, or missed while away for longer than ack_memory, are repeated."""
-    url, topic = own_broker.service_url, own_topic
-    async with subscribed(url, topic, durable=tmp_path / "state", ack_memory=3.0) as (client, consumer):
+    url, topic, memory = own_broker.service_url, own_topic, patience(1)
+    async with subscribed(url, topic, durable=tmp_path / "state", ack_memory=memory) as (client, consumer):
         await send(client, topic, numbered(40))
         messages = await take(consumer, 40)
         await asyncio.sleep(1.5)
@@ -136,7 +136,7 @@ async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, o
         receiving = asyncio.create_task(consumer.receive(timeout=patience(30)))
         await asyncio.to_thread(own_broker.kill)
         acking = asyncio.gather(*(message.ack() for message in messages[20:30]))  # the native client waits for receipts
-        await asyncio.sleep(2)  # with the start it is longer than ack_memory
+        await asyncio.sleep(memory)
         await asyncio.to_thread(own_broker.start)
         await acking
         for message in messages[30:]:
@@ -158,8 +158,9 @@ async def test_acks_outlive_a_kill_of_both(own_broker: Standalone, own_topic: st
         killed = Stopwatch()
         await asyncio.to_thread(own_broker.kill)
     await asyncio.to_thread(own_broker.start)
-    await asyncio.sleep(max(3.5 - killed.seconds, 0.0))
-    async with subscribed(url, topic, durable=folder, ack_memory=3.0) as (_, consumer):
+    memory = patience(1)
+    await asyncio.sleep(max(memory + 0.5 - killed.seconds, 0.0))
+    async with subscribed(url, topic, durable=folder, ack_memory=memory) as (_, consumer):
         assert await nothing_comes(consumer, 2.0)
         again = consumer.statistics().acked_again
         assert again <= 50 if is_over_wire() else again == 50  # the broker may have kept some of what it had confirmed
