@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fcntl", reason="the broker for tests needs Linux or macOS")
 
-from tests.broker import _assembly
+from tests.broker import _assembly, standalone
 from tests.broker._assembly import AssemblyError, assemble
 
 Maven = Callable[[str], Path]
@@ -20,6 +20,7 @@ WORKS = 'mkdir "$lib"; echo jar > "$lib/pulsar-broker-3.0.7.jar"; echo jar > "$l
 def maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Maven:
     """Puts a shell script in Maven's place, with ``$lib`` as the folder asked for; returns the list of its calls."""
     monkeypatch.setenv("PULSAR_NACK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("PULSAR_VERSION", raising=False)
     script, calls = tmp_path / "mvn", tmp_path / "calls"
     calls.touch()
     monkeypatch.setattr("shutil.which", lambda *_, **__: str(script))
@@ -47,7 +48,34 @@ def test_assembles_once(maven: Maven, tmp_path: Path) -> None:
     assert assemble() == lib
     assert count(calls) == 1
     assert f"-f {_assembly.POM} dependency:copy-dependencies" in calls.read_text()
-    assert calls.read_text().rstrip().endswith("-DincludeScope=runtime")
+    assert calls.read_text().rstrip().endswith("-DincludeScope=runtime -Dpulsar.version=3.0.7")
+
+
+def test_each_version_has_its_own_folder(maven: Maven, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PULSAR_VERSION names what is fetched and where it is kept; a Maven that brings another is not believed."""
+    calls = maven(WORKS)
+    usual = assemble()
+    monkeypatch.setenv("PULSAR_VERSION", "4.0.7")
+    with pytest.raises(AssemblyError, match="pulsar-broker is not among the jars"):
+        assemble()
+    maven(WORKS.replace("3.0.7", "4.0.7"))
+    assert assemble() == assemble() == tmp_path / "cache" / "pulsar-4.0.7" / "lib"
+    assert "-Dpulsar.version=4.0.7" in calls.read_text().splitlines()[-1]
+    monkeypatch.setenv("PULSAR_VERSION", "")
+    assert assemble() == usual
+    assert count(calls) == 3
+
+
+@pytest.mark.parametrize("given", ["4.0", "4.0.7-SNAPSHOT", "latest", "../4.0.7", "4.0.7 ", "٤.0.7"])
+def test_what_is_no_version(maven: Maven, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """Anything but three numbers is refused before anything is fetched, by name; so it is on the command line."""
+    calls = maven(WORKS)
+    monkeypatch.setenv("PULSAR_VERSION", given)
+    for ask in (assemble, _assembly.missing_tools):
+        with pytest.raises(AssemblyError, match=r"not a version of Apache Pulsar such as 3\.0\.7"):
+            ask()
+    assert standalone.main(["run", "--", "false"]) == 1
+    assert count(calls) == 0
 
 
 @pytest.mark.parametrize("harm", ["missing", "cut", "added", "stamp"])

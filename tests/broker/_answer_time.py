@@ -1,37 +1,112 @@
-"""How long the broker and the machine themselves take to bring a message back, seen from a bare socket."""
+"""How far from their deadlines messages come back, beside what a bare socket waits for the broker meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import os
 import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 import pulsar
 
-_BARE_SOCKET: Final = Path(__file__).parent.parent.parent / "benchmarks" / "_bare_socket.py"
+import pulsar_nack
+from pulsar_nack.wire import _consumer_commands as commands
+
+BOUND_MS: Final = 15.0
+"""How exact nacks are on the wire, beside what a bare socket waits for the broker: half of all errors are below."""
+_BUSY: Final = 10
 _WARM_UP: Final = 600
 """A broker that was just started answers at a fifth of its later speed; after so many answers that is over."""
+_BARE_SOCKET: Final = Path(__file__).parents[2] / "benchmarks" / "_bare_socket.py"
 
 
-def answer_ms(url: str, topic: str) -> float:
-    """Return the median ms from a redelivery request to the message, each after 0.4 s in which nothing is to do.
+class Errors:
+    """How far from their deadlines messages came back, in ms; see :func:`measuring`."""
 
-    A machine that sleeps meanwhile wakes up for each thread that the request passes. Uses the topic up.
+    def __init__(self) -> None:
+        self.ms: list[float] = []
+        self.bare_ms: list[float] = []
+        self._due_at: dict[bytes, float] = {}
+
+    def due(self, data: bytes, delay: float) -> None:
+        """Note that a message is nacked now."""
+        self._due_at[data] = time.monotonic() + delay
+
+    def came(self, data: bytes) -> None:
+        """Note that it is back."""
+        self.ms.append(1e3 * (time.monotonic() - self._due_at.pop(data)))
+
+    def check(self, count: int, redelivery: str = "auto") -> None:
+        """Print the figures, and assert that so many came, none early, and half of them in time.
+
+        :param redelivery: ``"local"`` waits for no broker, and is held to the bound alone
+        """
+        ordered, median = sorted(self.ms), statistics.median(self.ms)
+        waits_ms = 0.0 if redelivery == "local" else statistics.median(self.bare_ms)
+        print(f"\n{count} came back {ordered[0]:.1f} to {ordered[-1]:.1f} ms late, median {median:.1f} ms")
+        print(f"{waits_ms:.1f} ms of each are what a bare socket waits")
+        assert len(ordered) == count
+        assert ordered[0] > -2.0
+        assert median - waits_ms < BOUND_MS * leniency()
+
+
+def leniency() -> int:
+    """Return how many times as wide bounds on latencies are: on a busy machine nothing is in time."""
+    return _BUSY if os.getloadavg()[0] > (os.cpu_count() or 1) else 1
+
+
+@asynccontextmanager
+async def measuring(url: str, topic: str, delays: Sequence[float]) -> AsyncIterator[Errors]:
+    """Yield what takes errors down; meanwhile a bare socket asks for messages of its own after the same delays.
+
+    Its topic is as cold as the one of the test, and the machine as busy.
     """
+    errors, bare_topic = Errors(), f"{topic}-bare"
+    async with pulsar_nack.connect(url) as client, client.producer(bare_topic, batching=False) as producer:
+        for number in range(len(delays)):
+            await producer.send(b"%d" % number)
+    asking = asyncio.create_task(asyncio.to_thread(_answers_ms, url, bare_topic, delays))
+    try:
+        yield errors
+    finally:
+        errors.bare_ms = await asking
+
+
+def warm_up(url: str, topic: str) -> None:
+    """Make a broker that was just started as fast as it gets; uses a topic up."""
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     try:
         client.create_producer(topic).send(b"x")
     finally:
         client.close()
-    bare = _bare_socket()
-    bare.arrival(url, topic, "warm", _WARM_UP, 0.002)
-    took: list[float] = bare.arrival(url, topic, "asleep", 6, 0.4)
-    return statistics.median(took[1:])
+    _module().arrival(url, topic, "warm", _WARM_UP, 0.002)
 
 
-def _bare_socket() -> ModuleType:
+def _answers_ms(url: str, topic: str, delays: Sequence[float]) -> list[float]:
+    """Ask for one message after each delay; return how long each was under way."""
+    took: list[float] = []
+    with closing(_module().BareSocket(url, topic, "bare")) as bare:
+        places = [bare.message() for _ in delays]
+        began = time.perf_counter()
+        for delay, pairs in groupby(sorted(zip(delays, places, strict=True)), key=lambda pair: pair[0]):
+            asked_for = [place for _, place in pairs]
+            time.sleep(max(began + delay - time.perf_counter(), 0.0))
+            asked_at = time.perf_counter()
+            bare.send(commands.redeliver(1, asked_for))
+            for _ in asked_for:
+                bare.message()
+                took.append(1e3 * (time.perf_counter() - asked_at))
+    return took
+
+
+def _module() -> ModuleType:
     spec = importlib.util.spec_from_file_location("_bare_socket", _BARE_SOCKET)
     assert spec is not None
     assert spec.loader is not None

@@ -1,7 +1,8 @@
 """Apache Pulsar's jars, fetched by Maven into a cache folder once and checked before each use.
 
-The folder is made beside its final place and renamed into it, so that it is whole or absent. Its stamp is a digest of
-the pom and of the names and sizes of all jars: with another pom, or a jar missing or cut short, it is assembled anew.
+PULSAR_VERSION chooses the version; each has a folder of its own. The folder is made beside its final place and renamed
+into it, so that it is whole or absent. Its stamp is a digest of the pom and of the names and sizes of all jars: with
+another pom, or a jar missing or cut short, it is assembled anew.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-VERSION = "3.0.7"
+DEFAULT_VERSION = "3.0.7"
 POM = Path(__file__).with_name("pom.xml")
 MAVEN_TIMEOUT = 1_200.0
 JAVA_AT_LEAST = 17
@@ -28,12 +29,19 @@ class AssemblyError(RuntimeError):
     """The broker cannot be put together on this machine; the message says what is missing or failed."""
 
 
+def version() -> str:
+    """``PULSAR_VERSION``, or the version that the tests are usually run on; raises AssemblyError if it is none."""
+    given = os.environ.get("PULSAR_VERSION") or DEFAULT_VERSION
+    if re.fullmatch(r"\d+\.\d+\.\d+", given, re.ASCII) is None:
+        raise AssemblyError(f"PULSAR_VERSION={given}: not a version of Apache Pulsar such as {DEFAULT_VERSION}")
+    return given
+
+
 def assemble() -> Path:
     """The folder with the broker's jars; fetched with Maven if there is no good one (about 200 MB)."""
-    cache = cache_folder()
-    home = cache / f"pulsar-{VERSION}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with locked(cache / f"pulsar-{VERSION}.lock"):
+    home = _home()
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with locked(home.with_name(f"{home.name}.lock")):
         if not is_whole(home):
             _assemble_into(home)
     return home / "lib"
@@ -43,6 +51,10 @@ def cache_folder() -> Path:
     """``PULSAR_NACK_CACHE``, or ``.cache`` at the head of the repository."""
     given = os.environ.get("PULSAR_NACK_CACHE")
     return Path(given).expanduser().resolve() if given else POM.parents[2] / ".cache"
+
+
+def _home() -> Path:
+    return cache_folder() / f"pulsar-{version()}"
 
 
 def is_whole(home: Path) -> bool:
@@ -67,12 +79,13 @@ def find_java() -> str:
 
 
 def missing_tools() -> str | None:
-    """Why a broker cannot be started here, or None if it can."""
+    """Why a broker cannot be started here, or None if it can; raises AssemblyError if PULSAR_VERSION is no version."""
+    home = _home()
     try:
         find_java()
     except AssemblyError as error:
         return str(error)
-    if shutil.which("mvn") is None and not is_whole(cache_folder() / f"pulsar-{VERSION}"):
+    if shutil.which("mvn") is None and not is_whole(home):
         return "no mvn found: Maven is needed to fetch the broker"
     return None
 
@@ -81,14 +94,16 @@ def _assemble_into(home: Path) -> None:
     maven = shutil.which("mvn")
     if maven is None:
         raise AssemblyError("no mvn found: Maven is needed to fetch the broker")
-    print(f"Fetching Apache Pulsar {VERSION} with Maven into {home} (once, about 200 MB)", file=sys.stderr, flush=True)
+    print(
+        f"Fetching Apache Pulsar {version()} with Maven into {home} (once, about 200 MB)", file=sys.stderr, flush=True
+    )
     for stale in home.parent.glob(f"{home.name}.part-*"):  # of a run that was killed: we alone hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"{home.name}.part-", dir=home.parent, ignore_cleanup_errors=True) as made:
         fresh = Path(made) / "fresh"
         fresh.mkdir()
-        copy_dependencies(maven, POM, fresh / "lib")
-        if not any((fresh / "lib").glob("pulsar-broker-*.jar")):
+        copy_dependencies(maven, POM, fresh / "lib", f"-Dpulsar.version={version()}")
+        if not (fresh / "lib" / f"pulsar-broker-{version()}.jar").exists():
             raise AssemblyError("Maven reported success, but pulsar-broker is not among the jars")
         (fresh / "stamp").write_text(_stamp(fresh))
         if home.exists():
@@ -96,12 +111,12 @@ def _assemble_into(home: Path) -> None:
         fresh.rename(home)
 
 
-def copy_dependencies(maven: str, pom: Path, lib: Path) -> None:
+def copy_dependencies(maven: str, pom: Path, lib: Path, *options: str) -> None:
     """Fetch what a pom depends on into a folder; raises AssemblyError if Maven fails."""
     command = [maven, "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
     try:
         done = subprocess.run(
-            [*command, "-DincludeScope=runtime"],
+            [*command, "-DincludeScope=runtime", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

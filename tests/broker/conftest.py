@@ -1,24 +1,29 @@
 """Fixtures on a real broker: the user's own or one that is started for the session.
 
-PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name the user's own. Every test in this folder is marked ``broker``; without a
-broker and without Java and Maven to make one it is skipped.
+PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name the user's own, PULSAR_VERSION the version of those that are started. Every
+test in this folder is marked ``broker``; without a broker and without Java and Maven to make one it is skipped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from tests.broker._admin import Admin, AdminError
-from tests.broker._assembly import assemble, missing_tools
+from tests.broker._assembly import AssemblyError, assemble, cache_folder, missing_tools
+from tests.broker._java_client import JavaClient
 from tests.broker.standalone import Standalone, external, is_healthy
 
 HERE = Path(__file__).parent
+COSTLY = {"mortal_broker", "broker_without_index_acks", "guarded", "java", "spark"}
+"""Fixtures that start a JVM: with several workers (``-n 2 --dist loadgroup``) one worker runs all tests of each."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -29,13 +34,63 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.broker)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(180))
+            groups = sorted(COSTLY.intersection(getattr(item, "fixturenames", ())))
+            if item.get_closest_marker("alone") is not None:
+                groups = ["alone"]
+            if groups and item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(groups[0]))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Have a test that is marked ``alone`` run while no other worker runs one; waiting does not count as its time."""
+    is_alone = item.get_closest_marker("alone") is not None
+    turns.enter(alone=is_alone)
+    try:
+        return (yield)
+    finally:
+        if not is_alone or nextitem is None or nextitem.get_closest_marker("alone") is None:
+            turns.leave()
+
+
+class Turns:
+    """Two locks on files: who waits to be alone holds the first, so that no others come in before it."""
+
+    def __init__(self) -> None:
+        self._files: list[TextIO] = []
+        self._is_in = False
+
+    def enter(self, *, alone: bool) -> None:
+        """Wait for the turn, of several workers that are not alone or of one that is."""
+        if self._is_in:
+            return
+        if not self._files:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            self._files = [(cache_folder() / name).open("w") for name in ("turn.lock", "running.lock")]
+        turn, running = self._files
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        self._is_in = True
+
+    def leave(self) -> None:
+        """Let others in."""
+        fcntl.flock(self._files[1], fcntl.LOCK_UN)
+        self._is_in = False
+
+
+turns = Turns()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch the broker before the first test's time limit starts to run."""
     wanted = any(item.path.is_relative_to(HERE) for item in session.items)
-    if wanted and not session.config.option.collectonly and external() is None and missing_tools() is None:
-        assemble()
+    if wanted and not session.config.option.collectonly:
+        try:
+            if missing_tools() is None and external() is None:
+                assemble()
+        except AssemblyError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(scope="session")
@@ -82,6 +137,17 @@ def mortal_broker() -> Iterator[Standalone]:
     _skip_without_tools()
     with Standalone() as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def java(service_url: str) -> Iterator[JavaClient]:
+    """The Java client."""
+    try:
+        client = JavaClient(service_url)
+    except AssemblyError as error:
+        pytest.skip(str(error))
+    with client:
+        yield client
 
 
 @pytest.fixture

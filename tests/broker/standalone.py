@@ -1,7 +1,8 @@
 """Apache Pulsar standalone as a child process: start, wait for health, stop, kill -9 and start again on the same data.
 
 As a command, ``python -m tests.broker.standalone run -- CMD ...`` runs CMD with PULSAR_SERVICE_URL and PULSAR_ADMIN_URL
-set and ends with its exit code. When both are set already, that broker is used and none is started.
+set and ends with its exit code. When both are set already, that broker is used and none is started. PULSAR_VERSION
+chooses the version of the broker that is started.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from types import FrameType
 from typing import NoReturn, Self
 
 from pulsar_nack.testing._process import GuardedProcess, free_port
-from tests.broker._assembly import AssemblyError, assemble, find_java
+from tests.broker._assembly import AssemblyError, assemble, find_java, version
 from tests.broker._settings import HOST, JVM, SETTINGS
+from tests.patience import patience
 
 SERVICE_URL = "PULSAR_SERVICE_URL"
 ADMIN_URL = "PULSAR_ADMIN_URL"
@@ -46,7 +48,8 @@ class Standalone:
     """A broker of its own in a temporary folder, gone with all its data at the end of the ``with`` block.
 
     ``index_acks`` switches acknowledgmentAtBatchIndexLevelEnabled, ``settings`` are further lines of the conf file, and
-    ``startup_timeout`` is in seconds. One owner uses it from one thread at a time.
+    ``startup_timeout`` is in seconds; if None, it is long enough for this machine. One owner uses it from one thread at
+    a time.
     """
 
     def __init__(
@@ -54,12 +57,12 @@ class Standalone:
         *,
         index_acks: bool = True,
         settings: Mapping[str, str] | None = None,
-        startup_timeout: float = 120.0,
+        startup_timeout: float | None = None,
     ) -> None:
         self._settings = (
             SETTINGS | {"acknowledgmentAtBatchIndexLevelEnabled": str(index_acks).lower()} | dict(settings or {})
         )
-        self._startup_timeout = startup_timeout
+        self._startup_timeout = startup_timeout or patience(30)
         self._process: GuardedProcess | None = None
         self._folder: Path | None = None
         self._ports = (0, 0, 0)
@@ -236,7 +239,9 @@ def run(command: Sequence[str], broker: Standalone) -> int:
     if given is not None:
         return _run_command(command, given)
     with broker:
-        print(f"Apache Pulsar runs at {broker.service_url}, {broker.admin_url}", file=sys.stderr, flush=True)
+        print(
+            f"Apache Pulsar {version()} runs at {broker.service_url}, {broker.admin_url}", file=sys.stderr, flush=True
+        )
         return _run_command(command, (broker.service_url, broker.admin_url))
 
 

@@ -15,7 +15,19 @@ from tests.broker._admin import Admin
 from tests.broker.standalone import Standalone
 from tests.consumer import scenarios
 from tests.consumer.durable_worker import working
-from tests.consumer.official import is_over_wire, nothing_comes, numbered, payloads, send, subscribed, take
+from tests.consumer.official import (
+    Stopwatch,
+    is_over_wire,
+    nothing_comes,
+    numbered,
+    official_client,
+    payloads,
+    send,
+    subscribed,
+    subscribing,
+    take,
+)
+from tests.patience import patience
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -54,7 +66,7 @@ async def test_cancelled_receives_lose_nothing(service_url: str, topic: str, tmp
         sending = asyncio.create_task(send(client, topic, numbered(300)))
         chance, seen = random.Random(7), list[Message]()
         while len(seen) < 300:
-            call = asyncio.create_task(consumer.receive(timeout=20))
+            call = asyncio.create_task(consumer.receive(timeout=patience(5)))
             await asyncio.wait([call], timeout=chance.random() * 0.004)
             if not call.done():
                 call.cancel()
@@ -72,30 +84,34 @@ async def test_cancelled_receives_lose_nothing(service_url: str, topic: str, tmp
 
 @pytest.mark.parametrize("index_acks", [True, False])
 async def test_acked_members_stay_acked_over_reconnects(
-    request: pytest.FixtureRequest, topic: str, tmp_path: Path, index_acks: bool
+    service_url: str,
+    admin: Admin,
+    broker_without_index_acks: Standalone,
+    own_topic: str,
+    tmp_path: Path,
+    index_acks: bool,
 ) -> None:
     """U3: of a batch of 10 the one that was nacked is seen again, over two reconnects, a kill and two restarts."""
-    broker = None if index_acks else request.getfixturevalue("broker_without_index_acks")
-    url = request.getfixturevalue("service_url") if broker is None else broker.service_url
-    admin = Admin(request.getfixturevalue("admin_url") if broker is None else broker.admin_url)
+    topic, url = own_topic, service_url if index_acks else broker_without_index_acks.service_url
+    its_admin = admin if index_acks else Admin(broker_without_index_acks.admin_url)
     settings = {"durable": tmp_path / "state", "batch_index_ack_enabled": index_acks}
     async with subscribed(url, topic, **settings) as (client, consumer):
         await send(client, topic, numbered(10), batched=True)
         for message in await take(consumer, 10):
             await (message.nack(4.0) if message.data == b"3" else message.ack())
-        await unload(admin, topic)
-        again = await consumer.receive(timeout=15)
+        await unload(its_admin, topic)
+        again = await consumer.receive(timeout=patience(5))
         assert (again.data, again.attempt) == (b"3", 2)
         await again.nack(2.0)
         assert await the_one(consumer) == (b"3", 3)
-        await unload(admin, topic)
+        await unload(its_admin, topic)
         assert await nothing_comes(consumer, 2.0)
         assert consumer.statistics().durable_acks == 1
     async with working(url, topic, tmp_path / "state", "nack:1") as worker:
         assert await worker.said(2) == ["3 4", "3 5"]
         worker.process.kill()
     async with subscribed(url, topic, **settings) as (_, consumer):
-        message = await consumer.receive(timeout=15)
+        message = await consumer.receive(timeout=patience(5))
         assert (message.data, message.attempt > 5) == (b"3", True)
         await message.ack()
         assert await nothing_comes(consumer, 1.0)
@@ -104,28 +120,28 @@ async def test_acked_members_stay_acked_over_reconnects(
 
 async def the_one(consumer: Consumer) -> tuple[bytes, int]:
     """Receive a message, and return its payload and attempt."""
-    message = await consumer.receive(timeout=15)
+    message = await consumer.receive(timeout=patience(5))
     return message.data, message.attempt
 
 
 @pytest.mark.timeout(240)
 async def test_a_broker_that_forgot_acks_is_told_again(own_broker: Standalone, own_topic: str, tmp_path: Path) -> None:
     """U10: acks that the broker lost when killed, or missed while away for longer than ack_memory, are repeated."""
-    url, topic = own_broker.service_url, own_topic
-    async with subscribed(url, topic, durable=tmp_path / "state", ack_memory=5.0) as (client, consumer):
+    url, topic, memory = own_broker.service_url, own_topic, patience(1)
+    async with subscribed(url, topic, durable=tmp_path / "state", ack_memory=memory) as (client, consumer):
         await send(client, topic, numbered(40))
         messages = await take(consumer, 40)
         await asyncio.sleep(1.5)
         await asyncio.gather(*(message.ack() for message in messages[:20]))
-        receiving = asyncio.create_task(consumer.receive(timeout=120))
+        receiving = asyncio.create_task(consumer.receive(timeout=patience(30)))
         await asyncio.to_thread(own_broker.kill)
         acking = asyncio.gather(*(message.ack() for message in messages[20:30]))  # the native client waits for receipts
-        await asyncio.sleep(6)
+        await asyncio.sleep(memory)
         await asyncio.to_thread(own_broker.start)
         await acking
         for message in messages[30:]:
             await message.nack(3.0)
-        again = [await receiving, *await take(consumer, 9, timeout=60)]
+        again = [await receiving, *await take(consumer, 9, timeout=patience(15))]
         assert sorted(message.id for message in again) == sorted(message.id for message in messages[30:])
         assert await nothing_comes(consumer, 3.0)
         await asyncio.gather(*(message.ack() for message in again))
@@ -139,10 +155,12 @@ async def test_acks_outlive_a_kill_of_both(own_broker: Standalone, own_topic: st
         await send(client, topic, numbered(50))
     async with working(url, topic, folder, "ack:50") as worker:
         await worker.died()
+        killed = Stopwatch()
         await asyncio.to_thread(own_broker.kill)
     await asyncio.to_thread(own_broker.start)
-    await asyncio.sleep(4)
-    async with subscribed(url, topic, durable=folder, ack_memory=3.0) as (_, consumer):
+    memory = patience(1)
+    await asyncio.sleep(max(memory + 0.5 - killed.seconds, 0.0))
+    async with subscribed(url, topic, durable=folder, ack_memory=memory) as (_, consumer):
         assert await nothing_comes(consumer, 2.0)
         again = consumer.statistics().acked_again
         assert again <= 50 if is_over_wire() else again == 50  # the broker may have kept some of what it had confirmed
@@ -174,21 +192,16 @@ async def test_one_of_ack_and_nack_wins(service_url: str, topic: str, tmp_path: 
 
 async def test_a_killed_consumer_leaves_its_nacks_to_the_other(service_url: str, topic: str, tmp_path: Path) -> None:
     """U21: of two durable consumers one is killed with pending nacks: the other gets them at once, none is lost."""
-    async with (
-        working(service_url, topic, tmp_path / "one", "nack:60") as worker,
-        subscribed(service_url, topic, durable=tmp_path / "two") as (client, other),
-    ):
-        await send(client, topic, numbered(30))
-        mine: list[Message] = []
-        while not await nothing_comes_to(other, mine):
-            pass
-        assert await worker.said(30 - len(mine))
-        assert mine
-        worker.process.kill()
-        while len(mine) < 30:
-            mine.append(await other.receive(timeout=15))
-        assert payloads(mine) == sorted(numbered(30))
-        await asyncio.gather(*(message.ack() for message in mine))
+    async with official_client(service_url) as client, subscribing(client, service_url) as subscribe:
+        async with working(service_url, topic, tmp_path / "one", "nack:60") as worker:
+            await send(client, topic, numbered(15))
+            await worker.said(15)
+            other = await subscribe(topic, durable=tmp_path / "two")
+            await send(client, topic, numbered(15, first=15))
+            worker.process.kill()
+        messages = await take(other, 30, timeout=patience(5))
+        assert payloads(messages) == sorted(numbered(30))
+        await asyncio.gather(*(message.ack() for message in messages))
         assert await nothing_comes(other)
     assert await is_done(service_url, topic)
 
@@ -209,7 +222,7 @@ async def test_many_redeliveries_are_each_shown_once(service_url: str, topic: st
         await send(client, topic, numbered(300))
         seen: list[tuple[bytes, int]] = []
         for _ in range(900):
-            message = await consumer.receive(timeout=20)
+            message = await consumer.receive(timeout=patience(5))
             seen.append((message.data, message.attempt))
             await (message.nack(0.5) if message.attempt < 3 else message.ack())
         assert sorted(seen) == sorted((data, attempt) for data in numbered(300) for attempt in (1, 2, 3))
@@ -260,22 +273,22 @@ async def test_an_administrators_reset_shows_everything(
 ) -> None:
     """U32: reset by an administrator after ack_memory, all is shown, also after a restart; at once by ``seek``."""
     began_ms = round(time.time() * 1000) - 5_000
-    settings = {"durable": tmp_path / "state", "ack_memory": 2.0}
+    settings = {"durable": tmp_path / "state", "ack_memory": 1.0}
     async with subscribed(service_url, topic, **settings) as (client, consumer):
         await send(client, topic, numbered(12))
         await asyncio.gather(*(message.ack() for message in await take(consumer, 12)))
         if not is_restarted:
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(1.5)
             await asyncio.to_thread(admin.reset_cursor, topic, "sub", began_ms)
-            assert payloads(await take(consumer, 12, timeout=20)) == sorted(numbered(12))
+            assert payloads(await take(consumer, 12, timeout=patience(5))) == sorted(numbered(12))
             assert consumer.statistics().replayed == 12
             await consumer.seek(MessageId(-1, -1))
-            assert payloads(await take(consumer, 12, timeout=20)) == sorted(numbered(12))
+            assert payloads(await take(consumer, 12, timeout=patience(5))) == sorted(numbered(12))
     if is_restarted:
         async with subscribed(service_url, topic, **settings) as (_, consumer):
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(1.5)
             await asyncio.to_thread(admin.reset_cursor, topic, "sub", began_ms)
-            assert payloads(await take(consumer, 12, timeout=20)) == sorted(numbered(12))
+            assert payloads(await take(consumer, 12, timeout=patience(5))) == sorted(numbered(12))
 
 
 async def test_receiving_pauses_while_the_state_is_full(
@@ -293,7 +306,7 @@ async def test_receiving_pauses_while_the_state_is_full(
         assert (statistics.is_ack_state_full, statistics.times_gated, statistics.gated > 0) == (True, 1, True)
         assert 0 < statistics.durable_ack_bytes <= 4_096
         await left[0].nack(0.5)
-        again = await consumer.receive(timeout=10)
+        again = await consumer.receive(timeout=patience(5))
         assert (again.data, again.attempt) == (left[0].data, 2)
         left[0] = again
         while left:

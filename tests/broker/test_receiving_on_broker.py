@@ -13,7 +13,7 @@ import pulsar
 import pytest
 
 import pulsar_nack
-from pulsar_nack import Consumer, Message, MessageId, SupportsRedeliverNowait
+from pulsar_nack import MessageId, SupportsRedeliverNowait
 from tests.consumer import scenarios
 from tests.consumer.official import (
     EXACT,
@@ -28,6 +28,7 @@ from tests.consumer.official import (
     subscribing,
     take,
 )
+from tests.patience import patience
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -56,7 +57,7 @@ async def test_cancelled_receives_lose_nothing(service_url: str, topic: str) -> 
             await asyncio.gather(receiving, return_exceptions=True)
         await sending
         while len(seen) < 1_000:
-            message = await consumer.receive(timeout=10)
+            message = await consumer.receive(timeout=patience(3))
             seen[message.data] += 1
             await message.ack()
         assert await nothing_comes(consumer)
@@ -75,7 +76,7 @@ async def test_a_closed_consumer_gives_its_nacks_to_the_other(service_url: str, 
         await first.aclose()
         watch = Stopwatch()
         handed_over = await take(second, 10)
-        assert watch.seconds < 5
+        assert watch.seconds < patience(1)
         assert payloads(handed_over) == numbered(10)
         for message in handed_over:
             await message.ack()
@@ -86,8 +87,8 @@ async def test_a_copy_of_what_is_in_work_is_dropped(service_url: str, topic: str
     """U23: a second delivery is dropped while the message is in work or held, and acknowledged when that is settled."""
     async with subscribed(service_url, topic) as (client, consumer):
         await send(client, topic, [b"x"])
-        await (await consumer.receive(timeout=10)).nack(delay=0.3)
-        message = await consumer.receive(timeout=10)
+        await (await consumer.receive(timeout=patience(3))).nack(delay=0.3)
+        message = await consumer.receive(timeout=patience(3))
         await consumer.port.redeliver([message.id])
         assert await nothing_comes(consumer)
         assert consumer.statistics().copies_dropped == 1
@@ -95,7 +96,7 @@ async def test_a_copy_of_what_is_in_work_is_dropped(service_url: str, topic: str
         await consumer.port.redeliver([message.id])
         assert await nothing_comes(consumer)
         assert consumer.statistics().copies_dropped == 2
-        message = await consumer.receive(timeout=10)
+        message = await consumer.receive(timeout=patience(3))
         assert message.attempt == 3
         await consumer.port.redeliver([message.id])
         await message.ack()
@@ -111,7 +112,7 @@ async def test_many_redeliveries_are_each_shown_once(service_url: str, topic: st
     async with subscribed(service_url, topic) as (client, consumer):
         sending = asyncio.create_task(send(client, topic, numbered(1_000), max_pending_messages=10_000))
         while sum(seen.values()) < 3_000:
-            message = await consumer.receive(timeout=10)
+            message = await consumer.receive(timeout=patience(3))
             seen[message.data] += 1
             await (message.ack() if message.attempt > 2 else message.nack(delay=moments.uniform(0.15, 1.0)))
         await sending
@@ -131,7 +132,7 @@ async def test_batch_mates_are_left_alone(service_url: str, topic: str, redelive
         assert [message.id.batch_size for message in batch] == [5] * 5
         await batch[0].nack(delay=0.4)
         await batch[2].ack()
-        again = await consumer.receive(timeout=10)
+        again = await consumer.receive(timeout=patience(3))
         assert (again.id, again.attempt) == (batch[0].id, 2)
         assert await nothing_comes(consumer)
         for message in (again, batch[1], batch[3], batch[4]):
@@ -158,7 +159,7 @@ async def test_wrapping_a_consumer_of_the_client(service_url: str, topic: str, t
             for message in messages:
                 await message.nack(delay=0.1 + 0.4 * int(message.data))
             for payload, delay in zip(numbered(3), (0.1, 0.5, 0.9), strict=True):
-                message = await consumer.receive(timeout=10)
+                message = await consumer.receive(timeout=patience(3))
                 assert message.data == payload
                 assert -0.1 < watch.seconds - delay < scenarios.SLACK
                 await message.ack()
@@ -176,7 +177,7 @@ async def test_failover_on_partitions(service_url: str, partitioned_topic: Calla
         await messages[1].nack(delay=0.8)
         await messages[2].nack(delay=0.3)
         for message, delay in ((messages[2], 0.3), (messages[1], 0.8)):
-            again = await consumer.receive(timeout=10)
+            again = await consumer.receive(timeout=patience(3))
             assert again.data == message.data
             assert -0.05 < watch.seconds - delay < scenarios.SLACK
         for message in messages:
@@ -193,7 +194,7 @@ async def test_exclusive_brings_back_one(service_url: str, topic: str) -> None:
         watch = Stopwatch()
         await second.nack(delay=0.5)
         await first.ack()
-        again = await consumer.receive(timeout=10)
+        again = await consumer.receive(timeout=patience(3))
         assert again.data == second.data
         assert -0.05 < watch.seconds - 0.5 < scenarios.SLACK
         await third.ack()
@@ -250,7 +251,7 @@ async def test_local_payloads_are_bounded_on_exclusive(service_url: str, topic: 
         waiting = asyncio.create_task(second.nack(delay=60))
         await asyncio.sleep(0.3)
         assert consumer.statistics().waiting_nacks == 1
-        again = await consumer.receive(timeout=10)
+        again = await consumer.receive(timeout=patience(3))
         assert again.data == first.data
         assert watch.seconds > 0.9
         await waiting
@@ -292,7 +293,7 @@ async def test_unacked_messages_are_bounded(service_url: str, topic: str, caplog
         statistics = consumer.statistics()
         assert (statistics.unacked, statistics.prefetched, statistics.waiting_nacks) == (20, 10, 1)
         await consumer.acknowledge(message.id)
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, patience(2))
         assert consumer.statistics().waiting_nacks == 0
 
 
@@ -306,7 +307,7 @@ async def test_a_cumulative_ack_cancels_holds(service_url: str, topic: str, rede
         await messages[1].nack(delay=0.5)
         await messages[3].nack(delay=0.5)
         await consumer.acknowledge_cumulative(messages[2])
-        again = await consumer.receive(timeout=10)
+        again = await consumer.receive(timeout=patience(3))
         assert again.data == messages[3].data
         await consumer.acknowledge_cumulative(messages[4])
         assert await nothing_comes(consumer, 1.0)
@@ -333,29 +334,31 @@ async def test_seek_shows_everything_again(service_url: str, topic: str) -> None
 
 async def test_a_killed_consumer_loses_nothing(service_url: str, topic: str) -> None:
     """U31: killed with messages kept for local redelivery: a second consumer gets them all."""
-    async with subscribed(service_url, topic) as (client, second):
+    async with official_client(service_url) as client, subscribing(client, service_url) as subscribe:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.consumer.holder", service_url, topic, stdout=asyncio.subprocess.PIPE
         )
         assert process.stdout is not None
         try:
-            assert await asyncio.wait_for(process.stdout.readline(), 20) == b"subscribed\n"
+            said = [await asyncio.wait_for(process.stdout.readline(), patience(5))]
             await send(client, topic, numbered(10))
-            mine = {message.data for message in await _ack_until_quiet(second)}
-            held: set[bytes] = set()
-            while len(held) + len(mine) < 10:
-                held.add((await asyncio.wait_for(process.stdout.readline(), 20)).strip())
-            assert held
+            said += [await asyncio.wait_for(process.stdout.readline(), patience(5)) for _ in range(10)]
+            assert [said[0], *sorted(said[1:])] == [b"subscribed\n", *(data + b"\n" for data in numbered(10))]
+            second = await subscribe(topic)
             assert await nothing_comes(second)
         finally:
             process.kill()
             await process.wait()
-        assert {message.data for message in await _ack_until_quiet(second, len(held))} == held
+        handed_over = await take(second, 10)
+        assert payloads(handed_over) == numbered(10)
+        for message in handed_over:
+            await message.ack()
+        assert await nothing_comes(second)
 
 
 async def test_lost_requests_are_made_again(service_url: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """U22: redelivery requests that the client accepts and drops are made again, here after 6 s, once for each."""
-    monkeypatch.setattr("pulsar_nack.consumer._states.REQUEST_MEMORY_MS", 6_000)
+    """U22: redelivery requests that the client accepts and drops are made again, here after 4 s, once for each."""
+    monkeypatch.setattr("pulsar_nack.consumer._states.REQUEST_MEMORY_MS", round(1_000 * patience(1)))
     async with subscribed(service_url, topic, redelivery="broker") as (client, consumer):
         await send(client, topic, numbered(20))
         messages = await take(consumer, 20)
@@ -374,24 +377,12 @@ async def test_lost_requests_are_made_again(service_url: str, topic: str, monkey
                 losing.setattr(port, "redeliver_nowait", lose_nowait)
             for message in messages:
                 await message.nack(delay=0.5)
-            assert await nothing_comes(consumer, 3.0)
+            assert await nothing_comes(consumer, 1.5)
             assert lost == consumer.statistics().requested == 20
-        again = await take(consumer, 20, timeout=40)
+        again = await take(consumer, 20, timeout=patience(10))
         assert payloads(again) == sorted(numbered(20))
         assert {message.attempt for message in again} == {2}
         assert consumer.statistics().asked_again == 20
         await asyncio.gather(*(message.ack() for message in again))
         assert await nothing_comes(consumer, 1.0)
         assert scenarios.all_given_back(consumer)
-
-
-async def _ack_until_quiet(consumer: Consumer, at_least: int = 0) -> list[Message]:
-    messages = await take(consumer, at_least)
-    while True:
-        try:
-            messages.append(await consumer.receive(timeout=0.5))
-        except TimeoutError:
-            break
-    for message in messages:
-        await message.ack()
-    return messages

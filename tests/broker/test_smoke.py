@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pulsar.asyncio
+import pytest
 
 
 async def round_trip(url: str, topic: str, payloads: list[bytes]) -> list[bytes]:
@@ -23,6 +24,7 @@ async def round_trip(url: str, topic: str, payloads: list[bytes]) -> list[bytes]
         await client.close()
 
 
+@pytest.mark.both_lines
 async def test_produce_and_consume(service_url: str, topic: str) -> None:
     """What the official client sends to the real broker it receives again, in order."""
     payloads = [b"one", b"two", b"three"]

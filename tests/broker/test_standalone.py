@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pulsar.asyncio
 import pytest
 
 from tests.broker._admin import Admin
+from tests.broker._assembly import version
 from tests.broker.standalone import (
     ADMIN_URL,
     MOST_LOST_LOCKS,
@@ -23,11 +25,13 @@ from tests.broker.standalone import (
     StandaloneError,
     is_healthy,
 )
+from tests.patience import patience
 
 COMMAND = [sys.executable, "-m", "tests.broker.standalone", "run", "--"]
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.timeout(300)  # a start takes 6 s, and much more while others use the processors
+# a start takes 6 s, and much more while others use the processors
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("mortal_broker")]
 
 
 def without_urls() -> dict[str, str]:
@@ -74,24 +78,21 @@ async def test_survives_kill_and_stop(own_broker: Standalone, own_topic: str) ->
     assert await receive(own_broker.service_url, topic, 3) == [b"one", b"two", b"three"]
 
 
-@pytest.mark.parametrize("loops", [0, 1, 3])
-def test_starts_anew_while_storage_registers_in_a_loop(
-    own_broker: Standalone, monkeypatch: pytest.MonkeyPatch, loops: int
-) -> None:
+def test_starts_anew_while_storage_registers_in_a_loop(own_broker: Standalone, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker whose storage registers itself in a loop after a kill is started anew, until one comes up without."""
     launch = Standalone._launch
     launched: list[int] = []
 
     def loop_first(self: Standalone) -> None:
         launched.append(1)
-        if len(launched) <= loops:
+        if len(launched) <= 3:
             raise RegistrationLoopError("in a loop")
         launch(self)
 
     own_broker.kill()
     monkeypatch.setattr(Standalone, "_launch", loop_first)
     own_broker.start()
-    assert len(launched) > loops
+    assert len(launched) > 3
     assert is_healthy(own_broker.admin_url)
 
 
@@ -149,9 +150,9 @@ def test_run_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> No
     assert wait_until(lambda: not any(tmp_path.iterdir()))
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout: float = 15.0) -> bool:
     """Poll a condition of another process."""
-    give_up_at = time.monotonic() + timeout
+    give_up_at = time.monotonic() + patience(timeout)
     while not condition() and time.monotonic() < give_up_at:
         time.sleep(0.1)
     return condition()
@@ -169,6 +170,12 @@ def test_index_acks_are_on(admin: Admin) -> None:
     """The broker under test keeps acknowledgements of single batch members: other tests rely on it."""
     settings = admin.request("GET", "brokers/configuration/runtime")
     assert settings["acknowledgmentAtBatchIndexLevelEnabled"] == "true"
+
+
+def test_the_version_is_the_one_that_was_asked_for(own_broker: Standalone) -> None:
+    """The broker that is started says that it is of the version of PULSAR_VERSION."""
+    with urllib.request.urlopen(f"{own_broker.admin_url}/admin/v2/brokers/version", timeout=60) as answer:
+        assert version() in answer.read().decode()
 
 
 async def test_admin_calls(service_url: str, topic: str, partitioned_topic: Callable[[int], str], admin: Admin) -> None:

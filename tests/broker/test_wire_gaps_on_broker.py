@@ -14,6 +14,7 @@ from pulsar_nack import MessageId
 from pulsar_nack.wire import Client
 from tests.broker._admin import Admin
 from tests.consumer.official import EXACT, numbered, payloads, take
+from tests.patience import patience
 
 SIZE = 1 << 20
 BOUND = 8 << 20
@@ -44,21 +45,21 @@ async def test_nothing_that_was_nacked_is_lost_without_a_durable_subscription(
         assert [message.id for message in messages] == sent[1:]
         for number in (0, 2, 4, 6):
             await messages[number].ack()
-        await messages[1].nack(4)
-        await messages[3].nack(4)
+        await messages[1].nack(patience(0.5))  # which is longer than it takes to unload
+        await messages[3].nack(patience(0.5))
         await asyncio.to_thread(admin.unload, topic)
         await produce(client, topic, numbered(2, 8))
         fresh = await take(consumer, 2)
         assert payloads(fresh) == numbered(2, 8)
-        again = await take(consumer, 2, timeout=30)
+        again = await take(consumer, 2, timeout=patience(5))
         assert sorted(message.id for message in again) == [sent[2], sent[4]]
         await messages[5].nack(0.1)
-        last = await consumer.receive(timeout=30)
+        last = await consumer.receive(timeout=patience(5))
         assert last.id == sent[6]
         for message in (*fresh, *again, last):
             await message.ack()
         with pytest.raises(TimeoutError):
-            await consumer.receive(timeout=3)
+            await consumer.receive(timeout=1.5)
 
 
 async def test_large_messages_stay_at_the_broker(client: Client, topic: str) -> None:
@@ -71,7 +72,7 @@ async def test_large_messages_stay_at_the_broker(client: Client, topic: str) -> 
         highest, count = held.bytes, 0
         assert 0 < highest <= BOUND
         while count < 40:
-            message = await consumer.receive(timeout=15)
+            message = await consumer.receive(timeout=patience(5))
             highest = max(highest, held.bytes)
             await message.ack()
             count += 1
@@ -84,23 +85,25 @@ async def test_messages_of_a_deleted_topic_can_be_settled(client: Client, admin:
     gone, other = f"{topic}-a", f"{topic}-b"
     await produce(client, gone, [b"before"])
     pattern = re.compile(f"{re.escape(topic)}-.*")
-    settings: Any = {"redelivery": "broker", "config": EXACT, "discovery_interval": 3, "initial_position": "earliest"}
+    settings: Any = {"redelivery": "broker", "config": EXACT, "discovery_interval": 1, "initial_position": "earliest"}
     async with client.subscribe(pattern, "sub", **settings) as consumer:
         await produce(client, gone, numbered(3))
         await produce(client, other, [b"other"])
-        messages = [message for message in await take(consumer, 5, timeout=20) if message.topic == gone]
+        messages = [message for message in await take(consumer, 5, timeout=patience(5)) if message.topic == gone]
         assert len(messages) == 4
         await asyncio.to_thread(admin.request, "DELETE", f"persistent/public/default/{_local(gone)}?force=true")
-        await asyncio.wait_for(messages[0].ack(), 10)
-        await asyncio.sleep(5)
-        await asyncio.wait_for(messages[1].ack(), 10)
+        await asyncio.wait_for(messages[0].ack(), patience(3))
+        async with asyncio.timeout(patience(5)):
+            while gone in {member.topic for member in consumer.port._members}:
+                await asyncio.sleep(0.05)
+        await asyncio.wait_for(messages[1].ack(), patience(3))
         messages[2].ack_soon()
         await messages[3].nack(0.1)
-        await asyncio.sleep(2)
+        await asyncio.sleep(1)
         figures = consumer.statistics()
         assert (figures.acked, figures.held, figures.requested, figures.in_work) == (3, 0, 0, 1)
         await produce(client, other, [b"on"])
-        assert (await consumer.receive(timeout=15)).data == b"on"
+        assert (await consumer.receive(timeout=patience(5))).data == b"on"
     await asyncio.to_thread(admin.request, "DELETE", f"persistent/public/default/{_local(other)}?force=true")
 
 

@@ -6,32 +6,21 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 import pulsar_nack
 from tests.broker._admin import Admin
-from tests.broker._assembly import AssemblyError
 from tests.broker._java_client import JavaClient
 from tests.broker._peers import Got, Java, Official, Out, Peer, Place, Reader, Wire
 from tests.broker.conftest import fresh_topic
 from tests.consumer.official import official_client
+from tests.patience import patience
 
 COMPRESSIONS = ("none", "lz4", "zlib", "zstd", "snappy")
 PAIRS = [("official", "wire"), ("java", "wire"), ("wire", "official"), ("wire", "java"), ("wire", "wire")]
 Peers = dict[str, Peer]
-
-
-@pytest.fixture(scope="module")
-def java(service_url: str) -> Iterator[JavaClient]:
-    """The Java client, for all tests of this file."""
-    try:
-        client = JavaClient(service_url)
-    except AssemblyError as error:
-        pytest.skip(str(error))
-    with client:
-        yield client
 
 
 @pytest.fixture
@@ -126,7 +115,7 @@ async def test_delayed_messages(peers: Peers, request: pytest.FixtureRequest) ->
         later, now = as_sent(messages, places)
         assert await reader.read(1) == [now]
         assert await reader.read(1) == [later]
-        assert 1 < time.monotonic() - began < 15
+        assert 1 < time.monotonic() - began < patience(4)
         await reader.close()
 
     await asyncio.gather(*(one(number, *pair) for number, pair in enumerate(PAIRS)))
@@ -137,12 +126,20 @@ def mixed(count: int, name: str) -> list[Out]:
     return [Out(b"%s %d" % (name.encode(), number), key=f"{name}-{number % 40}") for number in range(count)]
 
 
-async def read_all(readers: dict[str, Reader]) -> dict[str, list[Got]]:
-    """Read until nothing comes to any of them."""
-    found = await asyncio.gather(*(reader.read(1_000_000, 1.5) for reader in readers.values()))
-    return dict(zip(readers, found, strict=True))
+async def read_all(readers: dict[str, Reader], expected: set[bytes]) -> dict[str, list[Got]]:
+    """Read until all that is expected has come to one of them, and then nothing more."""
+    found: dict[str, list[Got]] = {name: [] for name in readers}
+    async with asyncio.timeout(patience(10)):
+        is_complete = False
+        while not is_complete:
+            is_complete = expected <= {each.payload for got in found.values() for each in got}
+            some = await asyncio.gather(*(reader.read(1_000_000, 0.5) for reader in readers.values()))
+            for name, got in zip(readers, some, strict=True):
+                found[name] += got
+    return found
 
 
+@pytest.mark.both_lines
 @pytest.mark.parametrize("kind", ["shared", "key_shared"])
 async def test_mixed_consumers(peers: Peers, admin: Admin, topic: str, kind: str) -> None:
     """Three kinds of consumers of one subscription get all that three kinds of producers sent, each message once.
@@ -154,10 +151,10 @@ async def test_mixed_consumers(peers: Peers, admin: Admin, topic: str, kind: str
         for batching in (False, True):
             messages = mixed(400, f"{name}{batching}")
             await peer.produce(topic, messages, batching=batching, by_key=batching, compression="lz4")
-    found = await read_all(readers)
-    assert min(map(len, found.values())) > 50
-    seen = Counter(each.payload for got in found.values() for each in got)
-    assert seen == Counter(each.payload for name in peers for on in (False, True) for each in mixed(400, f"{name}{on}"))
+    expected = Counter(each.payload for name in peers for on in (False, True) for each in mixed(400, f"{name}{on}"))
+    found = await read_all(readers, set(expected))
+    assert all(found.values())
+    assert Counter(each.payload for got in found.values() for each in got) == expected
     if kind == "key_shared":
         assert_keys_in_order(found)
     for reader in readers.values():
@@ -186,7 +183,7 @@ async def test_mixed_consumers_that_fail(peers: Peers, admin: Admin, service_url
             await peer.produce(topic, mixed(300, name), batching=name == "wire")
         done: list[bytes] = []
         for number in range(90):
-            message = await failing.receive(timeout=10)
+            message = await failing.receive(timeout=patience(3))
             if number % 3 == 0:
                 await message.ack()
                 done.append(message.data)
@@ -194,9 +191,9 @@ async def test_mixed_consumers_that_fail(peers: Peers, admin: Admin, service_url
                 await message.nack(delay=0.01)
         await asyncio.sleep(0.1)
         await failing.aclose()
-    found = await read_all(readers)
-    seen = {each.payload for got in found.values() for each in got} | set(done)
-    assert seen == {each.payload for name in peers for each in mixed(300, name)}
+    expected = {each.payload for name in peers for each in mixed(300, name)}
+    found = await read_all(readers, expected - set(done))
+    assert {each.payload for got in found.values() for each in got} | set(done) == expected
     for reader in readers.values():
         await reader.close()
     assert admin.backlog(topic, "s") == 0

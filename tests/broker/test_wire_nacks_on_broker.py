@@ -9,27 +9,21 @@ import pytest
 
 from pulsar_nack import Consumer, Message, MessageId
 from tests.broker._admin import Admin
-from tests.broker._answer_time import answer_ms
-from tests.broker._native import Errors, native
+from tests.broker._answer_time import Errors, measuring, warm_up
+from tests.broker._native import native
 from tests.broker.conftest import fresh_topic
 from tests.consumer import scenarios
 from tests.consumer.official import nothing_comes, numbered, official_client, payloads, send, take
 
+pytestmark = pytest.mark.alone
 
-@pytest.fixture(scope="module")
-def slowness_ms(request: pytest.FixtureRequest, service_url: str, admin: Admin) -> float:
-    """What the broker and the machine take to bring a message back."""
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(request: pytest.FixtureRequest, service_url: str, admin: Admin) -> None:
+    """A broker that is not as slow as one that was just started."""
     topic = fresh_topic(request)
-    try:
-        return answer_ms(service_url, topic)
-    finally:
-        admin.delete(topic)
-
-
-@pytest.fixture
-def errors(slowness_ms: float) -> Errors:
-    """Takes down how far from their deadlines messages came back."""
-    return Errors(slowness_ms)
+    warm_up(service_url, topic)
+    admin.delete(topic)
 
 
 async def sent(url: str, topic: str, messages: list[bytes], *, batched: bool = False) -> None:
@@ -38,7 +32,8 @@ async def sent(url: str, topic: str, messages: list[bytes], *, batched: bool = F
         await send(client, topic, messages, batched=batched)
 
 
-async def test_nacks_keep_coming(service_url: str, topic: str, errors: Errors) -> None:
+@pytest.mark.both_lines
+async def test_nacks_keep_coming(service_url: str, topic: str) -> None:
     """N32: one nack each 200 ms with a delay of 1 s: each comes back at its own time while nacking goes on."""
     fresh = asyncio.Queue[Message]()
 
@@ -50,7 +45,11 @@ async def test_nacks_keep_coming(service_url: str, topic: str, errors: Errors) -
             await asyncio.sleep(0.2)
 
     await sent(service_url, topic, numbered(25))
-    async with native(service_url, topic) as consumer, asyncio.TaskGroup() as tasks:
+    async with (
+        measuring(service_url, topic, [1.0 + 0.2 * number for number in range(25)]) as errors,
+        native(service_url, topic) as consumer,
+        asyncio.TaskGroup() as tasks,
+    ):
         tasks.create_task(nack_one_by_one())
         while len(errors.ms) < 25:
             message = await consumer.receive(timeout=10)
@@ -65,11 +64,15 @@ async def test_nacks_keep_coming(service_url: str, topic: str, errors: Errors) -
 
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
-async def test_each_at_its_own_time(service_url: str, topic: str, errors: Errors, redelivery: str) -> None:
+async def test_each_at_its_own_time(service_url: str, topic: str, redelivery: str) -> None:
     """N33: delays of 3 s, 0.5 s and 1.5 s come back in the order of their times."""
+    delays = (3.0, 0.5, 1.5)
     await sent(service_url, topic, numbered(3))
-    async with native(service_url, topic, redelivery=redelivery) as consumer:
-        for message, delay in zip(await take(consumer, 3), (3.0, 0.5, 1.5), strict=True):
+    async with (
+        measuring(service_url, topic, delays) as errors,
+        native(service_url, topic, redelivery=redelivery) as consumer,
+    ):
+        for message, delay in zip(await take(consumer, 3), delays, strict=True):
             errors.due(message.data, delay)
             await message.nack(delay=delay)
         for payload in (b"1", b"2", b"0"):
@@ -80,11 +83,14 @@ async def test_each_at_its_own_time(service_url: str, topic: str, errors: Errors
     errors.check(3, redelivery)
 
 
-async def test_counts_grow(service_url: str, topic: str, errors: Errors) -> None:
+async def test_counts_grow(service_url: str, topic: str) -> None:
     """N34: nacked four times with a delay of 500 ms, a message is seen with the counts 0, 1, 2, 3."""
     counts = []
     await sent(service_url, topic, [b"x"])
-    async with native(service_url, topic) as consumer:
+    async with (
+        measuring(service_url, topic, (0.5, 1.0, 1.5, 2.0)) as errors,
+        native(service_url, topic) as consumer,
+    ):
         for number in range(5):
             message = await consumer.receive(timeout=10)
             if number:
@@ -98,10 +104,10 @@ async def test_counts_grow(service_url: str, topic: str, errors: Errors) -> None
     errors.check(4)
 
 
-async def test_only_the_nacked_ones(service_url: str, topic: str, errors: Errors) -> None:
+async def test_only_the_nacked_ones(service_url: str, topic: str) -> None:
     """N35: of five messages exactly the three that were nacked come again."""
     await sent(service_url, topic, numbered(5))
-    async with native(service_url, topic) as consumer:
+    async with measuring(service_url, topic, [0.3] * 3) as errors, native(service_url, topic) as consumer:
         for message in await take(consumer, 5):
             if message.data in {b"1", b"3"}:
                 await message.ack()
@@ -128,25 +134,26 @@ async def taken_again(consumer: Consumer, errors: Errors, count: int) -> list[Me
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 async def test_partitions_and_rebuilt_ids(
-    service_url: str, partitioned_topic: Callable[[int], str], errors: Errors, redelivery: str
+    service_url: str, partitioned_topic: Callable[[int], str], redelivery: str
 ) -> None:
     """N36: on partitions, ids as delivered and ids rebuilt from bytes and topic both bring their messages back."""
     topic = partitioned_topic(3)
     await sent(service_url, topic, numbered(12))
-    await _by_id_and_by_rebuilt_id(errors, service_url, topic, redelivery)
+    await _by_id_and_by_rebuilt_id(service_url, topic, redelivery)
 
 
 @pytest.mark.parametrize("redelivery", ["auto", "broker"])
-async def test_a_list_of_topics_and_rebuilt_ids(service_url: str, topic: str, errors: Errors, redelivery: str) -> None:
+async def test_a_list_of_topics_and_rebuilt_ids(service_url: str, topic: str, redelivery: str) -> None:
     """N36: on a list of topics too."""
     topics = [topic, f"{topic}-b"]
     for number, each in enumerate(topics):
         await sent(service_url, each, numbered(6, first=100 * number))
-    await _by_id_and_by_rebuilt_id(errors, service_url, topics, redelivery)
+    await _by_id_and_by_rebuilt_id(service_url, topics, redelivery)
 
 
-async def _by_id_and_by_rebuilt_id(errors: Errors, url: str, topic: str | list[str], redelivery: str) -> None:
-    async with native(url, topic, redelivery=redelivery) as consumer:
+async def _by_id_and_by_rebuilt_id(url: str, topic: str | list[str], redelivery: str) -> None:
+    name = topic if isinstance(topic, str) else topic[0]
+    async with measuring(url, name, [0.4] * 12) as errors, native(url, topic, redelivery=redelivery) as consumer:
         messages = await take(consumer, 12)
         for number, message in enumerate(messages):
             rebuilt = MessageId.from_bytes(message.id.to_bytes(), message.topic)
@@ -171,14 +178,16 @@ async def test_half_by_message_half_by_id(
     service_url: str,
     topic: str,
     partitioned_topic: Callable[[int], str],
-    errors: Errors,
     partitions: int,
     batched: bool,
 ) -> None:
     """N37: 20 messages, on one topic and on two partitions, all come again, once; after acknowledging, nothing more."""
     name = partitioned_topic(partitions) if partitions else topic
     await sent(service_url, name, numbered(20), batched=batched)
-    async with native(service_url, name) as consumer:
+    async with (
+        measuring(service_url, name, [0.4] * (1 if batched else 20)) as errors,
+        native(service_url, name) as consumer,
+    ):
         for message in await take(consumer, 20):
             errors.due(message.data, 0.4)
             await (message.nack(delay=0.4) if int(message.data) % 2 else consumer.negative_acknowledge(message.id, 0.4))

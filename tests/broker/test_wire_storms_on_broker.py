@@ -1,4 +1,4 @@
-"""Redelivery storms on the native wire: tens of thousands of messages that are nacked to the same moment.
+"""Redelivery storms on the native wire: thousands of messages that are nacked to the same moment.
 
 All come back, none is lost, none is in work twice. How long the event loop stood still at most, and how late the last
 message came, are printed (``pytest -s``).
@@ -22,6 +22,7 @@ from tests.broker._admin import Admin
 from tests.broker._native import native, no_task_left, port_of
 from tests.broker._proxy import TcpProxy
 from tests.consumer.official import nothing_comes
+from tests.patience import patience
 
 QUICK = {"keep_alive": 2.0, "request_timeout": 10.0, "backoff_maximum": 0.5}
 HANDLERS = 50
@@ -56,7 +57,7 @@ async def gaps(what: str) -> AsyncIterator[None]:
         looking.cancel()
         await asyncio.wait([looking])
         print(f"\n{what}: the loop stood still for {1e3 * widest:.0f} ms at most", end="")
-    assert widest < 5.0
+    assert widest < patience(1.25)
 
 
 class Storm:
@@ -131,13 +132,13 @@ async def two(url: str, topic: str, **settings: Any) -> AsyncIterator[list[Consu
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["shared", "key_shared"])
-async def test_fifty_thousand_at_one_moment(service_url: str, admin: Admin, topic: str, kind: str) -> None:
-    """50 000 messages, all nacked to the same moment by two consumers, all come back, each once."""
-    count = 50_000
+async def test_twenty_thousand_at_one_moment(service_url: str, admin: Admin, topic: str, kind: str) -> None:
+    """20 000 messages, all nacked to the same moment by two consumers, all come back, each once."""
+    count = 20_000
     await publish(service_url, topic, count, batching=False)
     with no_task_left():
         async with two(service_url, topic, consumer_type=kind) as consumers, gaps(kind):
-            storm = Storm(count, due_in=9.0)
+            storm = Storm(count, due_in=5.0)
             await storm.run(*consumers)
             assert await nothing_comes(consumers[0], 1.0)
             assert await nothing_comes(consumers[1], 0.1)
@@ -157,7 +158,7 @@ async def test_members_of_a_large_batch(service_url: str, admin: Admin, topic: s
         async with native(service_url, topic, redelivery=redelivery) as consumer, gaps(redelivery):
             entries = set()
             while seen.total() < 2 * count:
-                message = await consumer.receive(timeout=20)
+                message = await consumer.receive(timeout=patience(5))
                 seen[message.data] += 1
                 entries.add((message.id.ledger, message.id.entry))
                 if message.attempt == 1:
@@ -178,12 +179,12 @@ async def test_members_of_a_large_batch(service_url: str, admin: Admin, topic: s
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("kind", "batching"), [("shared", False), ("key_shared", True)])
 async def test_while_connections_are_cut(service_url: str, admin: Admin, topic: str, kind: str, batching: bool) -> None:
-    """10 000 messages to one moment, while the proxy cuts all connections before, at and after it: none is lost.
+    """5 000 messages to one moment, while the proxy cuts all connections before, at and after it: none is lost.
 
     A message that was in work at a consumer whose connection is cut may come to the other one too; to the same one
     only when it has let go of it.
     """
-    count = 10_000
+    count = 5_000
     await publish(service_url, topic, count, batching=batching)
     with no_task_left():
         async with (
@@ -191,7 +192,7 @@ async def test_while_connections_are_cut(service_url: str, admin: Admin, topic: 
             two(service_url, topic, consumer_type=kind, proxy=proxy, client=QUICK) as consumers,
             gaps(f"{kind}, cut"),
         ):
-            storm = Storm(count, due_in=6.0)
+            storm = Storm(count, due_in=4.0)
             cutting = asyncio.create_task(cut_around(proxy, storm))
             await storm.run(*consumers)
             cutting.cancel()

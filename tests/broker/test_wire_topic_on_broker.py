@@ -12,6 +12,7 @@ import pytest
 from pulsar_nack.errors import BrokerError, BrokerRefusedError
 from pulsar_nack.ids import MessageId
 from tests.broker._admin import Admin
+from tests.broker._answer_time import leniency
 from tests.broker.standalone import Standalone
 from tests.broker.wire_topic import SUBSCRIPTION, publish, publish_batch, publish_chunks, wire
 from tests.wire.consuming import Arrived
@@ -62,6 +63,7 @@ async def test_permits_agree_with_the_broker(service_url: str, admin: Admin, top
         assert len(arrived) == 0
 
 
+@pytest.mark.alone
 async def test_chosen_entries_come_again_at_once(service_url: str, topic: str) -> None:
     """Named entries come again within some ms, the others do not."""
     arrived = Arrived()
@@ -78,11 +80,12 @@ async def test_chosen_entries_come_again_at_once(service_url: str, topic: str) -
             assert {delivery.id for delivery in again} == {ids[3], ids[11]}
             assert {delivery.redelivery_count for delivery in again} == {count}
         print(f"redeliver to arrival: median {sorted(took)[5] * 1000:.2f} ms")
-        assert sorted(took)[5] < 0.1
+        assert sorted(took)[5] < 0.1 * leniency()
         await asyncio.sleep(0.2)
         assert len(arrived) == 0
 
 
+@pytest.mark.both_lines
 async def test_batch_members(service_url: str, admin: Admin, topic: str) -> None:
     """Acknowledged members of a batch do not come again, also at another consumer; with the last one all is done."""
     arrived, others = Arrived(), Arrived()
@@ -178,6 +181,7 @@ async def test_a_rewind_brings_each_once(service_url: str, topic: str, kind: Any
         assert [delivery.data for delivery in rest] == numbered(400)[10:]
 
 
+@pytest.mark.both_lines
 async def test_seek(service_url: str, admin: Admin, topic: str) -> None:
     """The message that was sought is the next, by id and by time; in a batch too; acknowledgements are forgotten."""
     arrived = Arrived()
@@ -207,6 +211,7 @@ async def test_seek(service_url: str, admin: Admin, topic: str) -> None:
         assert await consumer.last_message_id() == ids[-1]
 
 
+@pytest.mark.both_lines
 async def test_an_administrator_resets_the_cursor(service_url: str, admin: Admin, topic: str) -> None:
     """When the subscription is moved from outside the consumer subscribes again, and all comes anew."""
     arrived = Arrived()
@@ -223,6 +228,7 @@ async def test_an_administrator_resets_the_cursor(service_url: str, admin: Admin
         assert await asyncio.to_thread(admin.backlog, topic, SUBSCRIPTION) == 0
 
 
+@pytest.mark.both_lines
 async def test_a_topic_is_unloaded(service_url: str, admin: Admin, topic: str) -> None:
     """While a topic moves, acknowledgements wait and are confirmed afterwards; what is unacknowledged comes again."""
     arrived = Arrived()

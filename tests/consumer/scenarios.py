@@ -22,8 +22,9 @@ from tests.consumer.official import (
     subscribed,
     take,
 )
+from tests.patience import patience
 
-SLACK = 0.6
+SLACK = patience(0.15)
 """Seconds that a loaded machine may add."""
 
 
