@@ -568,7 +568,7 @@ async def test_your_own_redelivery() -> None:
 
 @virtual_time
 async def test_close_gives_everything_back() -> None:
-    """U21: on closing, held, kept and unsettled messages go to the other consumer, and calls that wait end."""
+    """U18, U21: on closing, held, kept and unsettled messages go to the other consumer, and calls that wait end."""
     topic = FakeTopic()
     async with consuming(FakePort(topic), redelivery="local") as (_, first):
         for number in range(4):
@@ -653,7 +653,7 @@ async def test_local_payloads_are_bounded() -> None:
 
 @virtual_time
 async def test_a_single_worker_is_never_stuck() -> None:
-    """U33: one worker that nacks everything goes on at the limits: a nack never waits while a message is ready."""
+    """U17, U33: one worker that nacks everything goes on at the limits: a nack never waits while a message is ready."""
     for options in ({"unacked_limit": 4}, {"max_local_bytes": 100}):
         port = FakePort(subscription_type="exclusive", receiver_queue_size=1)
         async with consuming(port, **options) as (_, consumer):
@@ -683,7 +683,7 @@ async def test_held_ones_count_for_the_warning(caplog: pytest.LogCaptureFixture)
 
 @virtual_time
 async def test_unacked_messages_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    """U33: at 80 % of the limit one warning, at the limit a nack waits; cancelled, it leaves the message in work."""
+    """U17, U33: at 80 % of the limit one warning, at the limit a nack waits; cancelled, its message stays in work."""
     async with consuming(FakePort(receiver_queue_size=5), unacked_limit=15) as (port, consumer):
         for number in range(10):
             port.topic.publish(bytes([number]))
