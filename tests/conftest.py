@@ -21,6 +21,7 @@ TRANSPORT = "PULSAR_NACK_TEST_TRANSPORT"
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of Java that halve the processor time of short runs: what runs once is not worth compiling well."""
 
+
 @pytest.fixture(params=["official", "wire"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have consumers over the official client, and over the native wire, also those of processes."""

@@ -106,7 +106,7 @@ async def test_a_copy_of_what_is_in_work_is_dropped(service_url: str, topic: str
 
 
 async def test_many_redeliveries_are_each_shown_once(service_url: str, topic: str) -> None:
-    """U23: 1 000 messages nacked twice over while the broker is busy are seen three times each, never four."""
+    """U23, O5: 1 000 messages nacked twice over while the broker is busy are seen three times each, never four."""
     moments = random.Random(3)
     seen: collections.Counter[bytes] = collections.Counter()
     async with subscribed(service_url, topic) as (client, consumer):

@@ -59,7 +59,7 @@ async def test_new_partitions_join(client: Client, admin: Admin, partitioned_top
 
 
 async def test_topics_of_a_pattern_come_and_go(client: Client, admin: Admin, topic: str) -> None:
-    """Topics that match join when they appear; one that is deleted leaves, and does not come back by itself."""
+    """O9: topics that match join when they appear; one that is deleted leaves, and does not come back by itself."""
     first, second = f"{topic}-a", f"{topic}-b"
     await produce(client, first, [b"before"])
     async with client.subscribe(re.compile(f"{re.escape(topic)}-.*"), "sub", discovery_interval=0.5) as consumer:

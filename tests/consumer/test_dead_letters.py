@@ -25,6 +25,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.consumer import _dead_letters
 from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from tests.consumer.durable import Machine
 from tests.consumer.ports import Ports
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
@@ -246,16 +247,17 @@ async def test_the_count_goes_on_over_restarts(ports: Ports, tmp_path: Path) -> 
     assert [letter.properties["PULSAR_NACK_ATTEMPTS"] for letter in publisher.letters] == ["3"]
 
 
+@pytest.mark.parametrize("killed", [False, True])
 @virtual_time
-async def test_a_crash_in_the_last_attempt(ports: Ports, tmp_path: Path) -> None:
+async def test_a_crash_in_the_last_attempt(ports: Ports, *, killed: bool) -> None:
     """U7, U8: what was shown for the last time, and neither acked nor nacked, is a dead letter at the next start."""
-    topic, publisher = ports.topic(), FakePublisher()
-    topic.publish(b"poison")
+    machine, publisher = Machine(ports), FakePublisher()
+    machine.topic.publish(b"poison")
     setting = DeadLetterPolicy(1, "dead", publisher=publisher)
     for attempt in (1, 2):
-        async with Consumer(ports.port(topic), config=EXACT, dead_letter=setting, durable=tmp_path / "d") as consumer:
+        async with machine.consuming(killed=killed, dead_letter=setting) as consumer:
             assert (await consumer.receive(timeout=10)).attempt == attempt
-    async with Consumer(ports.port(topic), config=EXACT, dead_letter=setting, durable=tmp_path / "d") as consumer:
+    async with machine.consuming(dead_letter=setting) as consumer:
         assert await is_quiet(consumer)
         assert consumer.statistics().dead_lettered == 1
     assert [letter.data for letter in publisher.letters] == [b"poison"]

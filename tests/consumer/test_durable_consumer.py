@@ -197,6 +197,9 @@ async def test_what_this_consumer_holds_is_not_shown_early(ports: Ports) -> None
             if message.data == b"y":
                 message = await consumer.receive()
             assert (message.data, now()) == (b"x", 60)
+            await message.nack(delay=60)
+            await consumer.aclose()
+            assert b"x" in {given.data for given in await take(other, 1)}
 
 
 # --- attempts --------------------------------------------------------------------------------------------------------
@@ -397,7 +400,7 @@ async def test_cumulative_acks_are_remembered(ports: Ports) -> None:
 @pytest.mark.not_on("wire", "local", reason="their topics have no partitions")
 @virtual_time
 async def test_ids_of_partitions_and_chunks(ports: Ports) -> None:
-    """N22: the same numbers in two partitions, batch members and a chunked message keep deadlines of their own."""
+    """N13, N13a, U9: equal numbers in two partitions, batch members and chunks keep their deadlines over a restart."""
     machine = Machine(ports, ports.topic(partitions=2))
     machine.topic.publish(b"p0", partition=0)
     machine.topic.publish(b"p1", partition=1)
@@ -417,7 +420,7 @@ async def test_ids_of_partitions_and_chunks(ports: Ports) -> None:
 
 @virtual_time
 async def test_nacks_by_id_are_durable(ports: Ports) -> None:
-    """N37: a nack by id alone is as durable as one by message."""
+    """U9: a nack by id alone is as durable as one by message."""
     machine = Machine(ports)
     message_id = machine.topic.publish(b"x")
     async with machine.consuming(killed=True) as consumer:
@@ -483,7 +486,7 @@ async def test_a_failed_nack_can_be_settled_or_nacked_anew(ports: Ports) -> None
 
 @virtual_time
 async def test_a_cancelled_nack_is_in_effect_and_durable(ports: Ports) -> None:
-    """N19: a nack that is cancelled while it is written is carried out, in memory and on storage."""
+    """N23: a nack that is cancelled while it is written is carried out, in memory and on storage."""
     machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming() as consumer:

@@ -99,7 +99,7 @@ def test_the_bytes_of_a_ledger_do_not_change(case: str) -> None:
 
 @given(STATES, st.integers(0, 2**63 - 1), st.sampled_from([512, 1_024, LIMIT]))
 def test_a_state_comes_back(state: LedgerAcks, ledger: int, limit: int) -> None:
-    """Whatever is written is read again, no record passes the limit, and the size was known (K33, K47)."""
+    """K33, K47: whatever is written is read again, no record passes the limit, and the size was known."""
     records = encode_ledger(ledger, state, limit=limit)
     found, back = decode_ledger(records)
     assert (found, back) == (ledger, state)

@@ -489,7 +489,7 @@ async def test_two_acks_in_many_ledgers() -> None:
         await cursor.flush()
         assert await cursor.individually_deleted() == []
         assert cursor.metadata_size_bytes < 1_024
-        assert cursor._state.batch_set((1, 0)) == first
+        assert [await cursor.batch_set(position) for position in sets] == [first, last]
 
 
 @pytest.mark.parametrize("pattern", ["holes", "scattered", "batches", "one a ledger", "properties"])

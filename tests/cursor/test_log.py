@@ -174,16 +174,16 @@ async def test_nothing_usable_at_all(caplog: pytest.LogCaptureFixture) -> None:
 
 async def test_snapshot_is_never_ahead(caplog: pytest.LogCaptureFixture) -> None:
     """K26: after a reset behind the last snapshot, the snapshot claims no more than the reset left."""
-    home = memory_home()
+    files = MemoryFiles()
+    home = memory_home(files)
     async with home.cursor(LEDGERS) as cursor:
         await cursor.acknowledge_cumulative((2, 9))
-    async with home.cursor(LEDGERS) as cursor:
+        await cursor.flush()
         await cursor.reset((1, 4))
         await cursor.flush()
         count = len(await home_records(cursor))
-        found = damaged_home(home, LOG, dict.fromkeys(range(count)))
-        await cursor.aclose()
-    async with found.cursor(LEDGERS) as cursor:
+        killed = memory_home(files.after_crash())
+    async with damaged_home(killed, LOG, dict.fromkeys(range(count))).cursor(LEDGERS) as cursor:
         assert cursor.mark_delete_position == (1, 3)
     assert "no marker" in caplog.text
 

@@ -99,7 +99,7 @@ async def test_new_partitions_join() -> None:
 
 
 async def test_topics_of_a_pattern_come_and_go() -> None:
-    """A topic that matches joins when it appears, and leaves when it is deleted."""
+    """O9: a topic that matches joins when it appears, and leaves when it is deleted."""
     maker, directory = Maker(), FakeDirectory(orders=0)
     members = maker.members(re.compile("orders.*"), directory)
     await members.open()
