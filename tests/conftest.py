@@ -1,4 +1,4 @@
-"""What all tests share: how Hypothesis searches, a word on which tests were chosen, and one Spark session."""
+"""What all tests share: the tier that was chosen, time limits, and one Spark session."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give each test the time limit that its marker or the configuration names, as long as this machine needs it to be."""
+    """Stretch the time limit of each test, its marker's or the usual one, to what this machine needs."""
     usual = float(config.getini("timeout"))
     for item in items:
         marker = item.get_closest_marker("timeout")

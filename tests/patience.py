@@ -15,20 +15,20 @@ _MARGIN = 4.0
 
 
 def processor_slowness() -> float:
-    """Return how many times more processor time work takes now than on the machine where limits were chosen; at least 1."""
+    """Return how many times the processor time of the machine where limits were chosen work takes now; at least 1."""
     return max(1.0, _yardstick()[0] / _REFERENCE_S)
-
-
-@functools.cache
-def _slowness() -> float:
-    """Return how many times longer work takes here by the clock; from the load too, as a yardstick may have had luck."""
-    load = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
-    return max(1.0, load, _yardstick()[1] / _REFERENCE_S)
 
 
 def patience(seconds: float) -> float:
     """Return how long to wait for what takes at most ``seconds`` on a quiet machine, before it counts as hanging."""
-    return seconds * _MARGIN * _slowness()
+    load = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
+    return seconds * _MARGIN * max(1.0, load, _slowness())
+
+
+@functools.cache
+def _slowness() -> float:
+    """Return how many times longer work took by the clock when this was first asked."""
+    return _yardstick()[1] / _REFERENCE_S
 
 
 def _yardstick() -> tuple[float, float]:

@@ -14,7 +14,7 @@ LIMIT_S = 1.0
 
 
 class Check:
-    """A plugin; ``slow`` leaves a test to ``make test-all``, ``smoke`` says that it stands for its kind in ``make test``."""
+    """A plugin that measures each test; the marker ``smoke`` exempts one, ``slow`` leaves it to ``make test-all``."""
 
     def __init__(self) -> None:
         self._begun = 0.0
@@ -48,7 +48,7 @@ def check(taken: float) -> None:
     """Raise if a test took more than its limit; a slow machine has more time."""
     if taken > LIMIT_S and taken > (limit := LIMIT_S * processor_slowness()):
         pytest.fail(
-            f"took {taken:.2f} s of processor time of {limit:.2f}: make it cheaper, or mark it slow (see tests/README.md)",
+            f"took {taken:.2f} s of processor time, more than {limit:.2f}: make it cheaper or slow (see tests/README.md)",
             pytrace=False,
         )
 
