@@ -46,7 +46,7 @@ def test_crash_while_recovering(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_after_failures(kind: str, seed: int) -> None:
     """K32: the store refuses something, the run goes on, and stops later: what was reported is there all the same."""
-    fail_everywhere(lambda random: start(kind, seed, random), seed, 10, most=16)
+    fail_everywhere(lambda random: start(kind, seed, random), seed, 4, most=16)
 
 
 @pytest.mark.parametrize("seed", seeds([2, 1, 3, 4, 7]))

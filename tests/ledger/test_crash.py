@@ -71,7 +71,7 @@ def test_crash_while_a_put_is_on_its_way(seed: int) -> None:
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_while_recovering(kind: str, seed: int) -> None:
     """More crashes, of process or machine, while what the last one left is being opened, lose nothing either."""
-    crash_again_and_again(start(kind, seed), seed, 60, most=30, kills=0.5)
+    crash_again_and_again(start(kind, seed), seed, 40, most=30, kills=0.5)
 
 
 @pytest.mark.parametrize("seed", seeds(range(200, 204)))

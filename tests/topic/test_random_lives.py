@@ -15,7 +15,7 @@ from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.testing import FaultyPort, LocalBroker
 from pulsar_nack.topic import LocalTopic
 from tests.crash_homes import play
-from tests.tiers import seeds
+from tests.tiers import is_fast, seeds
 from tests.topic.test_delayed import IN_BUCKETS, IN_MEMORY, SHARED_INDEX
 
 SUBSCRIPTIONS: Final = {"a": "shared", "b": "key_shared", "c": "failover"}
@@ -192,14 +192,14 @@ class Lives:
 
 
 @pytest.mark.parametrize("delayed", [IN_MEMORY, IN_BUCKETS, SHARED_INDEX], ids=["memory", "buckets", "shared index"])
-@pytest.mark.parametrize(("seed", "count"), [(0, 2), *seeds([(seed, 5) for seed in range(30)], fast=0)])
-def test_random_lives(seed: int, count: int, delayed: BucketConfig) -> None:
+@pytest.mark.parametrize("seed", seeds(range(30)))
+def test_random_lives(seed: int, delayed: BucketConfig) -> None:
     """Whatever happens over some restarts: published messages come, none early, and none that is done with for good."""
 
     async def live() -> None:
         lives = Lives(seed, delayed)
         async with lives.broker:
-            for _ in range(count):
+            for _ in range(1 if is_fast() else 5):
                 await lives.live()
             await lives.end()
 
