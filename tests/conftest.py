@@ -16,6 +16,7 @@ from tests.patience import patience
 TRANSPORT = "PULSAR_NACK_TEST_TRANSPORT"
 """Names the environment variable that says what the consumers of tests on brokers are over."""
 
+
 @pytest.fixture(params=["official", "wire"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have consumers over the official client, and over the native wire, also those of processes."""

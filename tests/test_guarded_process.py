@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pulsar_nack.testing._process import GuardedProcess, free_port
+from tests.patience import patience
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="process groups are a POSIX thing")
 
@@ -21,12 +22,13 @@ def shell(script: str, log: Path) -> GuardedProcess:
     process = GuardedProcess(["/bin/sh", "-c", script], log=log)
     while not log.read_bytes():
         assert process.exit_code is None
+        time.sleep(0.01)
     return process
 
 
 def group_is_gone(pid: int) -> bool:
     """Whether no process of the group lives on; zombies that nobody waits for do not count."""
-    give_up_at = time.monotonic() + 20
+    give_up_at = time.monotonic() + patience(5)
     while living := [state for state, group in processes() if group == pid and state != "Z"]:
         if time.monotonic() > give_up_at:
             break
@@ -54,8 +56,8 @@ def processes() -> list[tuple[str, int]]:
 def test_stop_lets_it_finish(tmp_path: Path) -> None:
     """A child that heeds SIGTERM ends by itself, and its watcher goes too."""
     log = tmp_path / "log"
-    process = shell("trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.02; done", log)
-    process.stop(grace=30)
+    process = shell("trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.1; done", log)
+    process.stop(grace=patience(10))
     assert process.exit_code == 7
     assert log.read_text() == "up\nbye\n"
     assert group_is_gone(process.pid)
@@ -63,7 +65,7 @@ def test_stop_lets_it_finish(tmp_path: Path) -> None:
 
 def test_stop_kills_a_deaf_one(tmp_path: Path) -> None:
     """A child that ignores SIGTERM is killed after the grace time, with its own children."""
-    process = shell("trap '' TERM; echo up; sleep 60 & while :; do sleep 0.02; done", tmp_path / "log")
+    process = shell("trap '' TERM; echo up; sleep 60 & while :; do sleep 0.1; done", tmp_path / "log")
     process.stop(grace=0.1)
     assert process.exit_code == -signal.SIGKILL
     assert group_is_gone(process.pid)
@@ -73,7 +75,7 @@ def test_ends_by_itself(tmp_path: Path) -> None:
     """The exit code of a child that ended is seen, and stopping it then, or twice, does no harm."""
     process = GuardedProcess(["/bin/sh", "-c", "echo done; exit 5"], log=tmp_path / "log")
     while process.exit_code is None:
-        pass
+        time.sleep(0.01)
     assert process.exit_code == 5
     process.stop()
     process.kill()
@@ -85,7 +87,7 @@ def test_standard_input_is_empty(tmp_path: Path) -> None:
     """The child reads nothing from the owner's pipe: that belongs to the watcher."""
     process = GuardedProcess(["/bin/sh", "-c", "cat; echo end; cat <&3"], log=tmp_path / "log")
     while process.exit_code is None:
-        pass
+        time.sleep(0.01)
     process.kill()
     assert (tmp_path / "log").read_text().startswith("end\n")
     assert process.exit_code != 0

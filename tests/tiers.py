@@ -51,14 +51,17 @@ def examples(most: int, steps: int | None = None, **others: Any) -> settings:
     return settings(max_examples=most, **others)
 
 
-def sample(points: Sequence[T], *, least: int = 1) -> list[T]:
+def sample(points: Sequence[T], *, least: int = 1, most: int | None = None) -> list[T]:
     """Return the points of a matrix that this tier tries, in their order: all, or in the fast tier a tenth chosen by ``SEED``.
+
+    :param least: how many the fast tier tries at the least
+    :param most: how many it tries at the most
 
     The choice depends on the seed and the number of points only.
     """
     if not is_fast():
         return list(points)
-    count = min(len(points), max(least, len(points) // SHARE))
+    count = min(len(points), max(least, len(points) // SHARE), most or len(points))
     chosen = Random(SEED).sample(range(len(points)), count)
     return [points[at] for at in sorted(chosen)]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ._files import Files
 from ._memory_files import MemoryFiles
+
+Watcher = Callable[[Literal["before", "after"], str], object]
 
 
 class SimulatedCrash(BaseException):
@@ -42,6 +44,7 @@ class FaultyFiles:
         self._crash_at: int | None = None
         self._crash_after = False
         self._descriptors: set[int] = set()
+        self._watcher: Watcher | None = None
 
     def fail(self, number: int, *operations: str, skip: int = 0, times: float = 1) -> None:
         """Let operations fail with an error of the system.
@@ -63,6 +66,13 @@ class FaultyFiles:
         """Crash at the operation with this number: before it is done, or after."""
         self._crash_at = at
         self._crash_after = after
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call this before each operation, and after each one that did not fail.
+
+        :param watcher: called with "before" or "after", and the name of the operation
+        """
+        self._watcher = watcher
 
     def release(self) -> None:
         """Close what is open, as the end of a process does; for real files after a crash."""
@@ -168,11 +178,15 @@ class FaultyFiles:
         at = len(self.history)
         if at == self._crash_at and not self._crash_after:
             self._crash(operation)
+        if self._watcher is not None:
+            self._watcher("before", operation)
         error = self._error(operation)
         self.history.append(operation)
         if error is not None:
             raise error
         yield
+        if self._watcher is not None:
+            self._watcher("after", operation)
         if at == self._crash_at:
             self._crash(operation)
 

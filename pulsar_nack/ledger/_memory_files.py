@@ -23,6 +23,18 @@ class MemoryFiles:
         self._locks: dict[int, File] = {}
         self._next = 3
 
+    def fork(self, random: Random | None = None) -> MemoryFiles:
+        """Return a copy as it is now, of what is durable and what is not; nothing is open or locked in it.
+
+        At any operation of a run a copy can be set aside, and what a crash there leaves be tried later, with
+        ``fork().after_crash()``, while the run goes on: see :meth:`FaultyFiles.watch`. O(size).
+
+        :param random: decides in the copy what a failed sync and a crash leave
+        """
+        found = MemoryFiles(random or self._random)
+        found._root = self._root.copy({})
+        return found
+
     def after_crash(self) -> MemoryFiles:
         """Return the files as they may be found after a crash at this time; nothing is open or locked."""
         found = MemoryFiles(self._random)

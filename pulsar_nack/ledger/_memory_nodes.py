@@ -59,6 +59,10 @@ class File:
         self.synced = bytes(content)
         self.unsynced.clear()
 
+    def copy(self) -> File:
+        """Return the same, which may change differently."""
+        return File(self.live[:], self.synced, self.unsynced[:])
+
     def left(self, random: Random) -> bytes:
         """Return what may be on disk."""
         content = bytearray(self.synced)
@@ -94,6 +98,15 @@ class Folder:
         self.synced = dict(self.live)
         self.unsynced.clear()
 
+    def copy(self, copies: dict[int, File | Folder]) -> Folder:
+        """Return the same, which may change differently; a node has one copy under all its names."""
+        found = Folder()
+        for names, copied in ((self.live, found.live), (self.synced, found.synced)):
+            copied.update((name, _copy(node, copies)) for name, node in names.items())
+        for change in self.unsynced:
+            found.unsynced.append({name: node and _copy(node, copies) for name, node in change.items()})
+        return found
+
     def left(self, random: Random) -> Folder:
         """Return what may be on disk, all of it synced."""
         names = dict(self.synced)
@@ -107,6 +120,13 @@ class Folder:
                 content = node.left(random)
                 nodes[name] = File(bytearray(content), content)
         return Folder(nodes, dict(nodes))
+
+
+def _copy(node: File | Folder, copies: dict[int, File | Folder]) -> File | Folder:
+    copied = copies.get(id(node))
+    if copied is None:
+        copied = copies[id(node)] = node.copy(copies) if isinstance(node, Folder) else node.copy()
+    return copied
 
 
 def _apply(change: dict[str, File | Folder | None], names: dict[str, File | Folder]) -> None:

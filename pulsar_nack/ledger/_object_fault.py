@@ -10,7 +10,7 @@ from random import Random
 from threading import RLock
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._fault import SimulatedCrash
+from ._fault import SimulatedCrash, Watcher
 from ._object_requests import Objects, as_objects
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class FaultyObjects:
         self._crash_after = False
         self._crash_late = False
         self._lock = RLock()
+        self._watcher: Watcher | None = None
 
     @property
     def url(self) -> str:
@@ -80,6 +81,13 @@ class FaultyObjects:
     def call(self, at: int, hook: Callable[[], object]) -> None:
         """Call this before the request with this number is carried out, for what others do meanwhile."""
         self._hooks[at] = hook
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call this before each request, and after each one that did not fail.
+
+        :param watcher: called with "before" or "after", and the name of the request
+        """
+        self._watcher = watcher
 
     def land(self) -> None:
         """Carry out the creates that are on their way."""
@@ -124,6 +132,8 @@ class FaultyObjects:
                 if self._crash_late and create is not None:
                     self.late.append(create)
                 self._crash(request)
+            if self._watcher is not None:
+                self._watcher("before", request)
             failure = self._failure(request)
             self.history.append(request)
         if hook := self._hooks.pop(at, None):
@@ -135,6 +145,8 @@ class FaultyObjects:
                 with suppress(OSError):
                     work()
             raise OSError(failure.number, os.strerror(failure.number))
+        if self._watcher is not None:
+            self._watcher("after", request)
         if at == self._crash_at:
             self._crash(request)
 

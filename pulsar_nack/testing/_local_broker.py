@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from copy import deepcopy
 from random import Random
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -171,7 +170,7 @@ class LocalBroker:
         async with self._changing:
             memory = self.files.inner
             assert isinstance(memory, MemoryFiles)
-            found = memory.after_crash() if power_cut else deepcopy(memory.after_kill()) if kill else None
+            found = memory.after_crash() if power_cut else memory.fork() if kill else None
             await self._close_topics()  # what this writes goes to the files of before
             self.files = FaultyFiles(memory.after_kill() if found is None else found)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 from pulsar_nack import MessageId
@@ -13,13 +12,11 @@ from pulsar_nack.consumer._durable import DurableNacks, Outcome
 from pulsar_nack.consumer._durable._records import EntryAcks, RangeAcks
 from pulsar_nack.consumer._durable._unsettled import Found
 from pulsar_nack.errors import LedgerError
-from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
-from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
-from pulsar_nack.ledger._memory_files import MemoryFiles
-from pulsar_nack.ledger._object_fault import FaultyObjects
+from pulsar_nack.ledger import LogStore
 from pulsar_nack.testing import ManualClock
+from tests.crash_homes import AnyHome
 
-FOLDER = Path("/state")
+STEPS = 30
 TTL_MS = 10_000_000
 MEMORY_MS = 500_000
 IDS = [
@@ -38,6 +35,13 @@ class Model:
 
     settled: set[MessageId] = field(default_factory=set)
     """Those whose acknowledgement was reported durable, and of which nothing was called for since."""
+
+    clock: ManualClock = field(default_factory=lambda: ManualClock(1_000))
+
+    def fork(self) -> Model:
+        """Return a copy."""
+        states = {message_id: states[:] for message_id, states in self.may_be.items()}
+        return Model(states, set(self.settled), ManualClock(self.clock.now_ms()))
 
     def tried(self, message_id: MessageId, found: Found | None) -> None:
         """A change was called for."""
@@ -61,22 +65,39 @@ class Model:
 
 
 class Run:
-    """One life of durable state over files that may fail or crash."""
+    """One life of durable state on a home that may fail or crash."""
 
-    def __init__(self, random: Random, files: FaultyFiles | FaultyObjects, clock: ManualClock, model: Model) -> None:
-        self.random = random
-        self.files = files
-        self.clock = clock
+    def __init__(self, home: AnyHome, model: Model, seed: int) -> None:
+        self.random = Random(seed)
+        self.home = home
         self.model = model
+        self.clock = model.clock
         self.compactions = 0
 
+    async def live(self) -> None:
+        """Live for a while."""
+        await self.play(STEPS)
+
+    async def live_on(self) -> None:
+        """Live for a shorter while."""
+        await self.play(STEPS // 2)
+
+    async def recover(self, _random: Random) -> None:
+        """Open what a crash left, compare it with the model, go on, twice, and check how much lies about."""
+        for _ in range(2):
+            await self.play(STEPS // 5)
+        async with await self.home.open() as store:
+            names = await store.names()
+        assert len(names) <= 5, names
+        assert "nacks-owner" in names
+
     async def play(self, steps: int) -> None:
-        """Open, check, do random things, close or crash."""
+        """Open, check, do random things, close."""
         async with await self._open_store() as store:
             try:
                 durable = await self._open(store)
             except LedgerError:
-                self.files.heal()
+                self.home.faults.heal()
                 durable = await self._open(store)
             self.model.check(durable.find, acked_again(durable))
             running = asyncio.create_task(durable.run())
@@ -88,18 +109,15 @@ class Run:
                 self.compactions += durable.journal.compactions
                 running.cancel()
                 (error,) = await asyncio.gather(running, return_exceptions=True)
-                if not self.files.is_crashed:
-                    assert isinstance(error, asyncio.CancelledError)
-                    await durable.aclose()
+                assert isinstance(error, asyncio.CancelledError)
+                await durable.aclose()
 
     async def _open_store(self) -> LogStore:
-        if isinstance(self.files, FaultyFiles):
-            return await LocalLogStore.open(FOLDER, max_segment_bytes=1024, threads=1, files=self.files)
         try:
-            return await ObjectLogStore.open(self.files, max_object_bytes=1024, threads=1, attempts=1)
+            return await self.home.open()
         except LedgerError:
-            self.files.heal()
-            return await ObjectLogStore.open(self.files, max_object_bytes=1024, threads=1, attempts=1)
+            self.home.faults.heal()
+            return await self.home.open()
 
     async def _open(self, store: LogStore) -> DurableNacks:
         return await DurableNacks.open(store, memory_ms=MEMORY_MS, ttl_ms=TTL_MS, clock=self.clock, compact_bytes=1_500)
@@ -109,8 +127,6 @@ class Run:
         chosen = self.random.sample(IDS, self.random.choice((1, 1, 2, 6)))
         await asyncio.gather(*(self._change(durable, message_id) for message_id in chosen))
         self.clock.advance(self.random.randrange(3))
-        if self.files.is_crashed:
-            raise SimulatedCrash
 
     async def _change(self, durable: DurableNacks, message_id: MessageId) -> None:
         chance, count = self.random.random(), self.random.randrange(100)
@@ -130,7 +146,7 @@ class Run:
         if error is None:
             self.model.durable(message_id, found)
         else:
-            assert isinstance(error, LedgerError) or self.files.is_crashed
+            assert isinstance(error, LedgerError)
 
 
 def acked_again(durable: DurableNacks) -> set[MessageId]:
@@ -151,11 +167,3 @@ def entries_of(item: RangeAcks) -> set[tuple[int, int, int]]:
     """Return the entries as ledger, entry, partition."""
     ledger, _, partition, _ = item.id
     return {(ledger, entry, partition) for first, last in item.ranges for entry in range(first, last + 1)}
-
-
-def count_operations(seed: int, steps: int) -> int:
-    """Return how many file operations a run without faults makes."""
-    run = Run(Random(seed), FaultyFiles(MemoryFiles()), ManualClock(1_000), Model())
-    asyncio.run(run.play(steps))
-    assert run.compactions > 0
-    return len(run.files.history)

@@ -11,8 +11,7 @@ from random import Random
 from pulsar_nack import LedgerError, Position
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import BatchSet, Cursor
-from pulsar_nack.testing import SimulatedCrash
-from tests.delayed.bucket.crash_homes import CrashHome
+from tests.crash_homes import AnyHome
 
 LEDGERS = {3: 9, 4: 12, 7: 1, 8: 14, 20: 7}
 BATCH = 4
@@ -31,6 +30,13 @@ class Model:
         self.steps: list[Messages] = [frozenset()]
         self.durable = 0
         self.properties: dict[str, set[str | None]] = {}
+
+    def fork(self) -> Model:
+        """Return a copy."""
+        copied = Model(self.seed, is_mixed=self.is_mixed)
+        copied.steps, copied.durable = self.steps[:], self.durable
+        copied.properties = {key: {*values} for key, values in self.properties.items()}
+        return copied
 
     @property
     def acked(self) -> Messages:
@@ -73,13 +79,13 @@ class Model:
 class Run:
     """The life of one process: opens the cursor a few times, does random things, and ends well or in a crash."""
 
-    def __init__(self, home: CrashHome, model: Model, seed: int, *, old_form: bool | None = None) -> None:
+    def __init__(self, home: AnyHome, model: Model, seed: int) -> None:
         self.home = home
         self.model = model
         self.random = Random(seed)
         chance = Random(model.seed)
         self.config = CursorConfig(
-            enable_lru_cache_max_unacked_ranges=(chance.random() < 0.8) if old_form is None else not old_form,
+            enable_lru_cache_max_unacked_ranges=chance.random() < 0.8,
             max_individual_ack_cache_bytes_per_cursor=chance.choice([0, 1_500, 3 << 20]),
             rollover_bytes=chance.choice([0, 600, 1_500, 1 << 20]),
             managed_ledger_cursor_max_entries_per_ledger=chance.choice([3, 20, 50_000]),
@@ -96,13 +102,10 @@ class Run:
             await self.home.open() as store,
             await Cursor.open(store, LEDGERS, self.config, start=(3, -1)) as self.cursor,
         ):
-            self._alive()
             self.model.check(await self.found())
             self.model.check_properties(dict(self.cursor.properties()))
             yield
-            self._alive()
             at = len(self.model.steps) - 1
-        self._alive()
         self.model.is_flushed(at)
 
     async def found(self) -> Messages:
@@ -113,13 +116,29 @@ class Run:
         assert self.cursor.backlog == len(ENTRIES) - len(whole)
         return frozenset(acked)
 
+    async def live(self) -> None:
+        """Live, over some restarts."""
+        await self.play(3, 12)
+
+    async def live_on(self) -> None:
+        """Live on for a while."""
+        await self.play(1, 4)
+
+    async def recover(self, random: Random) -> None:
+        """Open what a crash left, in one form or the other, and go on to the end."""
+        if random.random() < 0.2:
+            self.config = self.config.model_copy(update={"enable_lru_cache_max_unacked_ranges": False})
+        if random.random() < 0.3:
+            await self.live_on()
+        await self.finish()
+
     async def play(self, restarts: int, steps: int) -> None:
         """Live; when something cannot be read or written, nothing fails from then on."""
         for _ in range(restarts):
             try:
                 await self._play(steps)
             except LedgerError:
-                self.home.heal()
+                self.home.faults.heal()
                 await self._play(steps)
 
     async def finish(self) -> None:
@@ -145,11 +164,6 @@ class Run:
         async with self.opened():
             for _ in range(steps):
                 await self._step()
-                self._alive()
-
-    def _alive(self) -> None:
-        if self.home.is_crashed:
-            raise SimulatedCrash
 
     async def _step(self) -> None:
         names = ["ack", "some", "batch", "cumulative", "reset", "flush", "beside", "property", "switch", "look", "wait"]
@@ -211,7 +225,6 @@ class Run:
             await self.cursor.flush()
         except LedgerError:
             return
-        self._alive()
         self.model.is_flushed(at)
 
     async def _change_beside_flushes(self) -> None:
@@ -237,6 +250,5 @@ class Run:
             await (self.cursor.remove_property(key) if value is None else self.cursor.put_property(key, value))
         except LedgerError:
             return
-        self._alive()
         self.model.properties[key] = {value}
         assert self.cursor.properties().get(key) == value

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from obstore.store import MemoryStore
-
 from pulsar_nack.errors import LogExistsError, LogNotFoundError, LogStorageError
-from pulsar_nack.ledger import LocalLogStore, Log, LogStore
-from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
-from pulsar_nack.ledger._memory_files import MemoryFiles
-from pulsar_nack.ledger._object_fault import FaultyObjects
+from pulsar_nack.ledger import Log, LogStore
+from tests.crash_homes import AnyHome
 
-from .homes import content, open_objects
+from .homes import content
 
 _T = TypeVar("_T")
-FOLDER = Path("/some/logs")
 NAMES = ("a", "b")
+STEPS = 42
 
 
 @dataclass
@@ -48,18 +44,38 @@ class LogModel:
         self.durable, self.tried, self.is_there, self.is_sealed = records, [], True, is_sealed
 
 
+class Models(dict[str, LogModel]):
+    """What is known of all logs."""
+
+    def fork(self) -> Models:
+        """Return a copy."""
+        return Models((name, replace(it, durable=it.durable[:], tried=it.tried[:])) for name, it in self.items())
+
+
 class Run:
     """One run over files or objects that may fail or crash, with a model that outlives it."""
 
-    def __init__(
-        self, seed: int, files: FaultyFiles | FaultyObjects, models: dict[str, LogModel] | None = None
-    ) -> None:
+    def __init__(self, home: AnyHome, model: Models, seed: int) -> None:
+        self.home = home
+        self.model = model
         self.random = Random(seed)
-        self.files = files
-        self.models = models or {name: LogModel() for name in NAMES}
         self.logs: dict[str, Log] = {}
         self.is_late = False
         self._made = 0
+
+    async def live(self) -> None:
+        """Live for a while."""
+        await self.play(STEPS)
+
+    async def live_on(self) -> None:
+        """Live for a short while."""
+        await self.play(2)
+
+    async def recover(self, _random: Random | None = None) -> None:
+        """Open what a crash left, compare it with the model, go on for some steps, close, and look for leftovers."""
+        await self.play(3)
+        await self.play(0)
+        self.home.check_clean({name for name, model in self.model.items() if model.is_there})
 
     async def play(self, steps: int) -> None:
         """Open the store, check what is there, do random things, close."""
@@ -69,15 +85,13 @@ class Run:
                 await self._step(store, self.random.choice(NAMES))
 
     async def _open_store(self) -> LogStore:
-        if isinstance(self.files, FaultyFiles):
-            return await LocalLogStore.open(FOLDER, max_segment_bytes=1024, threads=1, files=self.files)
-        store = await self._try(open_objects(self.files, threads=1, attempts=2))
+        store = await self._try(self.home.open())
         if store is None:
-            self.files.heal()
-        return store or await open_objects(self.files, threads=1, attempts=2)
+            self.home.faults.heal()
+        return store or await self.home.open()
 
     async def _find(self, store: LogStore) -> None:
-        for name, model in list(self.models.items()):
+        for name, model in list(self.model.items()):
             if await self._is_listed(store, name):
                 try:
                     self.logs[name] = await self._open(store, name)
@@ -87,10 +101,10 @@ class Run:
                 else:
                     continue
             assert not model.is_there
-            self.models[name] = LogModel()
+            self.model[name] = LogModel()
 
     async def _step(self, store: LogStore, name: str) -> None:
-        log, model = self.logs.get(name), self.models[name]
+        log, model = self.logs.get(name), self.model[name]
         chance = self.random.random()
         if log is None:
             await self._create(store, name)
@@ -108,7 +122,7 @@ class Run:
         """Open a log; where that fails, nothing fails from then on."""
         log = await self._try(store.open_log(name))
         if log is None:
-            self.files.heal()
+            self.home.faults.heal()
             log = await store.open_log(name)
         return await self._compare(log)
 
@@ -116,35 +130,35 @@ class Run:
         try:
             found = await content(log)
         except LogStorageError:
-            self.files.heal()
+            self.home.faults.heal()
             found = await content(log)
-        self.models[log.name].check(found, is_sealed=log.is_sealed)
-        self.models[log.name].know(found, is_sealed=log.is_sealed)
+        self.model[log.name].check(found, is_sealed=log.is_sealed)
+        self.model[log.name].know(found, is_sealed=log.is_sealed)
         return log
 
     async def _is_listed(self, store: LogStore, name: str) -> bool:
         names = await self._try(store.names())
         if names is None:
-            self.files.heal()
+            self.home.faults.heal()
             names = await store.names()
         return name in names
 
     async def _create(self, store: LogStore, name: str) -> None:
-        self.models[name] = LogModel(is_there=None)
+        self.model[name] = LogModel(is_there=None)
         try:
             log = await self._try(store.create(name))
         except LogExistsError:  # a creation came late
             assert self.is_late
             log = None
         if log is not None:
-            self.models[name].is_there = True
+            self.model[name].is_there = True
             self.logs[name] = log
             assert (log.length, log.is_sealed) == (0, False)
         elif await self._is_listed(store, name):
             self.logs[name] = await self._open(store, name)
 
     async def _delete(self, store: LogStore, log: Log) -> None:
-        model = self.models[log.name]
+        model = self.model[log.name]
         model.is_there = None
         del self.logs[log.name]
         try:
@@ -157,31 +171,25 @@ class Run:
             self.logs[log.name] = await self._open(store, log.name)
 
     async def _seal(self, log: Log) -> None:
-        model = self.models[log.name]
+        model = self.model[log.name]
         model.is_sealed = None
         await self._try(log.seal())
         if log.is_sealed:
             model.is_sealed = True
             model.tried.clear()
-        elif not self.files.is_crashed:
-            model.is_sealed = None
 
     async def _append(self, log: Log, tasks: int) -> None:
-        model = self.models[log.name]
         groups = [[self._record() for _ in range(self.random.choice((1, 1, 3)))] for _ in range(tasks)]
-        appends = (log.append_many(records) for records in groups)
-        results = await asyncio.gather(*appends, return_exceptions=True)
-        for records, result in zip(groups, results, strict=True):
-            if isinstance(result, int):
-                assert result == len(model.durable)
-                model.durable += records
-                model.tried.clear()
-            else:
-                assert isinstance(result, LogStorageError | SimulatedCrash)
-                model.tried.append(records)
-        if self.files.is_crashed:
-            raise SimulatedCrash
-        assert log.length == len(model.durable)
+        await asyncio.gather(*(self._append_records(log, records) for records in groups))
+        assert log.length == len(self.model[log.name].durable)
+
+    async def _append_records(self, log: Log, records: list[bytes]) -> None:
+        model = self.model[log.name]
+        model.tried.append(records)
+        with suppress(LogStorageError):
+            assert await log.append_many(records) == len(model.durable)
+            model.durable += records
+            del model.tried[: model.tried.index(records) + 1]
 
     def _record(self) -> bytes:
         self._made += 1
@@ -192,33 +200,3 @@ class Run:
             return await work
         except LogStorageError:
             return None
-
-
-def count_operations(seed: int, steps: int, files: FaultyFiles | FaultyObjects | None = None) -> int:
-    """Return how many operations a run without faults makes, on files in memory if no others are given."""
-    run = Run(seed, files or FaultyFiles(MemoryFiles()))
-    asyncio.run(run.play(steps))
-    return len(run.files.history)
-
-
-def check_clean(files: MemoryFiles, models: dict[str, LogModel]) -> None:
-    """After the last run was closed nothing lies about but the logs that are there, and their locks."""
-    there = [name for name, model in models.items() if model.is_there]
-    for path in files.tree():
-        folder, _, rest = path.removeprefix(f"{FOLDER}/").partition("/")
-        if rest:
-            assert folder.removesuffix(".log") in there
-            assert rest.endswith(".segment")
-        else:
-            assert folder.removesuffix(".lock") in there
-
-
-def check_clean_objects(store: MemoryStore, models: dict[str, LogModel]) -> None:
-    """After the last run was closed there are few objects, those of the logs that are there and one catalog."""
-    there = [name for name, model in models.items() if model.is_there]
-    paths = [item["path"] for item in store.list().collect()]
-    assert sum(path.startswith("catalog/") for path in paths) == 1
-    for path in paths:
-        folder, _, rest = path.partition("/")
-        assert folder == "catalog" or rest.partition(".")[0] in there
-    assert len(paths) <= 1 + 25 * len(there)

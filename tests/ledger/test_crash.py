@@ -1,8 +1,7 @@
-"""Crashes at every file operation of random runs, failures at every one, and a real process that is killed."""
+"""Crashes and failures at every operation of random runs, on files and on objects, and a process that is killed."""
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import subprocess
 import sys
@@ -13,86 +12,74 @@ import pytest
 
 from pulsar_nack.errors import LogStorageError
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
-from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.testing import FaultyFiles, MemoryFiles
+from tests.crash_homes import (
+    CHANGING,
+    FOLDER,
+    HOMES,
+    ObjectHome,
+    crash_again_and_again,
+    crash_everywhere,
+    fail_everywhere,
+    play,
+)
+from tests.tiers import sample, seeds
 
-from .runs import FOLDER, LogModel, Run, check_clean, count_operations
-
-STEPS = 14
-
-
-def run_until_crash(run: Run, at: int, steps: int, *, after: bool) -> None:
-    """Run, and crash at an operation, unless the run ends before it."""
-    run.files.crash(at, after=after)
-    try:
-        asyncio.run(run.play(steps))
-    except SimulatedCrash:
-        assert run.files.is_crashed
-
-
-def recover(files: MemoryFiles, models: dict[str, LogModel], seed: int, steps: int = 3) -> MemoryFiles:
-    """Open what a crash left, compare with the model, go on for some steps, close, and look for leftovers."""
-    run = Run(seed, FaultyFiles(files), models)
-    asyncio.run(run.play(steps))
-    check_clean(files, run.models)
-    return files
+from .runs import NAMES, LogModel, Models, Run
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_crash_at_every_operation(seed: int) -> None:
+def start(kind: str, seed: int, random: Random | None = None) -> Run:
+    """Return a run on a new home."""
+    return Run(HOMES[kind](random or Random(f"{seed}")), Models({name: LogModel() for name in NAMES}), seed)
+
+
+@pytest.mark.parametrize("seed", seeds(range(6)))
+@pytest.mark.parametrize("kind", HOMES)
+def test_crash_at_every_change(kind: str, seed: int) -> None:
     """Wherever a run crashes, all that was reported durable is found, in order, once, and nothing is left over."""
-    operations = count_operations(seed, STEPS)
-    assert operations > 70
-    for at in range(operations):
-        run = Run(seed, FaultyFiles(MemoryFiles(Random(f"{seed} {at}")), most_per_write=100))
-        run_until_crash(run, at, STEPS, after=bool((seed + at) % 2))
-        assert isinstance(run.files.inner, MemoryFiles)
-        recover(run.files.inner.after_crash(), run.models, seed + 1)
+    crash_everywhere(start(kind, seed), seed, 90)
 
 
-@pytest.mark.parametrize("seed", range(100, 104))
-def test_crash_while_recovering(seed: int) -> None:
+@pytest.mark.parametrize("seed", seeds(range(50, 54)))
+def test_crash_while_a_put_is_on_its_way(seed: int) -> None:
+    """A put that a crash came before arrives when the next opening has begun, or later: never to be seen halfway."""
+    run = start("object", seed)
+    assert isinstance(run.home, ObjectHome)
+    home = run.home
+    found: list[tuple[ObjectHome, Models]] = []
+
+    def watch(moment: str, request: str) -> None:
+        if request == "create" and moment == "before":
+            found.append((home.fork(Random(f"{seed} {len(found)}")), run.model.fork()))
+        elif request == "create":
+            there = found[-1][0].content()
+            found[-1][0].objects.late += [(key, data) for key, data in home.content().items() if key not in there]
+
+    home.faults.watch(watch)
+    play(run.live())
+    for left, model in sample(found):
+        objects = left.objects
+        objects.call(left.random.randrange(16), objects.land)
+        again = Run(left, model, seed + 1)
+        again.is_late = True
+        play(again.play(3))
+        objects.land()
+        play(Run(left, again.model, seed + 2).recover())
+
+
+@pytest.mark.parametrize("seed", seeds(range(100, 104)))
+@pytest.mark.parametrize("kind", HOMES)
+def test_crash_while_recovering(kind: str, seed: int) -> None:
     """More crashes, of process or machine, while what the last one left is being opened, lose nothing either."""
-    operations = count_operations(seed, STEPS)
-    for at in range(0, operations, 3):
-        random = Random(f"{seed} {at}")
-        run = Run(seed, FaultyFiles(MemoryFiles(random)))
-        run_until_crash(run, at, STEPS, after=bool(at % 2))
-        for again in range(3):
-            assert isinstance(run.files.inner, MemoryFiles)
-            is_kill = random.random() < 0.5
-            found = run.files.inner.after_kill() if is_kill else run.files.inner.after_crash()
-            run = Run(seed + again, FaultyFiles(found), run.models)
-            run_until_crash(run, random.randrange(25), 2, after=bool(again % 2))
-        assert isinstance(run.files.inner, MemoryFiles)
-        recover(run.files.inner.after_crash(), run.models, seed)
+    crash_again_and_again(start(kind, seed), seed, 40, most=30, kills=0.5)
 
 
-@pytest.mark.parametrize("seed", range(200, 204))
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_failure_at_every_operation_and_a_crash_later(seed: int, number: int) -> None:
-    """An operation fails, the run goes on, and crashes later: what was reported durable is there all the same."""
-    operations = count_operations(seed, STEPS)
-    changing = (
-        "create",
-        "write",
-        "truncate",
-        "sync",
-        "sync_folder",
-        "rename",
-        "remove",
-        "make_folder",
-        "remove_folder",
-    )
-    skip = 6
-    while skip < operations:
-        random = Random(f"{seed} {skip}")
-        run = Run(seed, FaultyFiles(MemoryFiles(random), most_per_write=100))
-        run.files.fail(number, *changing, skip=skip, times=random.choice((1, 2, 5)))
-        run_until_crash(run, 2 * skip + random.randrange(operations), STEPS, after=bool(skip % 2))
-        assert isinstance(run.files.inner, MemoryFiles)
-        recover(run.files.inner.after_crash(), run.models, seed + 1)
-        skip += 3
+@pytest.mark.parametrize("seed", seeds(range(200, 204)))
+@pytest.mark.parametrize("kind", HOMES)
+def test_failure_at_every_operation_and_a_crash_later(kind: str, seed: int) -> None:
+    """Operations fail, or answers are lost, the run goes on, and crashes later: what was reported is there."""
+    chosen = [CHANGING] if kind == "local" else [(), ("create",), ("get",), ("delete",), ("list", "get")]
+    fail_everywhere(lambda random: start(kind, seed, random), seed, 30, most=60, chosen=chosen)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -111,10 +98,11 @@ async def test_a_failed_sync_that_looks_good_to_the_next_opening(seed: int) -> N
         assert await (await store.open_log("a")).read(0, 0) == [b"x" * 100]
 
 
-async def test_killed_process(tmp_path: Path) -> None:
-    """A process that is killed while it appends, three times: all that it reported is there, once, in order."""
+@pytest.mark.parametrize("kills", [pytest.param([40], marks=pytest.mark.smoke), *seeds([[40, 100, 3]], fast=0)])
+async def test_killed_process(tmp_path: Path, kills: list[int]) -> None:
+    """A process that is killed while it appends, once or three times: all it reported is there, once, in order."""
     reported: dict[int, bytes] = {}
-    for lines in (40, 100, 3):
+    for lines in kills:
         command = [sys.executable, "-m", "tests.ledger.writer", str(tmp_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
             assert process.stdout is not None
@@ -129,7 +117,7 @@ async def test_killed_process(tmp_path: Path) -> None:
     async with await LocalLogStore.open(tmp_path) as store:
         log = await store.open_log("a")
         found = [record.data.rstrip() async for record in log.records()]
-    assert len(reported) >= 143
+    assert len(reported) >= sum(kills)
     assert all(found[number] == record for number, record in reported.items())
     assert len(set(found)) == len(found)
     per_task: dict[bytes, int] = {}

@@ -18,7 +18,7 @@ from pulsar_nack import (
     LogStorageError,
     LogVersionError,
 )
-from pulsar_nack.ledger import DamagedLog, LocalLogStore, Log, Record, SalvagingStore
+from pulsar_nack.ledger import DamagedLog, LocalLogStore, Log, Record, SalvagingStore, _segment
 from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_salt
 
 GROUPS = ((b"zero", b"one"), (b"two",), (b"three" * 9, b"four", b""), (b"six",), (b"seven", b"eight"))
@@ -123,14 +123,15 @@ async def test_up_to_the_damage(store: LocalLogStore) -> None:
             await log.read(0, 8)
 
 
-async def test_damage_up_to_the_end(store: LocalLogStore) -> None:
+async def test_damage_up_to_the_end(store: LocalLogStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where damage reaches the end, at least one record counts as lost, so that reading to the end meets it."""
+    monkeypatch.setattr(_segment, "MAX_BODY", 1 << 18)  # what is longer than any frame need not be 16 MiB
     (file,) = await write(store)
     whole = file.read_bytes()
     at = begins()
     for name, data, length in (
-        ("heads", whole[: at[3]] + b"?" * 30 + whole[at[3] + 30 : at[4]] + b"?" * 40 + bytes(1 << 25), 7),
-        ("frame missing", whole[: at[1]] + whole[at[2] : at[3]] + b"?" * (1 << 25), 7),
+        ("heads", whole[: at[3]] + b"?" * 30 + whole[at[3] + 30 : at[4]] + b"?" * 40 + bytes(1 << 19), 7),
+        ("frame missing", whole[: at[1]] + whole[at[2] : at[3]] + b"?" * (1 << 19), 7),
     ):
         file.write_bytes(data)
         async with await store.open_damaged("a") as log:

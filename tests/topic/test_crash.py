@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from random import Random
 
 import pytest
 
-from pulsar_nack import BucketConfig, LedgerError, MessageId, PulsarNackError
+from pulsar_nack import BucketConfig, LedgerError, MessageId
 from pulsar_nack.config import CursorConfig, TopicConfig
-from pulsar_nack.ledger import _local_store
-from pulsar_nack.testing import ManualClock, SimulatedCrash, run
+from pulsar_nack.testing import ManualClock
 from pulsar_nack.topic import LocalPort, LocalTopic
-from tests.delayed.bucket.crash_homes import Inline, LocalCrashHome
+from tests.crash_homes import CHANGING, AnyHome, Home, crash_everywhere, play
+from tests.tiers import seeds
 
 CONFIG = TopicConfig(
     max_entries_per_ledger=3,
@@ -25,15 +24,8 @@ IN_BUCKETS = BucketConfig(
     delayed_delivery_tracker_factory_class_name="bucket", delayed_delivery_min_index_count_per_bucket=2
 )
 LATER_MS = 1_000_000
-LEAST = 500
-"""Crash points at the least."""
-
-
-@pytest.fixture(autouse=True)
-def _inline(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Let the work on files be done where it is asked for: each run is the same."""
-    caplog.set_level(logging.CRITICAL, logger="asyncio")
-    monkeypatch.setattr(_local_store, "ThreadPoolExecutor", Inline)
+LEAST = 125
+"""Crash points of each of four lives, at the least: 500 in all."""
 
 
 class Model:
@@ -45,6 +37,13 @@ class Model:
         self.is_subscribed = False
         self.acked: set[bytes] = set()
         self.flushed: set[bytes] = set()
+
+    def fork(self) -> Model:
+        """Return a copy."""
+        copied = Model()
+        copied.begun, copied.published, copied.is_subscribed = set(self.begun), set(self.published), self.is_subscribed
+        copied.acked, copied.flushed = set(self.acked), set(self.flushed)
+        return copied
 
     def check(self, delivered: Counter[bytes]) -> None:
         """Compare with what comes in all after a crash: once each, all that has to, and nothing that must not."""
@@ -58,13 +57,23 @@ class Model:
 class Life:
     """A process that publishes, receives, acknowledges and flushes at random, over some restarts."""
 
-    def __init__(self, home: LocalCrashHome, model: Model, seed: int) -> None:
+    def __init__(self, home: AnyHome, model: Model, seed: int) -> None:
         self.home = home
         self.model = model
         self.random = Random(seed)
         self.clock = ManualClock(1_000)
 
-    async def play(self, restarts: int = 3, steps: int = 10) -> None:
+    async def live(self) -> None:
+        """Live, over some restarts."""
+        await self.play(3)
+
+    live_on = live
+
+    async def recover(self, _random: Random) -> None:
+        """Receive everything that a crash left."""
+        await drain(self.home, self.model)
+
+    async def play(self, restarts: int, steps: int = 10) -> None:
         """Live."""
         for _ in range(restarts):
             store = await self.home.open()
@@ -99,7 +108,7 @@ class Life:
             self.model.flushed = acked
 
 
-async def drain(home: LocalCrashHome, model: Model) -> None:
+async def drain(home: AnyHome, model: Model) -> None:
     """Receive everything that there is, when everything is due, and acknowledge it."""
     delivered: Counter[bytes] = Counter()
     store = await home.open()
@@ -121,53 +130,22 @@ async def drain(home: LocalCrashHome, model: Model) -> None:
         assert list(topic.ledgers)[-1] == last.ledger
 
 
-def live(life: Life) -> None:
-    """Live until the end, or the crash."""
-    try:
-        run(life.play())
-    except (SimulatedCrash, PulsarNackError, BaseExceptionGroup):
-        assert life.home.is_crashed
-
-
-def crash_at(seed: int, step: int) -> int:
-    """Crash lives at each operation that changes something, or some of them; return at how many."""
-    life = Life(LocalCrashHome(Random(seed)), Model(), seed)
-    live(life)
-    assert not life.home.is_crashed
-    run(drain(life.home.found(), life.model))
-    points = life.home.changes()[seed % step :: step]
-    for at in points:
-        random = Random(f"{seed} {at}")
-        life = Life(LocalCrashHome(random), Model(), seed)
-        life.home.crash(at, after=random.random() < 0.5)
-        live(life)
-        run(drain(life.home.found(), life.model))
-    return len(points)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_crashed_at_some_operations(seed: int) -> None:
+@pytest.mark.parametrize("seed", seeds((2, 0, 1, 3)))
+def test_crash_at_every_change(seed: int) -> None:
     """Whatever operation is the last one, what was published is there, what was flushed as acknowledged is so."""
-    assert crash_at(seed, 6) >= 20
+    crash_everywhere(Life(Home(Random(seed)), Model(), seed), seed, LEAST)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_crashed_at_every_operation() -> None:
-    """The same at each operation of several lives."""
-    assert sum(crash_at(seed, 1) for seed in range(4)) >= LEAST
-
-
-def test_operations_that_fail_lose_nothing() -> None:
+@pytest.mark.parametrize("seed", seeds(range(25), fast=5))
+def test_operations_that_fail_lose_nothing(seed: int) -> None:
     """Where operations on files fail now and then, calls raise, and what was reported is there in the end."""
-    for seed in range(25):
-        random = Random(seed)
-        life = Life(LocalCrashHome(random), Model(), seed)
-        life.home.fail(random.randint(20, 300), random.randint(1, 3))
-        for _ in range(3):
-            try:
-                run(life.play(1))
-            except LedgerError:
-                life.home.heal()
-        life.home.heal()
-        run(drain(life.home.found(), life.model))
+    random = Random(seed)
+    life = Life(Home(random), Model(), seed)
+    life.home.fail(CHANGING, random.randint(20, 300), random.randint(1, 3))
+    for _ in range(3):
+        try:
+            play(life.play(1))
+        except LedgerError:
+            life.home.faults.heal()
+    life.home.faults.heal()
+    play(drain(life.home.fork(random), life.model))

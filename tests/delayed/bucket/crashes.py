@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
+from copy import copy
 from random import Random
 
 from pulsar_nack import BucketDelayedDeliveryTracker, LedgerError, LogDelayedCursor, LogSnapshotStorage, Position
 from pulsar_nack.delayed.bucket._keys import named_snapshots
-from pulsar_nack.testing import ManualClock, SimulatedCrash
+from pulsar_nack.testing import ManualClock
+from tests.crash_homes import AnyHome
 
-from .crash_homes import CrashHome
 from .stage import config_of
 
 
@@ -28,6 +29,15 @@ class Model:
         self.marked = Position(0, -1)
         self.marking = Position(0, -1)
         self._ledger = 1
+
+    def fork(self) -> Model:
+        """Return a copy."""
+        copied = copy(self)
+        copied.clock = ManualClock(self.clock.now_ms())
+        copied.times = dict(self.times)
+        copied.delivered, copied.cleared = set(self.delivered), set(self.cleared)
+        copied.maybe_cleared, copied.sealed = set(self.maybe_cleared), set(self.sealed)
+        return copied
 
     @property
     def wanted(self) -> list[Position]:
@@ -71,7 +81,7 @@ class Model:
 class Run:
     """The life of one process: opens the tracker a few times, does random things, and ends well or in a crash."""
 
-    def __init__(self, home: CrashHome, model: Model, seed: int) -> None:
+    def __init__(self, home: AnyHome, model: Model, seed: int) -> None:
         self.home = home
         self.model = model
         self.random = Random(seed)
@@ -99,7 +109,6 @@ class Run:
                 self.storage, self.cursor, self.config, clock=self.model.clock
             ) as self.tracker,
         ):
-            self._alive()
             held = self._held()
             self.model.check(held, self.cursor.mark_delete_position)
             await self.idle()
@@ -108,13 +117,28 @@ class Run:
             yield
             self._note()
 
+    async def live(self) -> None:
+        """Live, over a restart."""
+        await self.play(2, 14)
+
+    async def live_on(self) -> None:
+        """Live on for a while."""
+        await self.play(1, 4)
+
+    async def recover(self, random: Random) -> None:
+        """Open what a crash left, perhaps some time later, go on for a while, and let everything come out."""
+        self.model.clock.advance(random.choice([0, 0, 10, 200]))
+        if random.random() < 0.3:
+            await self.live_on()
+        await self.finish(4)
+
     async def play(self, restarts: int, steps: int) -> None:
         """Live; when it cannot be opened, nothing fails from then on."""
         for _ in range(restarts):
             try:
                 await self._play(steps)
             except LedgerError:
-                self.home.heal()
+                self.home.faults.heal()
                 await self._play(steps)
 
     async def _play(self, steps: int) -> None:
@@ -122,7 +146,6 @@ class Run:
             for _ in range(steps):
                 await self._step()
                 self._note()
-                self._alive()
 
     async def finish(self, steps: int = 0) -> None:
         """Live on for some steps, and let everything come out; then nothing is left of the index."""
@@ -163,13 +186,8 @@ class Run:
         assert len(names) == len(ids) + 1
 
     async def idle(self) -> None:
-        """Wait for storage, or for the crash."""
+        """Wait for storage."""
         await self.tracker.wait_until_idle()
-        self._alive()
-
-    def _alive(self) -> None:
-        if self.home.is_crashed:
-            raise SimulatedCrash
 
     def _held(self) -> set[Position]:
         return {Position(*each) for each in self.tracker._index.pending}

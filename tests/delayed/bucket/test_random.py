@@ -7,6 +7,7 @@ import random
 import pytest
 
 from pulsar_nack import Position
+from tests.tiers import is_fast
 
 from .stage import Stage
 
@@ -77,12 +78,12 @@ async def play(stage: Stage, model: Model, steps: int, *, faulty: bool) -> None:
         stage.check()
 
 
-ON_FILES = [pytest.param("local", seed, marks=[pytest.mark.slow] if seed >= 5 else []) for seed in range(25)]
-IN_MEMORY = [("memory", seed) for seed in range(25)]
+RUNS = [(seed, faulty) for seed in range(25) for faulty in (False, True)]
+PARAMETERS = [pytest.param("memory", *run, marks=[pytest.mark.slow] * (at >= 12)) for at, run in enumerate(RUNS)]
+PARAMETERS += [pytest.param("local", *run, marks=[pytest.mark.slow] * (at >= 4)) for at, run in enumerate(RUNS)]
 
 
-@pytest.mark.parametrize("faulty", [False, True])
-@pytest.mark.parametrize(("home", "seed"), [*IN_MEMORY, *ON_FILES], indirect=["home"])
+@pytest.mark.parametrize(("home", "seed", "faulty"), PARAMETERS, indirect=["home"])
 async def test_random_runs(home: str, seed: int, faulty: bool) -> None:
     """Nothing is lost, early or twice, over restarts, merges, trims and faults; in the end storage is empty."""
     model = Model(seed)
@@ -101,7 +102,7 @@ async def test_random_runs(home: str, seed: int, faulty: bool) -> None:
             for position in [each for each in sorted(model.times) if each not in model.delivered]:
                 model.offer(stage, position)
             assert stage.count == len(model.held)
-            await play(stage, model, 120, faulty=faulty)
+            await play(stage, model, 40 if is_fast() else 120, faulty=faulty)
     for each in (stage.storage.faults, stage.cursor.faults):
         each.fail.clear()
         each.fail_after.clear()

@@ -1,0 +1,285 @@
+"""What the tests of crashes share: homes of logs, and what a crash at any operation of a run leaves of them.
+
+A run is played once, to its end. At each operation that changes something, its home and its model are copied, as they
+are at that instant. So what a crash leaves is compared with what had been reported until then; only the recovery is
+played once for each crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from random import Random
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, TypeVarTuple, Unpack
+
+from obstore.store import MemoryStore
+
+from pulsar_nack import Fixed
+from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
+from pulsar_nack.testing import FaultyFiles, FaultyObjects, MemoryFiles, VirtualClockEventLoop
+from tests.tiers import is_fast, sample
+
+FOLDER = Path("/some/logs")
+CHANGING = (
+    "create",
+    "write",
+    "truncate",
+    "sync",
+    "sync_folder",
+    "rename",
+    "remove",
+    "make_folder",
+    "remove_folder",
+    "delete",
+)
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+_M = TypeVar("_M", bound="Forkable")
+
+
+class _Loop(VirtualClockEventLoop):
+    """Does the work of threads itself, when nothing else is left to do: what was reported before is known by then."""
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
+    ) -> asyncio.Future[_T]:
+        done: asyncio.Future[_T] = self.create_future()
+        self.call_later(1e-6, self._work, done, func, *args)
+        return done
+
+    def _work(self, done: asyncio.Future[_T], func: Callable[[Unpack[_Ts]], _T], *args: *_Ts) -> None:
+        try:
+            result = func(*args)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            if not done.done():
+                done.set_exception(error)
+        else:
+            if not done.done():
+                done.set_result(result)
+
+
+def play(life: Coroutine[Any, Any, _T]) -> _T:
+    """Run on virtual time and without threads, so that each run is the same."""
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(life)
+
+
+class Forkable(Protocol):
+    """A model of what a run does; a copy of it is what is known at the time of a crash."""
+
+    def fork(self) -> Self:
+        """Return a copy."""
+        ...
+
+
+class Home:
+    """Logs in a folder on simulated files, of which a crash may leave anything that was not synced."""
+
+    def __init__(self, random: Random, files: MemoryFiles | None = None) -> None:
+        self.random = random
+        self.memory = files or MemoryFiles(random)
+        self.files = FaultyFiles(self.memory, most_per_write=400)
+
+    @property
+    def faults(self) -> FaultyFiles | FaultyObjects:
+        """Return what makes its operations fail."""
+        return self.files
+
+    def fork(self, random: Random, *, is_killed: bool = False) -> Self:
+        """Return what the next process finds when the machine crashes now, or where only the process was killed."""
+        found = self.memory.fork(random)
+        return type(self)(random, found if is_killed else found.after_crash())
+
+    def fail(self, operations: Sequence[str], skip: int, times: float) -> None:
+        """Let some operations fail, after others have passed."""
+        self.files.fail(self.random.choice([errno.ENOSPC, errno.EIO]), *operations, skip=skip, times=times)
+
+    async def open(self) -> LogStore:
+        """Open the store of logs."""
+        return await LocalLogStore.open(FOLDER, max_segment_bytes=1024, threads=1, files=self.files)
+
+    def check_clean(self, logs: set[str]) -> None:
+        """Check that nothing lies there but these logs, and locks of some of them."""
+        for path in self.memory.tree():
+            folder, _, rest = path.removeprefix(f"{FOLDER}/").partition("/")
+            if rest:
+                assert folder.removesuffix(".log") in logs
+                assert rest.endswith(".segment")
+            else:
+                assert folder.removesuffix(".lock") in logs
+
+
+class ObjectHome:
+    """Logs on object storage, where all that a request has done is there."""
+
+    def __init__(self, random: Random, content: Mapping[str, bytes] | None = None) -> None:
+        self.random = random
+        self._store = MemoryStore()
+        for path, data in (content or {}).items():
+            self._store.put(path, data)
+        self.objects = FaultyObjects(self._store, random=random)
+
+    @property
+    def faults(self) -> FaultyFiles | FaultyObjects:
+        """Return what makes its requests fail."""
+        return self.objects
+
+    def content(self) -> dict[str, bytes]:
+        """Return all objects by their paths."""
+        paths = [item["path"] for item in self._store.list().collect()]
+        return {path: bytes(self._store.get(path).bytes()) for path in paths}
+
+    def fork(self, random: Random, *, is_killed: bool = False) -> Self:
+        """Return what the next process finds: what there is."""
+        return type(self)(random, self.content())
+
+    def fail(self, operations: Sequence[str], skip: int, times: float) -> None:
+        """Let some requests fail, after others have passed, or their answers be lost."""
+        is_done = self.random.random() < 0.5
+        self.objects.fail(errno.EIO, *operations, skip=skip, times=times, is_done=is_done)
+
+    async def open(self) -> LogStore:
+        """Open the store of logs."""
+        return await ObjectLogStore.open(
+            self.objects, max_object_bytes=2048, max_small_objects=5, threads=1, attempts=2, backoff=Fixed(0)
+        )
+
+    def check_clean(self, logs: set[str]) -> None:
+        """Check that nothing lies there but these logs, of few objects each, and the catalog."""
+        paths = self.content().keys()
+        assert sum(path.startswith("catalog/") for path in paths) == 1
+        folders = {path.split("/")[1] for path in paths if path.startswith("logs/")}
+        assert {folder.rpartition(".")[0] for folder in folders} == logs
+        assert len(folders) == len(logs)
+        assert len(paths) <= 1 + 25 * len(logs)
+
+
+AnyHome = Home | ObjectHome
+HOMES: dict[str, Callable[[Random], AnyHome]] = {"local": Home, "object": ObjectHome}
+
+
+class Run(Protocol[_M]):
+    """The life of one process on a home, beside a model that outlives it; made of both and a seed."""
+
+    home: AnyHome
+    model: _M
+
+    def __init__(self, home: AnyHome, model: _M, seed: int) -> None: ...
+
+    async def live(self) -> None:
+        """Live a whole life, in which crashes are of interest."""
+        ...
+
+    async def live_on(self) -> None:
+        """Open what a crash left, and do a few things."""
+        ...
+
+    async def recover(self, random: Random) -> None:
+        """Open what a crash left, compare it with the model, go on to the end, and check that nothing lies about."""
+        ...
+
+
+class Crash(NamedTuple, Generic[_M]):
+    """What one crash left, and what was known then."""
+
+    random: Random
+    home: AnyHome
+    model: _M
+
+
+def crashes(
+    run: Run[_M], life: Coroutine[Any, Any, None], seed: object, *, only: int | None = None, kills: float = 0
+) -> list[Crash[_M]]:
+    """Play a life to its end; return what a crash leaves at each operation that changes something, before or after it.
+
+    :param only: at the operation with this number only
+    :param kills: the share of the crashes of only the process
+    """
+    found: list[Crash[_M]] = []
+    number = -1
+
+    def watch(moment: str, operation: str) -> None:
+        nonlocal number
+        if operation in CHANGING:
+            number += moment == "before"
+            random = Random(f"{seed} {number}")
+            if only in (None, number) and moment == random.choice(("before", "after")):
+                home = run.home.fork(random, is_killed=random.random() < kills)
+                found.append(Crash(random, home, run.model.fork()))
+
+    run.home.faults.watch(watch)
+    play(life)
+    return found
+
+
+def recover(run: Run[_M], crash: Crash[_M], seed: int) -> None:
+    """Let another process go on with what a crash left."""
+    play(type(run)(crash.home, crash.model, seed).recover(crash.random))
+
+
+def crash_everywhere(run: Run[_M], seed: int, least: int, *, most: int | None = None, kills: float = 0) -> None:
+    """Crash a run at its operations that change something, of which there are so many at the least.
+
+    :param most: at so many of them
+    """
+    found = crashes(run, run.live(), seed, kills=kills)
+    assert len(found) >= least
+    for crash in sample(_some(found, most or len(found)), most=8):
+        recover(run, crash, seed + 1)
+
+
+def crash_again_and_again(run: Run[_M], seed: int, least: int, *, most: int, kills: float = 0) -> None:
+    """Crash a run, and three times those that open what it left.
+
+    :param least: how often one crashes at the least
+    :param most: how often the first one does
+    """
+    total = 0
+    for crash in sample(_some(crashes(run, run.live(), seed, kills=kills), most), least=2):
+        total += 1
+        for again in range(3):
+            recovering = type(run)(crash.home, crash.model, seed + again)
+            at = crash.random.randrange(20)
+            found = crashes(recovering, recovering.live_on(), f"{seed} {total}", only=at, kills=kills)
+            if not found:
+                break  # it ended before
+            crash = found[0]
+            total += 1
+        recover(run, crash, seed)
+    assert is_fast() or total >= least
+
+
+def fail_everywhere(
+    start: Callable[[Random], Run[_M]],
+    seed: int,
+    least: int,
+    *,
+    most: int,
+    chosen: Sequence[Sequence[str]] = (CHANGING,),
+) -> None:
+    """Let operations fail, once or a few times, and the run crash later.
+
+    :param least: how often it crashes at the least
+    :param most: how many operations are the first to fail
+    :param chosen: sorts of operations, of which one is chosen to fail
+    """
+    run = start(Random(seed))
+    total = 0
+    for number in sample(_some(range(len(crashes(run, run.live(), seed))), most), least=3):
+        random = Random(f"{seed} {number}")
+        run = start(random)
+        operations = random.choice(chosen)
+        run.home.fail(operations, number if operations is CHANGING else number // 2, random.choice([1, 1, 2, 5]))
+        for crash in crashes(run, run.live(), seed, only=number + random.randrange(40)):
+            total += 1
+            recover(run, crash, seed + 1)
+    assert is_fast() or total >= least
+
+
+def _some(points: Sequence[_T], most: int) -> Sequence[_T]:
+    """Return not more points than this, all over a matrix."""
+    return points[:: -(-len(points) // most)]
