@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import sys
@@ -137,7 +138,10 @@ def same_part(one: str, other: str) -> bool:
     return one.split(".")[1:2] == other.split(".")[1:2]
 
 
-ALL_IMPORTS = [found for file in FILES for found in imports_of(file)]
+@functools.cache
+def all_imports() -> list[Import]:
+    """Return the imports of all files."""
+    return [found for file in FILES for found in imports_of(file)]
 
 
 def load(name: str) -> ModuleType:
@@ -211,7 +215,7 @@ def test_arrows_point_down() -> None:
     """A part imports itself and what lies below it, never what lies beside or above."""
     wrong = [
         found
-        for found in ALL_IMPORTS
+        for found in all_imports()
         if found.imported.startswith("pulsar_nack")
         and not same_part(found.importer, found.imported)
         and layer_of(found.imported) >= layer_of(found.importer)
@@ -224,7 +228,7 @@ def test_arrows_point_down() -> None:
 def test_the_core_knows_no_consumer(part: str) -> None:
     """The parts below never import consumers, the command line, the integrations or the test tools."""
     above = {"consumer", "cli", "observe", "testing", "topic", "wire", "pipeline"}
-    found = [each for each in ALL_IMPORTS if each.importer.startswith(f"pulsar_nack.{part}")]
+    found = [each for each in all_imports() if each.importer.startswith(f"pulsar_nack.{part}")]
     assert [each for each in found if "".join(each.imported.split(".")[1:2]) in above] == []
 
 
@@ -244,7 +248,7 @@ def test_packages_from_outside_are_confined() -> None:
 
 def test_the_reader_of_imports_sees_them() -> None:
     """The checks above look at something: relative, absolute and late imports are all found, with full names."""
-    seen = {(each.importer, each.imported) for each in ALL_IMPORTS}
+    seen = {(each.importer, each.imported) for each in all_imports()}
     assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
     assert ("pulsar_nack.ids", "pulsar_nack._id_codec.encode_message_id") in seen
     assert ("pulsar_nack.testing._port", "pulsar_nack.consumer.Delivery") in seen
