@@ -79,6 +79,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     reason = no_java()
     if reason is not None:
         pytest.skip(reason)
+    pytest.importorskip("pyspark")
     from pulsar_nack.pipeline import local_session
 
     folder = tmp_path_factory.mktemp("spark")

@@ -74,6 +74,7 @@ def test_durable() -> None:
     assert said.count(" 5,001 ") == 2
 
 
+@pytest.mark.xdist_group("spark")
 def test_pipeline() -> None:
     """Every table of the benchmark of the pipeline comes out."""
     if shutil.which("java") is None:

@@ -6,19 +6,15 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import pytest
-
-pytest.importorskip("pyspark")
-
-from pyspark.sql import SparkSession
-
-from pulsar_nack import Cursor, CursorConfig, Position
-from pulsar_nack.pipeline import holes, read_internal_stats
+from pulsar_nack import Cursor, CursorConfig, Position, pipeline
 from tests.broker._admin import Admin
 from tests.consumer.official import nothing_comes, numbered, send, subscribed, take
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SUBSCRIPTION = "sub"
 FIRST = {0, 1, 2, 5, 6, 9, *range(25, 30)}
@@ -63,7 +59,7 @@ async def test_holes(spark: SparkSession, service_url: str, admin: Admin, topic:
     first, second, stats = await make_holes(service_url, admin, topic)
     at_ms = time.time_ns() // 1_000_000
     (tmp_path / f"{quote(topic, safe='')}@{at_ms}.json").write_text(json.dumps(stats))
-    read = read_internal_stats(spark, tmp_path)
+    read = pipeline.read_internal_stats(spark, tmp_path)
     assert read.quarantine.collect() == []
     rows = read.holes.where("kind in ('acked', 'cursor')").select("topic", "at_ms", "kind", "ledger", "first", "last")
     expected = [
@@ -75,7 +71,7 @@ async def test_holes(spark: SparkSession, service_url: str, admin: Admin, topic:
         ("cursor", first, 2, 2),
     ]
     assert sorted(tuple(row) for row in rows.collect()) == [(topic, at_ms, *each) for each in expected]
-    (row,) = holes(read.holes).collect()
+    (row,) = pipeline.holes(read.holes).collect()
     sizes = {each["ledgerId"]: each["size"] for each in stats["ledgers"]}
     assert (row.topic, row.subscription, row.at_ms) == (topic, SUBSCRIPTION, at_ms)
     assert (row.mark_delete_ledger, row.mark_delete_entry) == (first, 2)

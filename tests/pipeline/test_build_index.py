@@ -62,7 +62,7 @@ WIDE_ROWS = st.dictionaries(
 _APART = 1_000
 
 
-@settings(deadline=None, max_examples=4, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=2, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.one_of(ROWS, WIDE_ROWS).filter(len), min_size=10, max_size=25), st.integers(1, 60))
 async def test_many_sets_in_one_job(spark: SparkSession, sets: list[list[Row]], unit_rows: int) -> None:
     """Of many sets at ledgers of their own, built by one job, each comes as from a tracker that was fed it alone.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import (
@@ -26,6 +26,7 @@ from pulsar_nack.ledger._files import OsFiles
 from pulsar_nack.pipeline import _build_folder
 from pulsar_nack.pipeline._build_local import build_local
 from pulsar_nack.testing import ManualClock
+from tests.tiers import examples
 
 from .delivering import Row, contents, deliveries, moments, take_all
 
@@ -46,7 +47,7 @@ def build(rows: list[Row], path: Path, config: BucketConfig = SMALL, **options: 
     return build_local(ledgers, entries, times, path, config, **options)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(ROWS, st.booleans())
 async def test_delivers_what_a_tracker_fed_by_hand_does(rows: list[Row], is_strict: bool) -> None:
     """The same messages come at the same times, in the same order, as from a tracker that was given each by hand."""
@@ -65,7 +66,7 @@ async def test_delivers_what_a_tracker_fed_by_hand_does(rows: list[Row], is_stri
     assert found == expected
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(ROWS, st.integers(1, 30), st.randoms())
 def test_bytes_do_not_depend_on_the_order_or_the_division_of_rows(rows: list[Row], unit_rows: int, random: Any) -> None:
     """Rows in another order, worked on in other parts, give the same files byte by byte."""

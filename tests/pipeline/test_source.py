@@ -53,7 +53,7 @@ def test_a_stream_gives_each_line_once(spark: SparkSession, tmp_path: Path) -> N
         stream = pipeline.split_source(spark.readStream.format("pulsar_nack_trace").load(str(traces))).traces
         writer = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.option("path", str(seen)).trigger(availableNow=True).start()
-        assert query.awaitTermination(patience(50))
+        assert query.awaitTermination(int(patience(50)))
         return sorted(row.entry for row in spark.read.schema("entry long").parquet(str(seen)).collect())
 
     write(traces, "aa", 0, range(3))

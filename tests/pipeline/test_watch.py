@@ -168,8 +168,8 @@ def test_rates(folder: Folder) -> None:
     check_rows(
         folder.spark.read.parquet(str(folder.root / "rates")).select(*names.split()),
         [(0, 10_000, 2, 1, 0, 0, 0, 0.2, None), (10_000, 20_000, 0, 0, 1, 1, 0, 0.0, 8_000)],
-        "start_ms bigint, end_ms bigint, nacks bigint, redeliveries bigint, arrivals bigint, acks bigint, holds bigint, "
-        "nacks_per_s double, worst_late_ms bigint",
+        "start_ms bigint, end_ms bigint, nacks bigint, redeliveries bigint, arrivals bigint, acks bigint, "
+        "holds bigint, nacks_per_s double, worst_late_ms bigint",
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack.pipeline._watch_rules import Alert, Event, Pending, Rules
+from tests.tiers import examples
 
 RULES = Rules(bound_ms=100)
 NACK = Event("nack", 1_000, consumer="c", attempt=0, delay_ms=500, deadline_ms=1_500, reason="busy")
@@ -105,7 +106,7 @@ EVENTS = st.builds(
 )
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.lists(EVENTS, max_size=12, unique_by=lambda each: each.time_ms), st.randoms())
 def test_batches_do_not_matter(events: list[Event], rnd: random.Random) -> None:
     """However the events are cut into batches, with time running up to each cut, the same nacks raise alerts."""
