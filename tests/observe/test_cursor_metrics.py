@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -166,20 +164,3 @@ def test_registering_and_bad_arguments() -> None:
         CursorMetrics(cluster=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="topic_name"):
         metrics.add(Sized(1), topic_name=None, subscription="x")  # type: ignore[arg-type]
-
-
-def test_prometheus_client_is_imported_late() -> None:
-    """The package is loaded when the metrics are made, and its absence names the extra."""
-    code = (
-        "import sys, pulsar_nack.observe as observe\n"
-        "assert 'prometheus_client' not in sys.modules\n"
-        "sys.modules['prometheus_client'] = None\n"
-        "from pulsar_nack import MissingExtraError\n"
-        "try:\n"
-        "    observe.CursorMetrics()\n"
-        "except MissingExtraError as error:\n"
-        "    print(error.extra, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("metrics ")
