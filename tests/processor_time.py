@@ -48,7 +48,7 @@ def check(taken: float) -> None:
     """Raise if a test took more than its limit; a slow machine has more time."""
     if taken > LIMIT_S and taken > (limit := LIMIT_S * processor_slowness()):
         pytest.fail(
-            f"took {taken:.2f} s of processor time, more than {limit:.2f}: make it cheaper or slow (see tests/README.md)",
+            f"took {taken:.2f} s of processor time, of {limit:.2f}: make it cheaper, or slow (tests/README.md)",
             pytrace=False,
         )
 

@@ -1,10 +1,11 @@
 """The tiers of the tests: what ``make test`` runs, and what only ``make test-all`` runs.
 
-``make test`` is the fast tier (``-m "not slow and not broker"``): nothing that takes more than a second of processor time,
-at most 15 examples of each Hypothesis test, and a seeded tenth of each matrix. Every other choice of tests runs in full.
+``make test`` is the fast tier (``-m "not slow and not broker"``): nothing that takes more than a second of processor
+time, at most 15 examples of each Hypothesis test, and a seeded tenth of each matrix. Every other choice of tests runs
+in full.
 
-Hypothesis holds the tier: its profile is ``fast`` or ``all``. ``SEED`` chooses other examples and another tenth; without
-it each run has the same.
+Hypothesis holds the tier: its profile is ``fast`` or ``all``. ``SEED`` chooses other examples and another tenth;
+without it each run has the same.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def examples(most: int, steps: int | None = None, **others: Any) -> settings:
 
 
 def sample(points: Sequence[T], *, least: int = 1, most: int | None = None) -> list[T]:
-    """Return the points of a matrix that this tier tries, in order: all, or in the fast tier a tenth chosen by ``SEED``.
+    """Return the points of a matrix that this tier tries, in order: all, or a tenth in the fast tier.
 
     :param least: how many the fast tier tries at the least
     :param most: how many it tries at the most

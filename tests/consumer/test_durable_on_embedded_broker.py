@@ -20,6 +20,7 @@ from tests.consumer.official import (
     subscribed,
     take,
 )
+from tests.tiers import seeds
 
 pytestmark = [
     pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here"),
@@ -40,7 +41,8 @@ def topic() -> str:
     return f"persistent://public/default/t-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.mark.parametrize("redelivery", ["local", "broker"])
+@pytest.mark.smoke
+@pytest.mark.parametrize("redelivery", seeds(["local", "broker"]))
 async def test_deadlines_outlive_a_kill(url: str, topic: str, tmp_path: Path, redelivery: str) -> None:
     """U9: killed while it holds nacks, a consumer shows them at their old time, once."""
     folder = tmp_path / "state"
@@ -62,6 +64,7 @@ async def test_deadlines_outlive_a_kill(url: str, topic: str, tmp_path: Path, re
         assert await nothing_comes(consumer)
 
 
+@pytest.mark.slow
 async def test_kills_inside_the_handler_count(url: str, topic: str, tmp_path: Path) -> None:
     """U8: a message that kills its process twice is seen with attempts 1, 2, then 3."""
     folder = tmp_path / "state"

@@ -14,6 +14,7 @@ from pulsar_nack import InvalidArgumentError, Position
 from pulsar_nack.cursor._acks import AckState, LedgerAcks, LedgersNotLoaded, LedgerSummary
 from pulsar_nack.cursor._batch import BatchSet
 from pulsar_nack.index import EntryRanges
+from tests.for_each import for_each
 
 
 def positions_of(ledgers: dict[int, int]) -> list[Position]:
@@ -60,7 +61,7 @@ def test_k2_lists_of_acks() -> None:
     assert (state.mark_delete_position, state.backlog, intervals(state)) == (p[7], 0, [])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_k3_backlog_at_each_step(seed: int) -> None:
     """K3: whatever the order, the backlog falls by one with each ack, and nothing is left in the end."""
     ledgers = split(10, 4)
@@ -109,7 +110,7 @@ def test_k5_again_though_the_mark_delete_position_went_on() -> None:
         assert state.mark_delete_position == Position(1, 7)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrong",
     [
         Position(1, 3), Position(2, 3), Position(3, 0), Position(0, 0), Position(9, 9), (1, -1), (-1, 0), (1, 2**63),
@@ -438,7 +439,7 @@ def test_k50_remote_topic() -> None:
     assert state.is_acked((6, 99))
 
 
-@pytest.mark.parametrize("ledgers", [{1: -1}, {-1: 3}, {"1": 3}, {1: None}, [1, 2], 7, "ledgers"])
+@for_each("ledgers", [{1: -1}, {-1: 3}, {"1": 3}, {1: None}, [1, 2], 7, "ledgers"])
 def test_refuses_what_are_no_ledgers(ledgers: Any) -> None:
     """Ledgers that are no ids with numbers of entries are refused by name."""
     with pytest.raises(InvalidArgumentError, match="ledgers"):
@@ -630,8 +631,8 @@ def test_which_acks_add_ranges() -> None:
     assert not state.adds_range((2, 0))
 
 
-@pytest.mark.parametrize("first", [0, 3, 5, 8])
-@pytest.mark.parametrize("last", [4, 9, 30])
+@for_each("first", [0, 3, 5, 8])
+@for_each("last", [4, 9, 30])
 def test_goes_through_what_is_unacknowledged(first: int, last: int) -> None:
     """The holes of a ledger between two entries are its unacknowledged entries, in order."""
     state = AckState({1: 40, 2: 40}, (1, 4))

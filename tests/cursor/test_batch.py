@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.cursor._batch import BatchSet
+from tests.for_each import for_each
 
 SIZES = st.integers(1, 200)
 NO_INT: Any = "1"
@@ -55,7 +56,7 @@ def test_equality_knows_no_size() -> None:
     assert BatchSet(3, 0b101).merge(BatchSet(10, 0b111)).size == 10
 
 
-@pytest.mark.parametrize(
+@for_each(
     "make",
     [
         lambda: BatchSet(-1, 0), lambda: BatchSet(2, 0b100), lambda: BatchSet(2, -1), lambda: BatchSet(2**31, 0),

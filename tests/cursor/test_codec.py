@@ -18,6 +18,8 @@ from pulsar_nack.cursor._ledger_acks import LedgerAcks
 from pulsar_nack.cursor._sizes import ledger_size
 from pulsar_nack.cursor._wire import Kind, kind_of
 from pulsar_nack.index import EntryRanges, pieces_of
+from tests.for_each import for_each
+from tests.tiers import sample
 
 from .wire_bytes import block, ledger_record, number, packed
 
@@ -88,7 +90,7 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("case", GOLDEN)
+@for_each("case", GOLDEN)
 def test_the_bytes_of_a_ledger_do_not_change(case: str) -> None:
     """Each form gives exactly these bytes, field by field, and is read from them."""
     state, body = GOLDEN[case]
@@ -173,7 +175,7 @@ def test_k33_a_large_state_is_cut() -> None:
     assert ledger_size(state, 9) == sum(map(len, records))
 
 
-@pytest.mark.parametrize("extra", range(-40, 41))
+@for_each("extra", sample(range(-40, 41)))
 def test_k33_the_limit_counts_the_envelope(extra: int) -> None:
     """K33: at each length around the limit, no record passes it, and one that fits is not cut."""
     state = state_of(range(0, 2 * 4 * (1_000 + extra), 2))
@@ -259,7 +261,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@for_each("case", BAD)
 def test_k34_what_contradicts_itself_is_refused(case: str) -> None:
     """K34: a state that is not sound is an error, in short time, and never a smaller or a larger state."""
     with pytest.raises(CursorFormatError):

@@ -13,6 +13,7 @@ from pulsar_nack.cursor._codec import LIMIT
 from pulsar_nack.cursor._marker import Marker, decode_marker, encode_marker, marker_parts
 from pulsar_nack.cursor._sizes import marker_size
 from pulsar_nack.cursor._wire import Kind, kind_of
+from tests.for_each import for_each
 
 from .wire_bytes import block, long_property, marker_record, number, packed, position, varint
 
@@ -176,7 +177,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@for_each("case", BAD)
 def test_k34_what_is_no_marker_is_refused(case: str) -> None:
     """K34: a marker that contradicts itself, or is none, is an error."""
     with pytest.raises(CursorFormatError):

@@ -15,6 +15,7 @@ from pulsar_nack.cursor._ledger_acks import LedgerAcks
 from pulsar_nack.cursor._single import Single, decode_single, encode_single
 from pulsar_nack.cursor._wire import Kind, kind_of
 from pulsar_nack.index import EntryRanges
+from tests.for_each import for_each
 
 from .test_codec import STATES
 from .wire_bytes import block, long_property, number, position
@@ -204,7 +205,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@for_each("case", BAD)
 def test_k34_what_is_not_the_old_form_is_refused(case: str) -> None:
     """K34: a record that contradicts itself, or is something else, is an error."""
     with pytest.raises(CursorFormatError):

@@ -36,6 +36,7 @@ from pulsar_nack.cursor._ledger_acks import LedgerAcks
 from pulsar_nack.cursor._records import RECORD_OVERHEAD
 from pulsar_nack.ledger._shell import LogShell
 from pulsar_nack.testing import ManualClock, MemorySnapshotStorage, run, virtual_time
+from tests.for_each import for_each
 
 from .stage import Home, acked, config_of, faulty_home, local_home, memory_home, object_home, positions
 
@@ -637,7 +638,7 @@ async def test_deleted_ledgers_are_passed() -> None:
         assert cursor.mark_delete_position == (2, 3)
 
 
-@pytest.mark.parametrize("wrong", [5, None, [5], [(1,)], [(1, 2, 3)], [("a", 1)], [None], [(1, 2.5)], (1, 2), "ab"])
+@for_each("wrong", [5, None, [5], [(1,)], [(1, 2, 3)], [("a", 1)], [None], [(1, 2.5)], (1, 2), "ab"])
 async def test_no_positions(wrong: Any) -> None:
     """K6: what is no list of positions is refused by name, and nothing is applied."""
     async with memory_home().cursor(TWENTY) as cursor:
@@ -652,7 +653,7 @@ async def test_no_positions(wrong: Any) -> None:
         assert (cursor.mark_delete_position, cursor.range_count) == ((1, -1), 0)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "wrong",
     [(True, 1), (1, True), b"\x01\x02", range(1, 3), {1: 2, 3: 4}, {1, 3}, MessageId(1, 3), (1, 2**63), (1, -2)],
 )

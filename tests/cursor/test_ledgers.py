@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.cursor._acks import AckState
 from pulsar_nack.cursor._ledgers import Ledgers, MappingLedgers, as_ledgers, entries_after, ledger_after
+from tests.for_each import for_each
 
 CHANGES = st.lists(st.tuples(st.sampled_from(["set", "delete", "ask"]), st.integers(0, 12), st.integers(0, 3)))
 
@@ -82,9 +83,7 @@ def test_an_object_answers_as_well() -> None:
     assert (state.mark_delete_position, state.backlog) == ((3, 0), 2)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{1: True}, {True: 1}, {2**63: 5}, {1: 2**63}, {-1: 5}, {1: -1}, {1: 1.0}, {"1": 1}, {1: None}]
-)
+@for_each("wrong", [{1: True}, {True: 1}, {2**63: 5}, {1: 2**63}, {-1: 5}, {1: -1}, {1: 1.0}, {"1": 1}, {1: None}])
 def test_refused_ledgers(wrong: dict[Any, Any]) -> None:
     """What can be no ledger, or no number of entries, is refused with the field and the pair."""
     with pytest.raises(InvalidArgumentError, match="ledgers: expected ledger ids and numbers of entries") as error:

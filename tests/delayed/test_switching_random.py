@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 
-import pytest
-
 from pulsar_nack import (
     BucketDelayedDeliveryTracker,
     DelayedDeliveryTracker,
     DisabledDelayedDeliveryTracker,
 )
+from tests.for_each import for_each
+from tests.tiers import sample
 
 from .factories import NAMES, Subscription
 
@@ -86,7 +86,7 @@ class Life(Subscription):
         self.dispatched.append(number)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_each("seed", sample(range(40)))
 async def test_lives(seed: int) -> None:
     """D34: whatever fails and whatever follows on what, each message is dispatched once, in time; the end is clean."""
     life = Life(seed)

@@ -17,6 +17,8 @@ from pulsar_nack.errors import LedgerError, LogExistsError, LogFencedError, LogN
 from pulsar_nack.ledger import Log, ObjectLogStore
 from pulsar_nack.ledger._fault import SimulatedCrash
 from pulsar_nack.ledger._object_fault import FaultyObjects
+from tests.for_each import for_each
+from tests.tiers import sample, seeds
 
 from .homes import content, open_objects
 
@@ -157,7 +159,7 @@ async def test_taken_over_at_every_request(others: Others) -> None:
     """Before any request of the writer others go to work: what it was answered holds, and then it is fenced."""
     total = await requests()
     assert total > 40
-    for at in range(total):
+    for at in sample(range(total)):
         shared = Shared()
         await play(shared, at, others)
         await shared.check()
@@ -212,10 +214,10 @@ async def first_deleted(store: ObjectLogStore) -> None:
     await log.delete()
 
 
-@pytest.mark.parametrize("others", [*OTHERS, delete_and_make_anew_often])
+@pytest.mark.parametrize("others", seeds([*OTHERS, delete_and_make_anew_often], fast=len(OTHERS)))
 async def test_opening_while_others_do(others: Others) -> None:
     """Before any request of an opening others go to work: the opening wins, or fails and takes nothing away."""
-    for at in range(200):
+    for at in sample(range(200)):
         shared = Shared()
         async with await open_objects(shared.store, threads=1) as store:
             log = await store.create(NAME)
@@ -547,7 +549,7 @@ async def crash_at_random(shared: Shared, random: Random) -> None:
             assert objects.is_crashed
 
 
-@pytest.mark.parametrize("seed", range(150))
+@for_each("seed", sample(range(150)))
 async def test_crashes_of_those_who_take_over(seed: int) -> None:
     """Others take the log over, crash in the middle of it, and the old writer goes on: it cannot get a record in."""
     random = Random(seed)

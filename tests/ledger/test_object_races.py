@@ -16,6 +16,8 @@ from obstore.store import MemoryStore
 from pulsar_nack.errors import LedgerError, LogFencedError, LogSealedError, LogStorageError
 from pulsar_nack.ledger import Log, ObjectLogStore
 from pulsar_nack.ledger._object_fault import FaultyObjects
+from tests.for_each import for_each
+from tests.tiers import sample
 
 from .homes import content, open_objects
 
@@ -113,7 +115,7 @@ def instance_of(log: Log) -> str:
     return str(log._backend._opened.entry.instance)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each("seed", sample(range(10)))
 @pytest.mark.parametrize("deletes", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 async def test_races(seed: int, deletes: bool, fails: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import prometheus_client as prometheus
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pulsar_nack import ClosedError, Cursor, InvalidArgumentError, MissingExtraError
+from pulsar_nack import ClosedError, Cursor, InvalidArgumentError
 from pulsar_nack.observe import CursorMetrics
 
 NAME = "pulsar_cursor_metadata_size_bytes"
@@ -165,12 +164,3 @@ def test_registering_and_bad_arguments() -> None:
         CursorMetrics(cluster=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="topic_name"):
         metrics.add(Sized(1), topic_name=None, subscription="x")  # type: ignore[arg-type]
-
-
-def test_prometheus_client_is_imported_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The absence of the package is told when the metrics are made, with the extra that brings it."""
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[metrics\]'") as caught:
-        CursorMetrics()
-    assert caught.value.extra == "metrics"
-    assert isinstance(caught.value, ImportError)

@@ -24,7 +24,7 @@ from pulsar_nack import (
     MissingExtraError,
 )
 from pulsar_nack.delayed.bucket._operations import Operations
-from pulsar_nack.observe import DelayedMetrics
+from pulsar_nack.observe import CursorMetrics, DelayedMetrics
 from pulsar_nack.observe._delayed_figures import full_name, namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
@@ -483,7 +483,7 @@ async def test_scraped_while_the_loop_works() -> None:
         sys.setswitchinterval(1e-5)
         async with scene.factory:
             thread.start()
-            for number in range(30):
+            for number in range(10):
                 tracker = await scene.tracker(f"s{number % 3}")
                 await filled(tracker, 60)
                 scene.clock.set(0)
@@ -548,10 +548,11 @@ def test_labels_are_escaped() -> None:
     assert r'subscription="back\\slash\n"' in text
 
 
-def test_prometheus_client_is_imported_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The absence of the package is told when metrics are made, with the extra that brings it."""
+def test_without_prometheus_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the package is missing, making metrics names the extra."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[metrics\]'") as caught:
-        DelayedMetrics()
-    assert caught.value.extra == "metrics"
-    assert isinstance(caught.value, ImportError)
+    for make in (DelayedMetrics, CursorMetrics):
+        with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[metrics\]'") as caught:
+            make()
+        assert caught.value.extra == "metrics"
+    assert issubclass(MissingExtraError, ImportError)

@@ -94,6 +94,7 @@ async def test_full_disk(tmp_path: Path) -> None:
         assert found[-50:] == list(range(first, count))
 
 
+@pytest.mark.slow
 def test_file_that_may_not_grow(tmp_path: Path) -> None:
     """Where a file may not grow any more it ends with a whole line, and grows again once it may."""
     command = [sys.executable, "-c", LIMITED, str(tmp_path)]

@@ -14,6 +14,7 @@ from pulsar_nack.cursor import Cursor
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
+from tests.for_each import for_each
 
 
 async def test_opened_twice(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ async def test_folder_of_something_else(make: Any, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "arguments"),
     [
         ("type", {"type": "sharde"}),
