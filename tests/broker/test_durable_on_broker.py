@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("transport")
 
 SLACK = patience(0.25)
 """Seconds that a loaded machine may add."""
-DELAY = patience(1)
+DELAY = 3.0 + patience(0.25)
 """Seconds in which a consumer is killed and another one has begun."""
 
 
