@@ -258,7 +258,8 @@ def test_the_recipe_for_pytest_asyncio(tmp_path: Path) -> None:
         "async def test_time(hour):\n"
         "    assert asyncio.get_running_loop().time() == 3600\n"
     )
-    options = ["-q", "-c", "/dev/null", "--rootdir", str(tmp_path), "-o", "asyncio_mode=auto", str(tmp_path)]
+    options = ["-q", "-c", "/dev/null", "--rootdir", str(tmp_path), "-o", "asyncio_mode=auto"]
+    options += ["-o", "asyncio_default_fixture_loop_scope=function", str(tmp_path)]
     done = run_python("-m", "pytest", *options)
     if "unknown hook 'pytest_asyncio_loop_factories'" in done.stdout + done.stderr:
         pytest.skip("this pytest-asyncio has no loop factories")
