@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patience
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 PYTHON = Path(sys.executable).parent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("heavy")]
 
 
 def run(name: str, *options: str, path: str | None = None, is_quiet: bool = True) -> str:
@@ -23,7 +25,7 @@ def run(name: str, *options: str, path: str | None = None, is_quiet: bool = True
     """
     environment = {**os.environ, "PATH": os.environ["PATH"] if path is None else path}
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=380, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(300), env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (is_quiet and done.stderr)
     return done.stdout

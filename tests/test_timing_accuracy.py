@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from pulsar_nack import Clock, MessageId, MonotonicClock, NackConfig, NegativeAcksTracker
+from tests.patience import patience
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.xdist_group("heavy")]
 
 COUNT = 400
 SHORTEST, LONGEST = 0.02, 3.0
@@ -22,8 +23,16 @@ def uvloop_factory() -> asyncio.AbstractEventLoop:
     return pytest.importorskip("uvloop").new_event_loop()  # type: ignore[no-any-return]
 
 
-async def errors_ms(config: NackConfig, clock: Clock | None) -> list[tuple[float, float]]:
-    """Nack 400 ids, one each 5 ms with random delays; return for each its delay and how late it came, in ms."""
+async def errors_ms(config: NackConfig, clock: Clock | None) -> tuple[list[tuple[float, float]], float]:
+    """Nack 400 ids, one each 5 ms with random delays; return for each its delay and how late it came, in ms.
+
+    Return too by how many ms the machine makes 99 of 100 plain timers late that are set beside them.
+    """
+    loop, plain_late = asyncio.get_running_loop(), list[float]()
+
+    def ring(due: float) -> None:
+        plain_late.append(1000 * (loop.time() - due))
+
     asked: dict[MessageId, tuple[float, float]] = {}
     came: dict[MessageId, float] = {}
     chance = random.Random(393)
@@ -39,14 +48,20 @@ async def errors_ms(config: NackConfig, clock: Clock | None) -> list[tuple[float
             delay = chance.uniform(SHORTEST, LONGEST)
             asked[MessageId(1, entry)] = (time.monotonic(), delay)
             await tracker.nack(MessageId(1, entry), delay)
+            loop.call_at(loop.time() + delay, ring, loop.time() + delay)
             await asyncio.sleep(0.005)
-        await asyncio.sleep(LONGEST + 0.3)
+        await asyncio.sleep(LONGEST)
+        async with asyncio.timeout(patience(1)):
+            while len(came) < COUNT or len(plain_late) < COUNT:
+                await asyncio.sleep(0.05)
         statistics = tracker.statistics()
         assert (statistics.pending, statistics.sent) == (0, COUNT)
         assert statistics.wakeups - statistics.early_wakeups <= COUNT
-        assert statistics.lateness.p99_ms < 100
+        machine_ms = sorted(plain_late)[int(COUNT * 0.99)]
+        assert statistics.lateness.p99_ms < 100 + machine_ms
     assert came.keys() == asked.keys()
-    return [(delay * 1000, (came[message_id] - at - delay) * 1000) for message_id, (at, delay) in asked.items()]
+    late = [(delay * 1000, (came[message_id] - at - delay) * 1000) for message_id, (at, delay) in asked.items()]
+    return late, machine_ms
 
 
 @pytest.mark.parametrize("bits", [0, 8])
@@ -55,12 +70,12 @@ async def errors_ms(config: NackConfig, clock: Clock | None) -> list[tuple[float
 def test_four_hundred_deadlines(
     bits: int, factory: Callable[[], asyncio.AbstractEventLoop], clock: Clock | None
 ) -> None:
-    """400 deadlines of 20 ms to 3 s while nacks keep coming: none early by a bucket, p99 within 100 ms, none lost."""
+    """400 deadlines of 20 ms to 3 s while nacks keep coming: none early or lost, p99 within 100 ms of plain timers."""
     config = NackConfig(negative_ack_precision_bit_cnt=bits)
     with asyncio.Runner(loop_factory=factory) as runner:
-        results = runner.run(errors_ms(config, clock))
+        results, machine_ms = runner.run(errors_ms(config, clock))
     for delay, late in results:
         widest = min(2**bits, max(delay / 8, 1))
         assert late > -(widest + 2)  # a ms for each of the two roundings to whole ms
     late_ms = sorted(late for _, late in results)
-    assert late_ms[int(COUNT * 0.99)] < 100
+    assert late_ms[int(COUNT * 0.99)] < 100 + machine_ms

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from pulsar_nack import AlarmClock, InvalidArgumentError, LoopClock, VirtualDeadlockError
 from pulsar_nack.testing import ManualClock, VirtualClockEventLoop, hold_time, run, virtual_time
+from tests.processes import run_python
 
 
 def loop_time() -> float:
@@ -113,6 +112,28 @@ async def test_threads_are_waited_for_really() -> None:
     assert not ticks.cancelled()
     await asyncio.sleep(0.001)
     assert loop_time() == 0.001
+
+
+def test_threads_end_in_the_same_order_in_each_run() -> None:
+    """What several threads do is interleaved with the loop in the same way each time, however fast they are."""
+
+    async def main(pause: float) -> list[str]:
+        seen: list[str] = []
+
+        async def work(name: str) -> None:
+            for turn in range(4):
+                await asyncio.to_thread(time.sleep, pause * (turn + len(name)))
+                seen.append(name)
+
+        async def tick() -> None:
+            for _ in range(40):
+                await asyncio.sleep(0)
+                seen.append(".")
+
+        await asyncio.gather(work("a"), work("bb"), work("cccc"), tick())
+        return seen
+
+    assert run(main(0)) == run(main(0.002)) == run(main(0))
 
 
 @virtual_time
@@ -221,6 +242,7 @@ async def test_the_loop_clock_follows_virtual_time() -> None:
         assert clock.now_ms() == step
 
 
+@pytest.mark.slow
 def test_the_recipe_for_pytest_asyncio(tmp_path: Path) -> None:
     """The loop is a loop factory for pytest-asyncio, for tests with async fixtures."""
     (tmp_path / "conftest.py").write_text(
@@ -236,10 +258,9 @@ def test_the_recipe_for_pytest_asyncio(tmp_path: Path) -> None:
         "async def test_time(hour):\n"
         "    assert asyncio.get_running_loop().time() == 3600\n"
     )
-    options = ["-q", "-c", "/dev/null", "--rootdir", str(tmp_path), "-o", "asyncio_mode=auto", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options], capture_output=True, text=True, timeout=50, check=False
-    )
+    options = ["-q", "-c", "/dev/null", "--rootdir", str(tmp_path), "-o", "asyncio_mode=auto"]
+    options += ["-o", "asyncio_default_fixture_loop_scope=function", str(tmp_path)]
+    done = run_python("-m", "pytest", *options)
     if "unknown hook 'pytest_asyncio_loop_factories'" in done.stdout + done.stderr:
         pytest.skip("this pytest-asyncio has no loop factories")
     assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -50,14 +50,14 @@ class LocalLogStore(StoreShell[Opened, LocalLog]):
 
         :param max_segment_bytes: a log goes on in a new file before one would become larger than this (at least 1 KiB)
         :param threads: how many threads work on files at the same time (1 to 64)
-        :param files: the file operations, for tests
+        :param files: the file operations, for tests; those in memory use no threads
         :raises InvalidArgumentError: not a path (a URL is none), or a number out of its range; nothing was made
         :raises LogStorageError: the folder cannot be made or listed
         """
         folder = as_folder("path", path)
         check_number("max_segment_bytes", max_segment_bytes, _MIN_SEGMENT, 1 << 40)
         check_number("threads", threads, 1, 64)
-        executor = ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-ledger")
+        executor = _executor(threads, files)
         home = Home(files or OsFiles(), folder, max_segment_bytes)
         try:
             await asyncio.get_running_loop().run_in_executor(executor, home.open)
@@ -65,3 +65,12 @@ class LocalLogStore(StoreShell[Opened, LocalLog]):
             executor.shutdown(wait=False)
             raise
         return cls(home, executor)
+
+
+def _executor(threads: int, files: Files | None) -> ThreadPoolExecutor:
+    if files is not None:
+        from ._memory_files import InPlace, MemoryFiles
+
+        if isinstance(getattr(files, "inner", files), MemoryFiles):
+            return InPlace(1)
+    return ThreadPoolExecutor(threads, thread_name_prefix="pulsar-nack-ledger")

@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import ParamSpec, TypeVar
 
 from ._memory_nodes import Cut, File, Folder, Write
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+class InPlace(ThreadPoolExecutor):
+    """Does each job where it is submitted: files in memory keep nobody waiting, and need no threads."""
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Do a job."""
+        if self._shutdown:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        done: Future[_T] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            done.set_exception(error)
+        return done
 
 
 class MemoryFiles:

@@ -39,7 +39,7 @@ _RESOLUTION = 1e-9
 _SLICE = 0.005
 _AT_ONCE = 1.0
 """Real seconds that the loop waits for a job of an executor, so that runs do not depend on how fast threads are."""
-_MOST_ROUNDS = 8
+_MOST_ROUNDS = 4
 _Events = list[tuple[selectors.SelectorKey, int]]
 
 

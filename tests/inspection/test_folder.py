@@ -20,6 +20,7 @@ from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
 from pulsar_nack.inspection._delayed import _SNAPSHOT
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import ManualClock
+from tests.patience import patience
 
 from .folders import BUCKETS, everything, segments, write_buckets, write_nacks, write_plain
 
@@ -189,7 +190,7 @@ def watched(folder: Path) -> Iterator[list[FolderReport]]:
         yield reports
     finally:
         is_over.set()
-        thread.join(20)
+        thread.join(patience(20))
     assert errors == []
     assert [list(report.damage) for report in reports if report.is_damaged] == []
 

@@ -11,6 +11,7 @@ import pytest
 from pulsar_nack.config import BucketConfig, TopicConfig
 from pulsar_nack.inspection import inspect_folder
 from pulsar_nack.topic import LocalTopic
+from tests.patience import patience
 
 pytest.importorskip("google.protobuf")
 
@@ -66,7 +67,7 @@ async def test_delayed_messages_of_a_subscription(tmp_path: Path) -> None:
         port = await topic.subscribe("billing", "shared", delayed=delayed)
         for number in range(60):
             await topic.publish(b"later", deliver_at=4_000_000_000_000 + number)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             while not topic.cursor("billing").properties():
                 await asyncio.sleep(0.01)
         await port.close()
@@ -89,7 +90,7 @@ async def test_delayed_messages_of_a_shared_index(tmp_path: Path) -> None:
         ports = [await topic.subscribe(name, "shared") for name in ("billing", "audit")]
         for number in range(60):
             await topic.publish(b"later", deliver_at=4_000_000_000_000 + number)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(patience(20)):
             while not list(tmp_path.glob("snapshot-*")):
                 await asyncio.sleep(0.05)
         for port in ports:

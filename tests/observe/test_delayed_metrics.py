@@ -28,6 +28,7 @@ from pulsar_nack.observe import CursorMetrics, DelayedMetrics
 from pulsar_nack.observe._delayed_figures import full_name, namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
+from tests.patience import patience
 
 prometheus = pytest.importorskip("prometheus_client")
 
@@ -427,19 +428,19 @@ async def test_scraped_over_http() -> None:
         async with scene.factory:
             await filled(await scene.tracker(), 16)
             url = f"http://127.0.0.1:{server.server_port}/metrics"
-            text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read().decode())
+            text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=patience(10)).read().decode())
             assert Exposed(text).values == exposed(scene.registry).values
             assert f"# TYPE {INDEX}bucket_op_count counter\n" in text
             name = INDEX + "bucket_op_count"
             some = await asyncio.to_thread(
-                lambda: urllib.request.urlopen(f"{url}?name[]={name}", timeout=10).read().decode()
+                lambda: urllib.request.urlopen(f"{url}?name[]={name}", timeout=patience(10)).read().decode()
             )
             assert {each for each, _ in Exposed(some).values} == {name}
             assert Exposed(some).types == {name: "counter"}
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(patience(10))
 
 
 async def test_scraped_as_open_metrics() -> None:
@@ -451,14 +452,16 @@ async def test_scraped_as_open_metrics() -> None:
             await filled(await scene.tracker(), 16)
             accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
             request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/metrics", headers=accept)
-            answer = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=10).read().decode())
+            answer = await asyncio.to_thread(
+                lambda: urllib.request.urlopen(request, timeout=patience(10)).read().decode()
+            )
             lines = [line for line in answer.splitlines() if line != "# EOF"]
             seen, plain = Exposed("\n".join(lines)), exposed(scene.registry)
             assert (seen.types, seen.values) == (plain.types, plain.values)
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(patience(10))
 
 
 async def test_scraped_while_the_loop_works() -> None:
@@ -493,7 +496,7 @@ async def test_scraped_while_the_loop_works() -> None:
                 await asyncio.sleep(0.01)
     finally:
         is_over.set()
-        thread.join(20)
+        thread.join(patience(20))
         sys.setswitchinterval(interval)
     assert errors == []
 

@@ -31,6 +31,7 @@ from pulsar_nack import (
 from pulsar_nack.observe import TraceWriter
 from pulsar_nack.testing import FakePort, ManualClock, virtual_time
 from tests.consumer.local_stand_in import LocalStandIn
+from tests.patience import patience
 
 KEYS = [
     "v",
@@ -145,7 +146,7 @@ async def test_rotation_by_time(tmp_path: Path) -> None:
         note = writer.source()
         for number in (1, 2):
             note("ack", MessageId(1, number))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(patience(20)):
                 while writer.statistics().files_closed < number:
                     await asyncio.sleep(0.01)
     assert len(list(tmp_path.glob("*.jsonl"))) == 2

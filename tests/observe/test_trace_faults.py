@@ -7,8 +7,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,8 @@ import pytest
 
 from pulsar_nack import MessageId, TraceConfig
 from pulsar_nack.observe import TraceStatistics, TraceWriter
+from tests.patience import patience
+from tests.processes import run_python
 from tests.small_disk import small_disk
 
 from .test_trace import lines
@@ -52,7 +52,7 @@ asyncio.run(main())
 
 async def until(is_so: Callable[[], bool]) -> None:
     """Wait until something is so, with the loop running."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(patience(30)):
         while not is_so():
             await asyncio.sleep(0.002)
 
@@ -69,7 +69,7 @@ async def test_full_disk(tmp_path: Path) -> None:
         async with TraceWriter(TraceConfig(folder=disk.folder, flush_seconds=0.005)) as writer:
             note = writer.source("t", "s", "c")
             count = 0
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(patience(30)):
                 while not writer.statistics().failures:
                     for _ in range(20):
                         note("ack", MessageId(1, count), 0)
@@ -97,8 +97,7 @@ async def test_full_disk(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_file_that_may_not_grow(tmp_path: Path) -> None:
     """Where a file may not grow any more it ends with a whole line, and grows again once it may."""
-    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = run_python("-c", LIMITED, tmp_path)
     assert done.returncode == 0, done.stderr
     events, written, failed, dropped, error = done.stdout.strip().split("|")
     assert int(written) + int(failed) + int(dropped) == int(events)
@@ -116,7 +115,7 @@ async def test_storage_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def wait(*arguments: Any) -> Any:
         hangs.set()
-        assert may_go.wait(30)
+        assert may_go.wait(patience(30))
         return real(*arguments)
 
     config = TraceConfig(folder=tmp_path, max_buffered_events=100, flush_seconds=0.001, max_file_bytes=1_024)

@@ -17,6 +17,7 @@ from pulsar_nack.topic import LocalTopic
 from pulsar_nack.topic._admission import Admission
 from pulsar_nack.topic._delivery import Delivery as Delivering
 from pulsar_nack.topic._waiting import Known
+from tests.tiers import is_fast, seeds
 
 from .test_gate_on_topics import LIMIT, TICK
 
@@ -135,7 +136,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("rounds")
-@pytest.mark.parametrize("seed", [1, 7, 9, 14, *(pytest.param(each, marks=pytest.mark.slow) for each in range(20, 60))])
+@pytest.mark.parametrize("seed", seeds([9, 1, 7, 14, *range(20, 60)]))
 @virtual_time
 async def test_keys_stay_in_order(seed: int) -> None:
     """K42: while the gate holds some messages, and others pass, no message overtakes one of its key; all come."""
@@ -151,7 +152,7 @@ async def test_keys_stay_in_order(seed: int) -> None:
         life = KeyedLife(seed, broker, topic)
         breaking = asyncio.create_task(life.break_reads())
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(life.publish(400))
+            tasks.create_task(life.publish(100 if is_fast() else 200))
             for _ in range(3):
                 tasks.create_task(life.consume(random.randint(20, 120)))
         breaking.cancel()

@@ -12,13 +12,14 @@ from pulsar_nack import BrokerError, ClosedError, Delivery, InvalidArgumentError
 from pulsar_nack.config import CursorConfig, DelayedDeliveryConfig, TopicConfig
 from pulsar_nack.consumer import ConsumerPort
 from pulsar_nack.topic import LocalTopic
+from tests.patience import patience
 
 SHORT = TopicConfig(max_entries_per_ledger=4)
 
 
 async def take(port: ConsumerPort, count: int) -> list[Delivery]:
     """Receive so many messages."""
-    return [await asyncio.wait_for(port.receive(), 5) for _ in range(count)]
+    return [await asyncio.wait_for(port.receive(), patience(5)) for _ in range(count)]
 
 
 async def nothing_comes(port: ConsumerPort) -> bool:
@@ -139,7 +140,7 @@ async def test_keys_stay_in_order(topic: LocalTopic) -> None:
             await ports[number].acknowledge([delivery.id])
 
     tasks = [asyncio.create_task(consume(number)) for number in range(3)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while sum(map(len, received.values())) < 70:
             await asyncio.sleep(0.01)
     for task in tasks:
@@ -204,12 +205,12 @@ async def test_ledgers_that_nobody_needs_are_deleted(topic: LocalTopic) -> None:
     await one.acknowledge([each.id for each in await take(one, 10)])
     assert list(topic.ledgers) == [1, 2, 3]
     await other.acknowledge([each.id for each in await take(other, 6)])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while list(topic.ledgers) != [2, 3]:
             await asyncio.sleep(0.01)
     await other.close()
     await topic.unsubscribe("other")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(patience(5)):
         while list(topic.ledgers) != [3]:
             await asyncio.sleep(0.01)
     assert topic.subscriptions == ["one"]
@@ -239,7 +240,7 @@ async def test_the_gate_holds_new_messages(tmp_path: Path) -> None:
         await port.acknowledge([each.id for each in kept])
         rest = 2_000 - got
         for _ in range(rest):
-            await port.acknowledge([(await asyncio.wait_for(port.receive(), 5)).id])
+            await port.acknowledge([(await asyncio.wait_for(port.receive(), patience(5))).id])
         assert topic.backlog("s") == 0
 
 
@@ -249,7 +250,7 @@ async def test_a_consumer_on_it(topic: LocalTopic) -> None:
         await topic.publish(b"order")
         message = await consumer.receive()
         await message.nack(delay=0.05)
-        again = await asyncio.wait_for(consumer.receive(), 5)
+        again = await asyncio.wait_for(consumer.receive(), patience(5))
         assert (again.data, again.redelivery_count) == (b"order", 1)
         await again.ack()
     assert topic.backlog("s") == 0
