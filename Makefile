@@ -2,6 +2,8 @@
 # with no more than what it needs; Python 3.11 or later and make are enough, test-broker also wants Java 17 and Maven.
 #
 #   make test ARGS="-k bucket -x"     passes arguments on
+#   make test WORKERS=4               chooses how many processes run tests; as many as there are processors otherwise
+#   make test-broker PULSAR=4.0.7     runs them on that version of Apache Pulsar; on 3.0.7 otherwise
 #   make demo LOCAL=1                 plays on a local topic, without a broker, as pulsar-nack demo --local does
 #   make demo PYTHON=python3.12       chooses the Python that .venv is made with
 
@@ -12,6 +14,7 @@ ARGS ?=
 LOCAL ?=
 WORKERS ?= auto
 BENCHMARKS ?= $(sort $(wildcard benchmarks/[a-z]*.py))
+PULSAR ?= $(PULSAR_VERSION)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 SPHINX_OPTIONS ?= -W --keep-going -q
 
@@ -37,7 +40,7 @@ test-all: $(VENV)/.with-test ## run all tests that need no real broker, each in 
 	$(PYTEST) -m "not broker" $(ARGS)
 
 test-broker: $(VENV)/.with-test ## run the tests on a real Apache Pulsar, started for them (Java 17, Maven)
-	$(BIN)/python -m tests.broker.standalone run -- $(BIN)/python -m pytest -m broker $(ARGS)
+	PULSAR_VERSION=$(PULSAR) $(BIN)/python -m tests.broker.standalone run -- $(PYTEST) -m broker tests/broker $(ARGS)
 
 lint: $(VENV)/.with-test ## check format, style and types
 	$(BIN)/ruff format --check
