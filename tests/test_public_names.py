@@ -7,7 +7,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -139,7 +138,7 @@ def same_part(one: str, other: str) -> bool:
     return one.split(".")[1:2] == other.split(".")[1:2]
 
 
-@cache
+@pytest.fixture(scope="module")
 def all_imports() -> list[tuple[Path, Import]]:
     """Read the imports of all files, each with its file."""
     return [(file, found) for file in FILES for found in imports_of(file)]
@@ -212,11 +211,11 @@ def test_the_top_exports_what_users_need() -> None:
     assert needed <= set(pulsar_nack.__all__)
 
 
-def test_arrows_point_down() -> None:
+def test_arrows_point_down(all_imports: list[tuple[Path, Import]]) -> None:
     """A part imports itself and what lies below it, never what lies beside or above."""
     wrong = [
         found
-        for _, found in all_imports()
+        for _, found in all_imports
         if found.imported.startswith("pulsar_nack")
         and not same_part(found.importer, found.imported)
         and layer_of(found.imported) >= layer_of(found.importer)
@@ -226,17 +225,17 @@ def test_arrows_point_down() -> None:
 
 
 @for_each("part", ["index", "nack", "ledger", "cursor", "delayed"])
-def test_the_core_knows_no_consumer(part: str) -> None:
+def test_the_core_knows_no_consumer(all_imports: list[tuple[Path, Import]], part: str) -> None:
     """The parts below never import consumers, the command line, the integrations or the test tools."""
     above = {"consumer", "cli", "observe", "testing", "topic", "wire", "pipeline"}
-    found = [each for _, each in all_imports() if each.importer.startswith(f"pulsar_nack.{part}")]
+    found = [each for _, each in all_imports if each.importer.startswith(f"pulsar_nack.{part}")]
     assert [each for each in found if "".join(each.imported.split(".")[1:2]) in above] == []
 
 
-def test_packages_from_outside_are_confined() -> None:
+def test_packages_from_outside_are_confined(all_imports: list[tuple[Path, Import]]) -> None:
     """A package from outside is imported where it belongs only; a new one has to be added to the table here."""
     wrong = []
-    for file, found in all_imports():
+    for file, found in all_imports:
         path = file.relative_to(ROOT).as_posix()
         top = found.imported.partition(".")[0]
         if top in sys.stdlib_module_names or top in {"pulsar_nack", "__future__"}:
@@ -246,9 +245,9 @@ def test_packages_from_outside_are_confined() -> None:
     assert wrong == []
 
 
-def test_the_reader_of_imports_sees_them() -> None:
+def test_the_reader_of_imports_sees_them(all_imports: list[tuple[Path, Import]]) -> None:
     """The checks above look at something: relative, absolute and late imports are all found, with full names."""
-    seen = {(each.importer, each.imported) for _, each in all_imports()}
+    seen = {(each.importer, each.imported) for _, each in all_imports}
     assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
     assert ("pulsar_nack.ids", "pulsar_nack._id_codec.encode_message_id") in seen
     assert ("pulsar_nack.testing._port", "pulsar_nack.consumer.Delivery") in seen

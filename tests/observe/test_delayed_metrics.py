@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -24,7 +25,7 @@ from pulsar_nack import (
     MissingExtraError,
 )
 from pulsar_nack.delayed.bucket._operations import Operations
-from pulsar_nack.observe import CursorMetrics, DelayedMetrics
+from pulsar_nack.observe import DelayedMetrics
 from pulsar_nack.observe._delayed_figures import full_name, namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
@@ -551,11 +552,22 @@ def test_labels_are_escaped() -> None:
     assert r'subscription="back\\slash\n"' in text
 
 
-def test_without_prometheus_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the package is missing, making metrics names the extra."""
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    for make in (DelayedMetrics, CursorMetrics):
-        with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[metrics\]'") as caught:
-            make()
-        assert caught.value.extra == "metrics"
+def test_prometheus_client_is_imported_late() -> None:
+    """The package is loaded when metrics are made, and its absence names the extra."""
+    code = (
+        "import sys, pulsar_nack.observe as observe\n"
+        "assert 'prometheus_client' not in sys.modules\n"
+        "sys.modules['prometheus_client'] = None\n"
+        "from pulsar_nack import MissingExtraError\n"
+        "for make in (observe.DelayedMetrics, observe.CursorMetrics):\n"
+        "    try:\n"
+        "        make()\n"
+        "    except MissingExtraError as error:\n"
+        "        print(error.extra, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    assert len(told) == 2
+    assert all(line.startswith("metrics ") and "pip install 'pulsar-nack[metrics]'" in line for line in told)
     assert issubclass(MissingExtraError, ImportError)

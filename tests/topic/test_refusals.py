@@ -14,7 +14,6 @@ from pulsar_nack.cursor import Cursor
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
-from tests.for_each import for_each
 
 
 async def test_opened_twice(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ async def test_folder_of_something_else(make: Any, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@for_each(
+@pytest.mark.parametrize(
     ("field", "arguments"),
     [
         ("type", {"type": "sharde"}),
