@@ -485,7 +485,7 @@ async def test_scraped_while_the_loop_works() -> None:
         sys.setswitchinterval(1e-5)
         async with scene.factory:
             thread.start()
-            for number in range(30):
+            for number in range(12):
                 tracker = await scene.tracker(f"s{number % 3}")
                 await filled(tracker, 60)
                 scene.clock.set(0)
