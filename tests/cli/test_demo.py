@@ -109,6 +109,7 @@ def test_interrupted_demo_leaves_nothing(tmp_path: Path, stop: signal.Signals, c
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("faked")
 def test_fake_port_takes_the_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without an embedded broker the demo says why, plays on the fake port alone, to the millisecond, and succeeds."""

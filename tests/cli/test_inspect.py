@@ -108,6 +108,7 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "x", "--dance")[0] == 2
 
 
+@pytest.mark.slow
 async def test_without_rich(tmp_path: Path) -> None:
     """Tables say which extra they need."""
     await write_plain(tmp_path)
@@ -116,6 +117,7 @@ async def test_without_rich(tmp_path: Path) -> None:
     assert "pip install 'pulsar-nack[cli]'" in done.stderr
 
 
+@pytest.mark.slow
 async def test_without_protobuf(tmp_path: Path) -> None:
     """Buckets are shown without their counts, and a line says what would bring them."""
     await write_buckets(tmp_path)

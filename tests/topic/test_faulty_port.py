@@ -25,6 +25,7 @@ from pulsar_nack.consumer import Delivery, PortTraits
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import FakePort, FaultyPort, LocalBroker, virtual_time
 from pulsar_nack.testing._fake_faults import CallName
+from tests.tiers import seeds
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
 WAYS = ["auto", "local", "broker"]
@@ -171,7 +172,7 @@ async def test_consumers_survive(fault: Fault, redelivery: str) -> None:
 
 
 @pytest.mark.parametrize("redelivery", WAYS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(range(8)))
 @virtual_time
 async def test_consumers_survive_many_faults(seed: int, redelivery: str) -> None:
     """All kinds of faults at random moments, one upon another."""

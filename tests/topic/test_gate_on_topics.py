@@ -11,6 +11,7 @@ from pulsar_nack import DelayedDeliveryConfig, Delivery
 from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
+from tests.tiers import is_fast, seeds
 
 LIMIT = 1_024
 LITTLE = TopicConfig(cursor=CursorConfig(max_per_cursor_metadata_size_in_bytes=LIMIT))
@@ -219,7 +220,7 @@ async def test_the_last_ack_is_never_missed() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0,), (0, 2, 70, 200)], ids=["single", "batches"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(range(4)))
 @virtual_time
 async def test_what_is_in_flight_can_always_be_persisted(seed: int, sizes: tuple[int, ...]) -> None:
     """K48: whatever of what is in flight is acknowledged, between two persists too, the state fits into the limit."""
@@ -227,7 +228,7 @@ async def test_what_is_in_flight_can_always_be_persisted(seed: int, sizes: tuple
     async with LocalBroker(LITTLE) as broker:
         topic = await broker.topic()
         port: FaultyPort = await broker.subscribe("s", receiver_queue_size=1_000)
-        for _ in range(300):
+        for _ in range(60 if is_fast() else 300):
             if size := random.choice(sizes):
                 await topic.publish([b"m"] * size, batch=True)
             else:
