@@ -60,6 +60,7 @@ async def figures(load: BucketLoad, size: BucketSize) -> dict[str, Any]:
         return found | {"draining": used}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_scattered", [False, True])
 @pytest.mark.parametrize("most", [5, 50])
 async def test_beside_a_real_one(most: int, is_scattered: bool) -> None:
@@ -104,6 +105,7 @@ def test_in_order_takes_little() -> None:
     assert "Nothing has to be merged" in small.reason
 
 
+@pytest.mark.slow
 def test_too_little_memory() -> None:
     """Where nothing fits it is said how much the least takes, and that is what is recommended."""
     plan = make_bucket_plan(load_of(100_000_000, is_scattered=True), MIB)

@@ -55,6 +55,7 @@ def test_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(plan["recommendation"]) == {"bits", "reason"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str, start: bytes) -> None:
     """``--plot`` draws a picture of the kind that the name says."""
@@ -73,6 +74,7 @@ def test_refuses_other_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "plot: expected a file that ends in .png" in err
 
 
+@pytest.mark.slow
 def test_refuses_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A picture that cannot be written is an error of one line."""
     pytest.importorskip("matplotlib")
@@ -122,6 +124,7 @@ def test_refuses_bad_options(capsys: pytest.CaptureFixture[str], options: tuple[
     assert message in err
 
 
+@pytest.mark.slow
 def test_plans_buckets(capsys: pytest.CaptureFixture[str]) -> None:
     """With --bucket the maximum of buckets is planned, and how large segments are, within some memory."""
     options = ("--bucket", "--rate", "27778", "--delay", "3600", "--scattered", "--memory", "30")
