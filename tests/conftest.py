@@ -21,6 +21,16 @@ TRANSPORT = "PULSAR_NACK_TEST_TRANSPORT"
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 """Options of Java that halve the processor time of short runs: what runs once is not worth compiling well."""
 
+TINY_DATA = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
+}
+"""Settings of Spark for it."""
+
 
 @pytest.fixture(params=["official", "wire"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -87,13 +97,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         "local[2]",
         name="tests",
         config={
-            "spark.sql.shuffle.partitions": "1",
-            "spark.default.parallelism": "2",
-            "spark.sql.adaptive.enabled": "false",
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-            "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": QUICK_JAVA,
+            **TINY_DATA,
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "local"),
         },

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import QUICK_JAVA, no_java
+from tests.conftest import TINY_DATA, no_java
 from tests.patience import patience
 
 from .rows import PLAIN
@@ -109,11 +109,11 @@ def test_spark_submit(trace: str, tmp_path: Path) -> None:
         pytest.skip("Spark needs Java 17 or later, and there is none here")
     (tmp_path / "job.py").write_text("from pulsar_nack.cli import main\nmain()\n")
     submit = str(Path(found.origin).parent / "bin" / "spark-submit")
-    options = ["--master", "local[1]", "--driver-java-options", QUICK_JAVA, str(tmp_path / "job.py")]
+    settings = [f"--conf={name}={value}" for name, value in TINY_DATA.items()]
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
-        [submit, *options, "pipeline", "accuracy", trace, "--json"],
+        [submit, "--master=local[1]", *settings, str(tmp_path / "job.py"), "pipeline", "accuracy", trace, "--json"],
         capture_output=True, text=True, timeout=patience(60), env=environment, cwd=root, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,6 +9,7 @@ import pytest
 from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule, pipeline
 from pulsar_nack.pipeline._plan_measure import Measuring, make_planned
 from pulsar_nack.planning import Kind
+from tests.tiers import seeds
 
 from .rows import events
 
@@ -50,14 +51,14 @@ def test_measures_what_the_schedule_takes() -> None:
         assert 0 <= found.early_ms < 1 << bits
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("every", seeds([10, 1]))
 @pytest.mark.parametrize("kind", list(Kind))
-def test_recommends_as_the_formulas_do_for_a_steady_stream(kind: Kind) -> None:
+def test_recommends_as_the_formulas_do_for_a_steady_stream(kind: Kind, every: int) -> None:
     """A steady stream in order with one delay gets about the bytes that are predicted, and one recommendation."""
     measured = []
     for bits in range(15):
         measuring = Measuring(kind, bits, 60_000)
-        measuring.add((time, 60_000, time // 5_000, time % 5_000, -1, -1) for time in range(60_000))
+        measuring.add((time, 60_000, time // 5_000, time % 5_000 // every, -1, -1) for time in range(0, 60_000, every))
         measured.append(measuring.finish())
     planned = make_planned(kind, measured)
     assert [each.row.bits for each in planned] == list(range(15))
