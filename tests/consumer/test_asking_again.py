@@ -144,6 +144,7 @@ async def test_a_failed_ack_of_what_was_asked_for_does_not_end_the_request(ports
         assert (await consumer.receive(timeout=100)).data == b"x"
 
 
+@pytest.mark.each_kind
 @virtual_time
 async def test_failures_are_tried_again_and_closing_ends_it(ports: Ports) -> None:
     """U22: a request that fails when it is made again does not count; a consumer that is closed asks for no more."""

@@ -241,6 +241,7 @@ async def test_ack_and_nack_race(ports: Ports) -> None:
             assert port.subscription.backlog == (first == "nack")
 
 
+@pytest.mark.each_kind
 @virtual_time
 async def test_the_same_verb_twice(ports: Ports) -> None:
     """U20: a second ack does nothing; a second nack hurries but never postpones; an ack by id cancels the nack."""
@@ -537,6 +538,7 @@ async def test_partitions_do_not_mix(ports: Ports) -> None:
         assert [message.data for message in [await consumer.receive(), await consumer.receive()]] == [b"1", b"0"]
 
 
+@pytest.mark.each_kind
 @virtual_time
 async def test_a_failed_request_is_tried_again(ports: Ports) -> None:
     """N16: a request that the port refuses is tried again; what is kept is not held up, nothing comes twice."""
@@ -578,6 +580,7 @@ async def test_your_own_redelivery(ports: Ports) -> None:
         assert again.attempt == 2
 
 
+@pytest.mark.each_kind
 @virtual_time
 async def test_close_gives_everything_back(ports: Ports) -> None:
     """U18, U21: on closing, held, kept and unsettled messages go to the other consumer, and calls that wait end."""

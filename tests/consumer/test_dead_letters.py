@@ -480,6 +480,7 @@ async def test_a_lost_answer_makes_a_second_letter_never_none(ports: Ports) -> N
         assert backlog(port) == 0
 
 
+@pytest.mark.each_kind
 @virtual_time
 async def test_the_order_is_publish_then_acknowledge(ports: Ports) -> None:
     """Nothing is acknowledged before the dead letter is there; a copy that comes meanwhile is not shown."""

@@ -117,6 +117,7 @@ async def test_the_broker_way_after_a_restart(ports: Ports) -> None:
         assert consumer.statistics().redelivered_broker == 1
 
 
+@pytest.mark.each_kind
 @virtual_time
 async def test_a_second_restart_keeps_the_deadline(ports: Ports) -> None:
     """U9: a message that was held after a restart is held again after the next one."""
