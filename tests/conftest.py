@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis.internal.charmap import charmap
 
 from tests import processor_time, tiers
 from tests.patience import patience
@@ -70,7 +71,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and the list of tests out of garbage collections, which tests that look for leaks have many of."""
+    """Do now what no test is to pay for: Hypothesis' table of characters, and collecting what will never be garbage.
+
+    The table takes seconds in a fresh clone. Tests that look for leaks collect often; modules and tests are left out.
+    """
+    charmap()
     gc.collect()
     gc.freeze()
 

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import pytest
 from hypothesis import settings
-from hypothesis.internal.charmap import charmap
 
 T = TypeVar("T")
 
@@ -37,7 +36,6 @@ def choose(config: pytest.Config) -> None:
     if SEED:
         config.option.hypothesis_seed = SEED
     settings.load_profile("fast" if "not slow" in config.option.markexpr else "all")
-    charmap()  # takes seconds in a fresh clone, which are not those of the first test that has texts
 
 
 def is_fast() -> bool:
