@@ -14,7 +14,6 @@ import pytest
 from pulsar_nack import LedgerError, MessageId
 from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.testing import LocalBroker, virtual_time
-from tests.crash_homes import play
 from tests.tiers import sample, seeds
 from tests.topic.test_delayed import IN_BUCKETS
 
@@ -77,24 +76,20 @@ async def operations() -> int:
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("part", seeds(range(4)))
-def test_each_operation_fails(part: int, times: int) -> None:
+@virtual_time
+async def test_each_operation_fails(part: int, times: int) -> None:
     """Whatever fails a few times, what was published comes, what was acknowledged is so, and the next life is well."""
-    for skip in sample(range(2 * part, play(operations()), 8), most=2):
-        play(fail_and_live_on(skip, times))
-
-
-async def fail_and_live_on(skip: int, times: int) -> None:
-    """Live while an operation fails, then well, and once more after a restart."""
-    async with LocalBroker(CONFIG, delayed=IN_BUCKETS) as broker:
-        await broker.topic()
-        broker.files.fail(errno.EIO, skip=skip, times=times)
-        await live(broker, "s")
-        broker.files.heal()
-        await live(broker, "s")
-        await broker.restart()
-        topic = await broker.topic()
-        assert topic.subscriptions == ["keeps"]
-        await live(broker, "t")
+    for skip in sample(range(2 * part, await operations(), 8), most=2):
+        async with LocalBroker(CONFIG, delayed=IN_BUCKETS) as broker:
+            await broker.topic()
+            broker.files.fail(errno.EIO, skip=skip, times=times)
+            await live(broker, "s")
+            broker.files.heal()
+            await live(broker, "s")
+            await broker.restart()
+            topic = await broker.topic()
+            assert topic.subscriptions == ["keeps"]
+            await live(broker, "t")
 
 
 @virtual_time
