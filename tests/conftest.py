@@ -17,10 +17,10 @@ from tests import processor_time, tiers
 from tests.patience import patience
 
 TRANSPORT = "PULSAR_NACK_TEST_TRANSPORT"
-"""Names the environment variable that says what the consumers of tests on brokers are over."""
+"""The environment variable that chooses the client of consumers in tests on brokers: ``official`` or ``wire``."""
 
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""Options of Java that halve the processor time of short runs: what runs once is not worth compiling well."""
+"""Options of Java that halve the processor time of short runs: code that runs once is not worth compiling well."""
 
 TINY_DATA = {
     "spark.sql.shuffle.partitions": "2",
@@ -30,12 +30,12 @@ TINY_DATA = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": QUICK_JAVA,
 }
-"""Settings of Spark for it."""
+"""Settings of Spark for tables of a few rows."""
 
 
 @pytest.fixture(params=["official", "wire"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have consumers over the official client, and over the native wire, also those of processes."""
+    """Run a test with the official client and with the native one; processes that it starts use the same."""
     kind: str = request.param
     if kind == "wire":
         pytest.importorskip("google_crc32c")
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Do nothing, for this process alone: what is handled has its usual meaning again in a new process."""
+    """Do nothing. A new process does not inherit a handler, so there the signal has its usual effect again."""
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -63,7 +63,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Stretch the time limit of each test, its marker's or the usual one, to what this machine needs."""
+    """Stretch the time limit of each test, its own or the usual one, to what this machine needs."""
     usual = float(config.getini("timeout"))
     for item in items:
         marker = item.get_closest_marker("timeout")
@@ -71,30 +71,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Do now what no test is to pay for: Hypothesis' table of characters, and collecting what will never be garbage.
+    """Do what would count as the time of some test: make Hypothesis' table of characters, and freeze what is loaded.
 
-    The table takes seconds in a fresh clone. Tests that look for leaks collect often; modules and tests are left out.
+    The table takes seconds in a fresh clone. Frozen modules and tests are skipped by garbage collections, of which
+    tests that look for leaks make many.
     """
     charmap()
     gc.collect()
     gc.freeze()
 
 
-def no_java() -> str | None:
-    """Return why there can be no session here, or None."""
+def require_spark() -> Path:
+    """Return PySpark's folder; skip the test where PySpark or Java is missing."""
     home = os.environ.get("JAVA_HOME")
-    if shutil.which("java") or (home and (Path(home) / "bin" / "java").exists()):
-        return None
-    return "Spark needs Java 17 or later, and there is none here"
+    if not shutil.which("java") and not (home and (Path(home) / "bin" / "java").exists()):
+        pytest.skip("Spark needs Java 17 or later, and there is none here")
+    return Path(pytest.importorskip("pyspark").__file__).parent
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     """Return the session that all tests share, with settings for tiny data; skips where there is no Java."""
-    reason = no_java()
-    if reason is not None:
-        pytest.skip(reason)
-    pytest.importorskip("pyspark")
+    require_spark()
     from pulsar_nack.pipeline import local_session
 
     folder = tmp_path_factory.mktemp("spark")

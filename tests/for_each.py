@@ -1,4 +1,4 @@
-"""One test for many values: for what is so cheap that a test for each would take longer to collect than to run."""
+"""One test for many values, where a test for each would take longer to collect than to run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def for_each(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Run a test with each of these values in turn, all as one test; a failure says with which.
+    """Run a test with each of these values in turn, as one test; a failure names the value.
 
-    It takes what ``pytest.mark.parametrize`` takes. Fixtures are made once, for all values together.
+    Used like ``pytest.mark.parametrize``, but fixtures are made once, for all values together.
     """
     keys = names if isinstance(names, tuple) else (names,)
     chosen = [dict(zip(keys, value if isinstance(names, tuple) else [value], strict=True)) for value in values]
@@ -39,7 +39,7 @@ def for_each(names: str | tuple[str, ...], values: Iterable[Any]) -> Callable[[C
 
 
 def _without(keys: tuple[str, ...], test: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    """Have it look as the test does, but for the arguments that it gives to it."""
+    """Give ``run`` the name and the signature of the test, without the parameters that get these values."""
     functools.update_wrapper(run, test)
     signature = inspect.signature(test)
     others = [parameter for name, parameter in signature.parameters.items() if name not in keys]
@@ -49,7 +49,7 @@ def _without(keys: tuple[str, ...], test: Callable[..., Any], run: Callable[...,
 
 @contextmanager
 def named(**values: Any) -> Iterator[None]:
-    """Name these values in what is raised."""
+    """Add these values as a note to an exception that is raised in the block."""
     try:
         yield
     except BaseException as error:

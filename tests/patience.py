@@ -8,26 +8,26 @@ import time
 
 _TURNS = 400_000
 _REFERENCE_S = 0.03
-"""Processor time of the yardstick on the machine on which the limits were chosen."""
+"""Processor time of the yardstick on the machine on which limits were chosen."""
 
 _MARGIN = 4.0
 """How much longer than on a quiet machine anything may take before it counts as hanging."""
 
 
 def processor_slowness() -> float:
-    """Return how many times the processor time of the machine where limits were chosen work takes now; at least 1."""
+    """Return how many times slower this processor is now than the one on which limits were chosen; at least 1."""
     return max(1.0, _yardstick()[0] / _REFERENCE_S)
 
 
 def patience(seconds: float) -> float:
-    """Return how long to wait for what takes at most ``seconds`` on a quiet machine, before it counts as hanging."""
+    """Return when work that takes up to ``seconds`` on a quiet machine counts as hanging here, in seconds."""
     load = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 1.0
     return seconds * _MARGIN * max(1.0, load, _slowness())
 
 
 @functools.cache
 def _slowness() -> float:
-    """Return how many times longer work took by the clock when this was first asked."""
+    """Return how many times longer the yardstick took by the clock, measured at the first call."""
     return _yardstick()[1] / _REFERENCE_S
 
 

@@ -1,4 +1,4 @@
-"""Python processes that tests start, with the time that the machine needs; signals are up to ``tests/conftest.py``."""
+"""Python processes that tests start; their time limit grows with how busy the machine is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT_S = 30
 
 
 def run_python(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the interpreter with warnings as errors to its end, whatever its exit code is."""
+    """Run Python, with warnings as errors, to its end; any exit code is accepted."""
     return subprocess.run(
         _command(arguments), env=env, capture_output=True, text=True, timeout=patience(LIMIT_S), check=False
     )
@@ -23,7 +23,7 @@ def run_python(*arguments: object, env: Mapping[str, str] | None = None) -> subp
 
 @contextmanager
 def started_python(*arguments: object, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Start the interpreter with warnings as errors; it is killed at the end of the block unless it ended."""
+    """Start Python, with warnings as errors; it is killed at the end of the block if it still runs."""
     with subprocess.Popen(
         _command(arguments), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -10,11 +10,11 @@ import pytest
 from tests.patience import processor_slowness
 
 LIMIT_S = 1.0
-"""Of a test with the fixtures that it does not share, and of the processes that it waited for."""
+"""The limit of one test, with its own fixtures and the processes that it waited for."""
 
 
 class Check:
-    """A plugin that measures each test; the marker ``smoke`` exempts one, ``slow`` leaves it to ``make test-all``."""
+    """A plugin that measures each test; the marker ``smoke`` exempts a test."""
 
     def __init__(self) -> None:
         self._begun = 0.0
@@ -27,7 +27,7 @@ class Check:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
-        """Leave out what fixtures take that several tests share."""
+        """Do not count fixtures that several tests share."""
         begun = _processor_time()
         try:
             return (yield)
@@ -37,7 +37,7 @@ class Check:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Fail what passed and took too long."""
+        """Fail a test that passed but took too long."""
         result = yield
         if item.get_closest_marker("smoke") is None:
             check(_processor_time() - self._begun)
@@ -45,7 +45,7 @@ class Check:
 
 
 def check(taken: float) -> None:
-    """Raise if a test took more than its limit; a slow machine has more time."""
+    """Fail a test that took more than the limit, which grows on a slow machine."""
     if taken > LIMIT_S and taken > (limit := LIMIT_S * processor_slowness()):
         pytest.fail(
             f"took {taken:.2f} s of processor time, of {limit:.2f}: make it cheaper, or slow (tests/README.md)",

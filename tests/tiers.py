@@ -24,7 +24,7 @@ SEED = int(os.environ.get("SEED", "0"))
 """Chooses the examples of Hypothesis and the tenth of a matrix."""
 
 SHARE = 10
-"""The fast tier takes one point of a matrix in so many."""
+"""The fast tier tries one of this many points of a matrix."""
 
 # No deadline per example: on a busy machine it would look like a fault. Each test has a time limit.
 settings.register_profile("all", deadline=None, derandomize=not SEED, print_blob=True)
@@ -44,7 +44,7 @@ def is_fast() -> bool:
 
 
 def examples(most: int, steps: int | None = None, **others: Any) -> settings:
-    """Return settings of a Hypothesis test with so many examples and steps, or the usual ones of the fast tier."""
+    """Return settings of a Hypothesis test: this many examples and steps in full, fewer in the fast tier."""
     if is_fast():
         return settings(**others)
     if steps is not None:
@@ -55,8 +55,8 @@ def examples(most: int, steps: int | None = None, **others: Any) -> settings:
 def sample(points: Sequence[T], *, least: int = 1, most: int | None = None) -> list[T]:
     """Return the points of a matrix that this tier tries, in order: all, or a tenth in the fast tier.
 
-    :param least: how many the fast tier tries at the least
-    :param most: how many it tries at the most
+    :param least: the fast tier tries at least this many
+    :param most: the fast tier tries at most this many
 
     The choice depends on the seed and the number of points only.
     """
@@ -68,5 +68,5 @@ def sample(points: Sequence[T], *, least: int = 1, most: int | None = None) -> l
 
 
 def seeds(values: Iterable[T], *, fast: int = 1) -> list[Any]:
-    """Return parameters of which only the first few belong to the fast tier; the others are marked slow."""
+    """Return parameters for ``parametrize``: the first few run in the fast tier too, the others are marked slow."""
     return [value if at < fast else pytest.param(value, marks=pytest.mark.slow) for at, value in enumerate(values)]

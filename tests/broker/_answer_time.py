@@ -20,7 +20,7 @@ import pulsar_nack
 from pulsar_nack.wire import _consumer_commands as commands
 
 BOUND_MS: Final = 15.0
-"""How exact nacks are on the wire, beside what a bare socket waits for the broker: half of all errors are below."""
+"""Half of all nacks come back within this time of their deadlines, not counting what a bare socket waits."""
 _BUSY: Final = 10
 _WARM_UP: Final = 600
 """A broker that was just started answers at a fifth of its later speed; after so many answers that is over."""
@@ -36,17 +36,17 @@ class Errors:
         self._due_at: dict[bytes, float] = {}
 
     def due(self, data: bytes, delay: float) -> None:
-        """Note that a message is nacked now."""
+        """Record that a message is nacked now."""
         self._due_at[data] = time.monotonic() + delay
 
     def came(self, data: bytes) -> None:
-        """Note that it is back."""
+        """Record that the message is back."""
         self.ms.append(1e3 * (time.monotonic() - self._due_at.pop(data)))
 
     def check(self, count: int, redelivery: str = "auto") -> None:
-        """Print the figures, and assert that so many came, none early, and half of them in time.
+        """Print the figures, and assert that ``count`` messages came, none early, and half of them in time.
 
-        :param redelivery: ``"local"`` waits for no broker, and is held to the bound alone
+        :param redelivery: with ``"local"`` no broker is asked, so nothing is subtracted for it
         """
         ordered, median = sorted(self.ms), statistics.median(self.ms)
         waits_ms = 0.0 if redelivery == "local" else statistics.median(self.bare_ms)
@@ -58,15 +58,15 @@ class Errors:
 
 
 def leniency() -> int:
-    """Return how many times as wide bounds on latencies are: on a busy machine nothing is in time."""
+    """Return the factor by which bounds on latencies are widened: on a busy machine nothing is in time."""
     return _BUSY if os.getloadavg()[0] > (os.cpu_count() or 1) else 1
 
 
 @asynccontextmanager
 async def measuring(url: str, topic: str, delays: Sequence[float]) -> AsyncIterator[Errors]:
-    """Yield what takes errors down; meanwhile a bare socket asks for messages of its own after the same delays.
+    """Yield a record of errors; meanwhile a bare socket requests redelivery of its own messages at the same delays.
 
-    Its topic is as cold as the one of the test, and the machine as busy.
+    So it meets the same cold topic and the same busy machine.
     """
     errors, bare_topic = Errors(), f"{topic}-bare"
     async with pulsar_nack.connect(url) as client, client.producer(bare_topic, batching=False) as producer:
@@ -80,7 +80,7 @@ async def measuring(url: str, topic: str, delays: Sequence[float]) -> AsyncItera
 
 
 def warm_up(url: str, topic: str) -> None:
-    """Make a broker that was just started as fast as it gets; uses a topic up."""
+    """Warm up a broker that was just started; the topic is of no use afterwards."""
     client = pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     try:
         client.create_producer(topic).send(b"x")
@@ -90,7 +90,7 @@ def warm_up(url: str, topic: str) -> None:
 
 
 def _answers_ms(url: str, topic: str, delays: Sequence[float]) -> list[float]:
-    """Ask for one message after each delay; return how long each was under way."""
+    """Request one message after each delay; return how long each took to arrive."""
     took: list[float] = []
     with closing(_module().BareSocket(url, topic, "bare")) as bare:
         places = [bare.message() for _ in delays]

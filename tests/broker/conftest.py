@@ -1,7 +1,7 @@
 """Fixtures on a real broker: the user's own or one that is started for the session.
 
-PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name the user's own, PULSAR_VERSION the version of those that are started. Every
-test in this folder is marked ``broker``; without a broker and without Java and Maven to make one it is skipped.
+PULSAR_SERVICE_URL and PULSAR_ADMIN_URL name the user's own; PULSAR_VERSION is the version of brokers that are started.
+Every test in this folder is marked ``broker``; without a broker, or Java and Maven to make one, it is skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.broker.standalone import Standalone, external, is_healthy
 
 HERE = Path(__file__).parent
 COSTLY = {"mortal_broker", "broker_without_index_acks", "guarded", "java", "spark"}
-"""Fixtures that start a JVM: with several workers (``-n 2 --dist loadgroup``) one worker runs all tests of each."""
+"""Fixtures that start a JVM: of several workers (``-n 2 --dist loadgroup``) one runs all tests with that fixture."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Have a test that is marked ``alone`` run while no other worker runs one; waiting does not count as its time."""
+    """Run a test that is marked ``alone`` while no other worker runs one; its time limit begins after the wait."""
     is_alone = item.get_closest_marker("alone") is not None
     turns.enter(alone=is_alone)
     try:
@@ -54,14 +54,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 class Turns:
-    """Two locks on files: who waits to be alone holds the first, so that no others come in before it."""
+    """Two file locks: a worker that waits to be alone holds the first one, so no other test begins before its own."""
 
     def __init__(self) -> None:
         self._files: list[TextIO] = []
         self._is_in = False
 
     def enter(self, *, alone: bool) -> None:
-        """Wait for the turn, of several workers that are not alone or of one that is."""
+        """Wait until a test may run: beside other tests, or alone."""
         if self._is_in:
             return
         if not self._files:
@@ -74,7 +74,7 @@ class Turns:
         self._is_in = True
 
     def leave(self) -> None:
-        """Let others in."""
+        """Let other workers go on."""
         fcntl.flock(self._files[1], fcntl.LOCK_UN)
         self._is_in = False
 

@@ -1,4 +1,4 @@
-"""Runs tests that take ``ports`` on each kind of broker that they hold on."""
+"""Runs tests with the argument ``ports`` on each kind of broker, except those named by the marker ``not_on``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NEEDED = {"local": "google.protobuf", "wire": "google_crc32c"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known."""
-    config.addinivalue_line("markers", "not_on(*kinds, reason): a test with ``ports`` does not hold on these kinds")
-    config.addinivalue_line("markers", "each_kind: a test with ``ports`` is on all kinds in the fast tier as well")
+    """Register the markers."""
+    config.addinivalue_line("markers", "not_on(*kinds, reason): a test with ``ports`` does not run on these kinds")
+    config.addinivalue_line("markers", "each_kind: a test with ``ports`` runs on all kinds in the fast tier too")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give a test its ``ports``: the fast tier has the first kind, or each one where the test stands for others."""
+    """Give a test its ``ports``: in the fast tier the first kind only, unless it is marked ``each_kind``."""
     if "ports" not in metafunc.fixturenames:
         return
     without = {kind for marker in metafunc.definition.iter_markers("not_on") for kind in marker.args}

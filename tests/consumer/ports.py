@@ -1,4 +1,4 @@
-"""The kinds of brokers on which tests of consumers run: each has ports and topics that are used as the fake ones."""
+"""The kinds of brokers on which tests of consumers run; ports and topics of each are used like the fake ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS: dict[str, tuple[type, type]] = {
     "wire": (WireStandIn, WireTopic),
     "local": (LocalStandIn, StandInTopic),
 }
-"""For each kind its port and its topic; the first kind is the one that the fast tier runs on."""
+"""The port and the topic of each kind; the fast tier runs on the first kind."""
 
 
 class Ports:
@@ -29,7 +29,7 @@ class Ports:
         self._port, self._topic = KINDS[kind]
 
     def port(self, *topic: FakeTopic, **options: Any) -> FakePort:
-        """Make a port, of a topic of its own unless it is given one."""
+        """Make a port on this topic, or on a new one."""
         made: FakePort = self._port(*topic, **options)
         return made
 

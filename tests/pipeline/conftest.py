@@ -1,4 +1,4 @@
-"""Tests with Spark: all on one session, so in one process, and not in the fast tier but for those marked smoke."""
+"""Tests with Spark share one session, so they run in one process; in the fast tier only those marked ``smoke`` run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests with a session together (``--dist loadgroup``), and leave them to ``make test-all``."""
+    """Keep tests with a session in one process (``--dist loadgroup``), and mark them slow unless they are ``smoke``."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))

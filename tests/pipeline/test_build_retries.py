@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import no_java
+from tests.conftest import require_spark
 from tests.patience import patience
 
 from .delivering import contents
@@ -82,10 +82,9 @@ spark.stop()
 
 
 def spark_home(folder: Path) -> Path:
-    """Return a folder that has what Spark's has; executors of a cluster here put their files into it."""
-    pyspark = pytest.importorskip("pyspark")
+    """Return a folder with the contents of Spark's own; the executors of a cluster write their files into it."""
     folder.mkdir()
-    for each in Path(pyspark.__file__).parent.iterdir():
+    for each in require_spark().iterdir():
         (folder / each.name).symlink_to(each)
     return folder
 
@@ -95,8 +94,6 @@ def spark_home(folder: Path) -> Path:
 @pytest.mark.timeout(180)
 def test_deaths_on_the_way_change_nothing(tmp_path: Path) -> None:
     """Killed amid what they write, with what was shuffled, three workers, then an executor: the bytes are the same."""
-    if (reason := no_java()) is not None:
-        pytest.skip(reason)
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root), "SPARK_HOME": str(spark_home(tmp_path / "spark"))}
     done = subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import TINY_DATA, no_java
+from tests.conftest import TINY_DATA, require_spark
 from tests.patience import patience
 
 from .rows import PLAIN
@@ -103,12 +102,9 @@ def test_wrong_arguments_leave_nothing(
 @pytest.mark.xdist_group("spark")
 @pytest.mark.slow
 def test_spark_submit(trace: str, tmp_path: Path) -> None:
-    """``spark-submit`` runs a command by a file of two lines, on the master that it is given."""
-    found = importlib.util.find_spec("pyspark")
-    if found is None or found.origin is None or no_java() is not None:
-        pytest.skip("Spark needs Java 17 or later, and there is none here")
+    """``spark-submit`` runs a command from a file of two lines, on the master that it is given."""
+    submit = str(require_spark() / "bin" / "spark-submit")
     (tmp_path / "job.py").write_text("from pulsar_nack.cli import main\nmain()\n")
-    submit = str(Path(found.origin).parent / "bin" / "spark-submit")
     settings = [f"--conf={name}={value}" for name, value in TINY_DATA.items()]
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root), "PYSPARK_PYTHON": sys.executable}
