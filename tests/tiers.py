@@ -52,6 +52,11 @@ def examples(most: int, steps: int | None = None, **others: Any) -> settings:
     return settings(max_examples=most, **others)
 
 
+def size(whole: int, *, fast: int) -> int:
+    """Return how large something is: ``fast`` in the fast tier, ``whole`` otherwise."""
+    return fast if is_fast() else whole
+
+
 def sample(points: Sequence[T], *, least: int = 1, most: int | None = None) -> list[T]:
     """Return the points of a matrix that this tier tries, in order: all, or a tenth in the fast tier.
 

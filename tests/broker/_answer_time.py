@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -18,6 +17,7 @@ import pulsar
 
 import pulsar_nack
 from pulsar_nack.wire import _consumer_commands as commands
+from tests.patience import load
 
 BOUND_MS: Final = 15.0
 """Half of all nacks come back within this time of their deadlines, not counting what a bare socket waits."""
@@ -59,7 +59,7 @@ class Errors:
 
 def leniency() -> int:
     """Return the factor by which bounds on latencies are widened: on a busy machine nothing is in time."""
-    return _BUSY if os.getloadavg()[0] > (os.cpu_count() or 1) else 1
+    return _BUSY if load() > 1 else 1
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from pulsar_nack.consumer._durable._settled import Settled
 from pulsar_nack.testing import FakePort, virtual_time
 from tests.consumer.durable import Machine
 from tests.consumer.ports import FAKE
-from tests.tiers import seeds
+from tests.tiers import seeds, size
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -199,9 +199,9 @@ async def test_acks_without_a_connection_outlive_a_kill() -> None:
 
 @virtual_time
 async def test_many_acks_are_remembered() -> None:
-    """U10: 30 000 acknowledgements that never reached the broker are remembered after a kill, as two ranges."""
-    memory = Memory(60_000, DAY_MS)
-    for entry in range(30_000):
+    """U10: 150 000 acknowledgements that never reached the broker are remembered after a kill, as two ranges."""
+    memory, count = Memory(60_000, DAY_MS), size(150_000, fast=30_000)
+    for entry in range(count):
         if entry != 77:
             memory.apply(Change(Kind.SETTLED, MessageId(3, entry), 5, 5))
     assert memory.settled.bytes < 100
@@ -209,8 +209,8 @@ async def test_many_acks_are_remembered() -> None:
     for data in memory.picture(6):
         if data is not None:
             copy.apply(records.decode(data))
-    acked = [copy.settled.is_acked(MessageId(3, entry), 6) for entry in range(30_001)]
-    assert (sum(acked), acked[77], acked[-1]) == (29_999, False, False)
+    acked = [copy.settled.is_acked(MessageId(3, entry), 6) for entry in range(count + 1)]
+    assert (sum(acked), acked[77], acked[-1]) == (count - 1, False, False)
 
 
 @virtual_time
@@ -332,7 +332,7 @@ async def test_acks_that_grow_old_open_the_gate() -> None:
     machine = Machine()
     other = machine.port()
     async with machine.consuming(max_ack_state_bytes=LIMIT) as consumer:
-        for number in range(2_000):
+        for number in range(4_000):
             machine.topic.publish(b"%d" % number)
         elsewhere = asyncio.create_task(acknowledge_all(other))
         seen: list[Message] = []
@@ -347,7 +347,7 @@ async def test_acks_that_grow_old_open_the_gate() -> None:
             seen.append(await consumer.receive(timeout=100))
             assert 50 < asyncio.get_running_loop().time() - stopped_at < 70
             await seen[-1].ack()
-        assert len({message.id for message in seen}) == len(seen) > 500
+        assert len({message.id for message in seen}) == len(seen) > 1_000
         assert consumer.statistics().times_gated > 0
         assert machine.topic.subscription("fake").backlog == 0
         elsewhere.cancel()

@@ -29,7 +29,7 @@ from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger._memory_files import MemoryFiles
 from pulsar_nack.testing import ManualClock
 from tests.consumer.durable_runs import entries_of
-from tests.tiers import examples
+from tests.tiers import examples, size
 
 INT64 = st.integers(0, 2**63 - 1)
 FOLDER = Path("/state")
@@ -192,7 +192,7 @@ def test_large_batches_are_written_in_parts() -> None:
 @pytest.mark.parametrize(("step", "most"), [(1, 32), (10, 60)])
 def test_memory_is_small(step: int, most: int) -> None:
     """U9: an unsettled message takes some 25 bytes where they lie close, and 50 where one in ten is nacked."""
-    some = [MessageId(5, entry) for entry in range(0, 20_000 * step, step)]
+    some = [MessageId(5, entry) for entry in range(0, size(50_000, fast=20_000) * step, step)]
     tracemalloc.start()
     try:
         unsettled = Unsettled()

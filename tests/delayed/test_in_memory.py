@@ -19,7 +19,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.testing import ManualClock
 from tests.for_each import for_each
-from tests.tiers import sample
+from tests.tiers import sample, size
 
 
 class Stage:
@@ -582,11 +582,12 @@ def test_memory_figure() -> None:
     """D15: the figure for memory grows far slower than the messages and is back where it was when they are gone."""
     stage = Stage(1_024)
     empty = stage.tracker.buffer_memory_usage
-    for entry in range(50_000):
-        stage.add(entry // 12_500, entry % 12_500, 5_000 + entry)
-    assert empty < stage.tracker.buffer_memory_usage < empty + 25_000
+    count, ledger = size(200_000, fast=50_000), size(50_000, fast=12_500)
+    for entry in range(count):
+        stage.add(entry // ledger, entry % ledger, 5_000 + entry)
+    assert empty < stage.tracker.buffer_memory_usage < empty + size(60_000, fast=25_000)
     stage.clock.set(1_000_000)
-    assert len(stage.get(50_000)) == 50_000
+    assert len(stage.get(count)) == count
     assert stage.tracker.buffer_memory_usage == empty
 
 

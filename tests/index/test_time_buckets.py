@@ -23,7 +23,7 @@ from pulsar_nack.index import _sealed as sealed_module
 from pulsar_nack.index import _store as store_module
 from pulsar_nack.index._sealed import unseal
 from tests.for_each import for_each
-from tests.tiers import examples
+from tests.tiers import examples, size
 
 SMALL: dict[tuple[Any, str], int] = {
     (growing_module, "FOLD"): 2,
@@ -283,11 +283,11 @@ def test_cancelling_and_adding_again_without_end_keeps_memory_bounded() -> None:
     """An id that is nacked and acked in a loop beside one that waits leaves no growing trail."""
     buckets = TimeBuckets()
     buckets.put(MessageId(1, 1), NEVER - 1)
-    for round_ in range(5_000):
+    for round_ in range(size(30_000, fast=5_000)):
         buckets.put(MessageId(1, 2), round_ + 60_000)
         buckets.discard(MessageId(1, 2))
     check(buckets)
-    assert buckets.bytes < 350_000
+    assert buckets.bytes < size(2_000_000, fast=350_000)
     assert len(buckets) == 1
 
 
@@ -486,16 +486,16 @@ def test_numbers_are_packed_in_any_order(typecode: str) -> None:
 def test_parts_that_reach_over_each_other_are_joined() -> None:
     """Ids that come into one bucket in any order make few parts, so that the first ids out need not decode hundreds."""
     chance, buckets = random.Random(13), TimeBuckets()
-    ids = [MessageId(ledger, entry) for ledger in range(5) for entry in range(0, 65_536, 13)]
+    ids = [MessageId(ledger, entry) for ledger in range(size(20, fast=5)) for entry in range(0, 65_536, 13)]
     for message_id in chance.sample(ids, len(ids)):
         buckets.put(message_id, 1_000)
     chunks = buckets._store.chunks[1_000]
-    assert len(ids) > 25_000
+    first = len(ids) * 7 // 10
     assert len(chunks) < 48
     assert buckets._store.chunk_bytes == sum(len(chunk) + sealed_module.OBJECT_BYTES for chunk in chunks)
     check(buckets)
-    assert list(buckets.pop(1_000, 17_000)) == ids[:17_000]
-    assert list(buckets.pop(1_000)) == ids[17_000:]
+    assert list(buckets.pop(1_000, first)) == ids[:first]
+    assert list(buckets.pop(1_000)) == ids[first:]
 
 
 @pytest.mark.parametrize("typecode", ["I", "Q"])

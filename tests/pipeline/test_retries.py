@@ -75,7 +75,7 @@ DEAD: list[dict[str, Any]] = [
 ]
 USUAL = [{"time_ms": 1_000 * k + each, "entry": each} for k in range(5) for each in range(40)]
 STORM = [
-    {"time_ms": 1_000 * k + each, "entry": each}
+    {"time_ms": 1_000 * k + each, "entry": 1_000 * k + each}
     for k, count in {0: 4, 1: 4, 2: 4, 3: 40, 4: 90, 6: 4, 20: 30}.items()
     for each in range(count)
 ]

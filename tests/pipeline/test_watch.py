@@ -173,15 +173,6 @@ def test_rates(folder: Folder) -> None:
     )
 
 
-def test_console(folder: Folder) -> None:
-    """Alerts can be printed: Spark's own process does that."""
-    folder.add(nack(1_000, 1, 2_000))
-    folder.add(nack(90_000, 2, 99_000))
-    found = pipeline.watch(folder.stream())
-    query = finish(lambda: pipeline.start_watch(found, "console", folder.root / "checkpoint", once=True))
-    assert sum(max(each["sink"]["numOutputRows"], 0) for each in query.recentProgress) == 1
-
-
 def test_times_that_cannot_be(folder: Folder) -> None:
     """One event of an impossible time does not make all others too late."""
     folder.add(nack(2**62, 1, 2**62), nack(-5, 2, 0), nack(1_000, 3, 2_000))

@@ -18,6 +18,7 @@ from pulsar_nack.delayed.bucket._pending import Pending
 from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
 from pulsar_nack.index import EntrySets
 from tests.for_each import for_each
+from tests.tiers import size
 
 from .stage import Stage
 
@@ -219,10 +220,10 @@ def test_many_ledgers_are_taken_over_at_once() -> None:
 @pytest.mark.parametrize("singly", [True, False])
 def test_bitmaps_do_not_grow_while_they_are_emptied(singly: bool) -> None:
     """However scattered what is taken out lies, a ledger takes no more than a bit an entry, and that is counted."""
-    held = Pending()
-    for ledger in range(4):
+    held, ledgers = Pending(), size(20, fast=4)
+    for ledger in range(ledgers):
         held.add_new(ledger, array("I", range(50_000)))
-    scattered = [(0, number % 4, number // 4 * 7_919 % 50_000) for number in range(4 * 25_000)]
+    scattered = [(0, number % ledgers, number // ledgers * 7_919 % 50_000) for number in range(ledgers * 25_000)]
     largest = 0
     for at in range(0, len(scattered), 200):
         part = scattered[at : at + 200]
@@ -231,8 +232,8 @@ def test_bitmaps_do_not_grow_while_they_are_emptied(singly: bool) -> None:
         else:
             assert len(held.take_out(part)) == 200
         largest = max(largest, held.bytes)
-    assert len(held) == 4 * 25_000
-    assert 4 * 6_250 < largest < 4 * (8_192 + 2_048 + 300)
+    assert len(held) == ledgers * 25_000
+    assert ledgers * 6_250 < largest < ledgers * (8_192 + 2_048 + 300)
     for ledger, entries in held._ledgers.items():
         found = entries.get_statistics()
         assert sum(found[f"n_bytes_{kind}_containers"] for kind in ("array", "run", "bitset")) < 10_300, ledger

@@ -14,6 +14,7 @@ from pulsar_nack import (
     Position,
 )
 from pulsar_nack.testing import virtual_time
+from tests.tiers import size
 
 from . import stage as stages
 from .stage import Stage, config_of, positions
@@ -234,16 +235,17 @@ async def test_last_of_a_segment_is_passed() -> None:
 
 async def test_one_ledger_is_sealed_by_size() -> None:
     """D31: one endless ledger is sealed by size; the buckets have names of their own and all come back."""
-    stage = Stage(least=2_000, step=300_000, most_indexes=500)
+    count = size(200_000, fast=20_000)
+    stage = Stage(least=count // 10, step=300_000, most_indexes=count // 40)
     async with stage.run():
-        for i in range(20_000):
+        for i in range(count):
             stage.add(7, i, 1_000_000 + i)
         await stage.idle()
         assert len(stage.buckets) == len(stage.names) == 4
-        assert stage.tracker.statistics().unsealed == 4_000
-        assert stage.tracker.statistics().loaded == 4_000
+        assert stage.tracker.statistics().unsealed == count // 5
+        assert stage.tracker.statistics().loaded == count // 5
     async with stage.run():
-        assert stage.count == 16_000
+        assert stage.count == count // 5 * 4
 
 
 async def test_one_ledger_is_sealed_by_time() -> None:
@@ -297,9 +299,10 @@ async def test_wakes_on_the_loop() -> None:
 
 
 async def test_the_loop_is_not_blocked() -> None:
-    """D32: while 20 000 indexes are sealed a timer of 5 ms goes on, and no turn of the loop works for long."""
-    async with Stage(least=20_000, step=300_000, most_indexes=2_000).run() as stage:
-        for i in range(20_000):
+    """D32: while 50 000 indexes are sealed a timer of 5 ms goes on, and no turn of the loop works for long."""
+    count = size(50_000, fast=20_000)
+    async with Stage(least=count, step=300_000, most_indexes=count // 10).run() as stage:
+        for i in range(count):
             stage.add(1, i, 10**7 + i * 31 % 1_000_003)
         longest, ticks = 0.0, 0
         stage.add(2, 0, 10**7)
