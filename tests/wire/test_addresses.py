@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 import pytest
 
 from pulsar_nack.errors import InvalidArgumentError
 from pulsar_nack.wire._address import Address, parse_service_url
 from pulsar_nack.wire._topics import namespace_of, normalize, normalize_namespace, partition_name, split_partition
+from tests.for_each import for_each
 
 
 @pytest.mark.parametrize(
@@ -34,37 +33,34 @@ def test_addresses_go_round(address: Address) -> None:
     assert Address.parse(address.url) == address
 
 
-WRONG: Final[list[tuple[Any, str]]] = [
-    ("http://localhost:8080", "not its admin address"),
-    ("https://localhost:8443", "not its admin address"),
-    ("localhost:6650", "pulsar://host:6650"),
-    ("", "pulsar://host:6650"),
-    ("pulsar://", "pulsar://host:6650"),
-    ("pulsar:///", "pulsar://host:6650"),
-    ("kafka://h:9092", "pulsar://host:6650"),
-    ("pulsar://h:0", "ports from 1 to 65535, not 0"),
-    ("pulsar://h:70000", "ports from 1 to 65535, not 70000"),
-    ("pulsar://h:x", "not 'h:x'"),
-    ("pulsar://a,,b", "not ''"),
-    ("pulsar://user@h", "not 'user@h'"),
-    ("pulsar://h:6650/tenant", "not 'h:6650/tenant'"),
-    ("pulsar://::1:6650", "not '::1:6650'"),
-    (None, "pulsar://host:6650"),
-    (" pulsar://h:6650", "no spaces around it"),
-    ("pulsar://h:6650\n", "no spaces around it"),
-]
-
-
-def test_wrong_service_urls() -> None:
+@for_each(
+    ("url", "told"),
+    [
+        ("http://localhost:8080", "not its admin address"),
+        ("https://localhost:8443", "not its admin address"),
+        ("localhost:6650", "pulsar://host:6650"),
+        ("", "pulsar://host:6650"),
+        ("pulsar://", "pulsar://host:6650"),
+        ("pulsar:///", "pulsar://host:6650"),
+        ("kafka://h:9092", "pulsar://host:6650"),
+        ("pulsar://h:0", "ports from 1 to 65535, not 0"),
+        ("pulsar://h:70000", "ports from 1 to 65535, not 70000"),
+        ("pulsar://h:x", "not 'h:x'"),
+        ("pulsar://a,,b", "not ''"),
+        ("pulsar://user@h", "not 'user@h'"),
+        ("pulsar://h:6650/tenant", "not 'h:6650/tenant'"),
+        ("pulsar://::1:6650", "not '::1:6650'"),
+        (None, "pulsar://host:6650"),
+        (" pulsar://h:6650", "no spaces around it"),
+        ("pulsar://h:6650\n", "no spaces around it"),
+    ],
+)
+def test_wrong_service_urls(url: str, told: str) -> None:
     """What is not a service URL is refused with the part that is wrong."""
-    for url, expected in WRONG:
-        field, told = None, ""
-        try:
-            parse_service_url(url)
-        except InvalidArgumentError as error:
-            field, told = error.field, str(error)
-        assert field == "url", repr(url)
-        assert expected in told, repr(url)
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_service_url(url)
+    assert caught.value.field == "url"
+    assert told in str(caught.value)
 
 
 def test_one_address_is_one() -> None:

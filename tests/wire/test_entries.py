@@ -17,6 +17,7 @@ from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._compression import compress
 from pulsar_nack.wire._entries import SingleMessage, decode_entry, encode_batch, plain_parts, unpack
 from pulsar_nack.wire._frames import encode_rest
+from tests.for_each import for_each
 
 SIZE = struct.Struct(">I")
 
@@ -200,13 +201,13 @@ def test_mutations_of_plain_messages_are_plain_or_not() -> None:
     assert count > 1_000
 
 
-def test_a_plain_message_with_a_changed_byte_is_not() -> None:
-    """Nor is one that ends early; what is wrong with it is told elsewhere."""
-    for at in range(len(PLAIN)):
-        changed = bytearray(PLAIN)
-        changed[at] ^= 0x10
-        assert plain_parts(bytes(changed)) is None, f"byte {at}"
-        assert plain_parts(PLAIN[:at]) is None, f"{at} bytes"
+@for_each("at", range(len(PLAIN)))
+def test_a_plain_message_with_a_changed_byte_is_not(at: int) -> None:
+    """A message with a changed byte, or one that ends early, is not plain; other tests look at the error."""
+    changed = bytearray(PLAIN)
+    changed[at] ^= 0x10
+    assert plain_parts(bytes(changed)) is None
+    assert plain_parts(PLAIN[:at]) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 255, 256, 16_383, 16_384, 70_000])
@@ -236,12 +237,12 @@ def test_members_with_anything_else_are_not_plain(names: set[str]) -> None:
 # --- what is not -----------------------------------------------------------------------------------------------------
 
 
-def test_any_changed_byte_is_found() -> None:
+@for_each("at", range(2, len(PLAIN)))
+def test_any_changed_byte_is_found(at: int) -> None:
     """Behind the magic number every byte is under the checksum, or is the checksum."""
-    for at in range(2, len(PLAIN)):
-        changed = bytearray(PLAIN)
-        changed[at] ^= 0x10
-        assert "checksum: 0x" in str(refused(bytes(changed))), f"byte {at}"
+    changed = bytearray(PLAIN)
+    changed[at] ^= 0x10
+    assert "checksum: 0x" in str(refused(bytes(changed)))
 
 
 def test_a_wrong_checksum_tells_how_many_messages_there_were() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -20,6 +20,7 @@ from pulsar_nack import (
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._entries import decode_entry, unpack
 from pulsar_nack.wire._producer import Producer
+from tests.for_each import for_each
 from tests.wire.fake_broker import as_usual, carried_out_then_cut, cut, later, refuse, silence
 from tests.wire.producing import TOPIC, Made, producing
 
@@ -517,36 +518,33 @@ async def test_a_receipt_out_of_order_has_all_sent_again() -> None:
         assert NUMBERS[1] in made.stored()
 
 
-WRONG: Final[list[tuple[dict[str, Any], str]]] = [
-    ({"properties": {"a": 1}}, "properties"),
-    ({"properties": [("a", "b")]}, "properties"),
-    ({"properties": {"a": "\ud800"}}, "properties"),
-    ({"key": 1}, "key"),
-    ({"key": "\ud800"}, "key"),
-    ({"ordering_key": 1}, "ordering_key"),
-    ({"ordering_key": "\ud800"}, "ordering_key"),
-    ({"event_time_ms": -1}, "event_time_ms"),
-    ({"deliver_at_ms": 1.5}, "deliver_at_ms"),
-    ({"deliver_after": -1}, "deliver_after"),
-    ({"deliver_after": 1, "deliver_at_ms": 1}, "deliver_after"),
-    ({"sequence_id": -1}, "sequence_id"),
-    ({"replicate_to": "west"}, "replicate_to"),
-]
-
-
+@for_each(
+    ("about", "named"),
+    [
+        ({"properties": {"a": 1}}, "properties"),
+        ({"properties": [("a", "b")]}, "properties"),
+        ({"properties": {"a": "\ud800"}}, "properties"),
+        ({"key": 1}, "key"),
+        ({"key": "\ud800"}, "key"),
+        ({"ordering_key": 1}, "ordering_key"),
+        ({"ordering_key": "\ud800"}, "ordering_key"),
+        ({"event_time_ms": -1}, "event_time_ms"),
+        ({"deliver_at_ms": 1.5}, "deliver_at_ms"),
+        ({"deliver_after": -1}, "deliver_after"),
+        ({"deliver_after": 1, "deliver_at_ms": 1}, "deliver_after"),
+        ({"sequence_id": -1}, "sequence_id"),
+        ({"replicate_to": "west"}, "replicate_to"),
+    ],
+)
 @virtual_time
-async def test_wrong_arguments_are_named() -> None:
+async def test_wrong_arguments_are_named(about: dict[str, Any], named: str) -> None:
     """A message with a wrong argument is refused, by its name, and takes no room."""
     async with producing() as made:
         producer = await made.open()
-        for about, named in WRONG:
-            told = None
-            try:
-                await producer.send(b"", **about)
-            except InvalidArgumentError as error:
-                told = error.field
-            assert told == named, about
-            assert producer.pending == 0
+        with pytest.raises(InvalidArgumentError) as caught:
+            await producer.send(b"", **about)
+        assert caught.value.field == named
+        assert producer.pending == 0
 
 
 @virtual_time

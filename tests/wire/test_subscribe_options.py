@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
 from pulsar_nack import InvalidArgumentError, MessageId
 from pulsar_nack.wire._subscribe_options import KeyShared, SubscribeOptions
+from tests.for_each import for_each
 
 
 def test_only_a_name_is_needed() -> None:
@@ -17,42 +18,39 @@ def test_only_a_name_is_needed() -> None:
     assert not options.only_one_gets_messages
 
 
-WRONG: Final[list[tuple[str, Any]]] = [
-    ("subscription", ""),
-    ("subscription", None),
-    ("consumer_name", ""),
-    ("consumer_name", "half of a pair \ud800"),
-    ("properties", {"a": "\udfff"}),
-    ("type", "sharded"),
-    ("initial_position", "middle"),
-    ("priority_level", -1),
-    ("properties", {"a": 1}),
-    ("subscription_properties", ["a"]),
-    ("receiver_queue_size", 0),
-    ("receiver_queue_size", True),
-    ("ack_group_ms", -1),
-    ("max_pending_chunked", 0),
-    ("max_chunked_bytes", 0),
-    ("chunk_timeout", 0),
-    ("batch_index_ack", 1),
-    ("durable", None),
-    ("create_topic", "yes"),
-    ("key_shared", "sticky"),
-    ("key_shared", KeyShared()),
-    ("start_message_id", MessageId(1, 2)),
-    ("read_compacted", True),
-]
-
-
-def test_bad_options_are_named() -> None:
+@for_each(
+    ("name", "value"),
+    [
+        ("subscription", ""),
+        ("subscription", None),
+        ("consumer_name", ""),
+        ("consumer_name", "half of a pair \ud800"),
+        ("properties", {"a": "\udfff"}),
+        ("type", "sharded"),
+        ("initial_position", "middle"),
+        ("priority_level", -1),
+        ("properties", {"a": 1}),
+        ("subscription_properties", ["a"]),
+        ("receiver_queue_size", 0),
+        ("receiver_queue_size", True),
+        ("ack_group_ms", -1),
+        ("max_pending_chunked", 0),
+        ("max_chunked_bytes", 0),
+        ("chunk_timeout", 0),
+        ("batch_index_ack", 1),
+        ("durable", None),
+        ("create_topic", "yes"),
+        ("key_shared", "sticky"),
+        ("key_shared", KeyShared()),
+        ("start_message_id", MessageId(1, 2)),
+        ("read_compacted", True),
+    ],
+)
+def test_bad_options_are_named(name: str, value: Any) -> None:
     """An option that cannot be is refused before anything happens, by its name."""
-    for name, value in WRONG:
-        told = None
-        try:
-            SubscribeOptions(**{"subscription": "orders", name: value})
-        except InvalidArgumentError as error:
-            told = error.field
-        assert told == name, f"{name}={value!r}"
+    with pytest.raises(InvalidArgumentError) as caught:
+        SubscribeOptions(**{"subscription": "orders", name: value})
+    assert caught.value.field == name
 
 
 def test_options_that_need_others() -> None:
