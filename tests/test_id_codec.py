@@ -25,7 +25,7 @@ def chunked(draw: st.DrawFn) -> MessageId:
     return last._replace(first_chunk=first)
 
 
-@given(PLAIN | chunked(), st.none() | st.text("aä€/:"))
+@given(PLAIN | chunked(), st.none() | st.text())
 def test_round_trip(message_id: MessageId, topic: str | None) -> None:
     """What is written is read again with every field; the topic comes from the caller."""
     again = MessageId.from_bytes(message_id.to_bytes(), topic)

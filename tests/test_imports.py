@@ -155,7 +155,7 @@ def test_the_probe_sees_faults() -> None:
 
 
 def test_hooks_import_their_package_when_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package of a hook is loaded when the hook is made; its module alone does not, see above."""
+    """The package of a hook is imported when the hook is made; tests above import the hook's module without it."""
     monkeypatch.setitem(sys.modules, "structlog", None)
     with pytest.raises(ImportError, match="structlog"):
         observe.structlog_hook()

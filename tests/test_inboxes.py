@@ -1,4 +1,4 @@
-"""What all inboxes have to do, those of consumers and of ports: first come, first served, and nothing is ever lost."""
+"""The contract of all inboxes, those of consumers and of ports: first come, first served, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.wire.stand_ins import FakeMember
 
 
 class Box:
-    """An inbox of one of the kinds, into which messages are put by their numbers, until it is ended."""
+    """An inbox of one of the kinds; its messages are numbers, and it can be closed."""
 
     put: Callable[[int], None]
     receive: Callable[[], Awaitable[Delivery]]
     wake_all: Callable[[], None]
 
     def __init__(self, kind: str) -> None:
-        self.is_ended = False
+        self.is_closed = False
         if kind == "consumer":
             of_consumer = Inbox(lambda _: True)
             self.put = lambda number: of_consumer.put(cast("Any", delivery(number)))
@@ -49,27 +49,27 @@ class Box:
             self.wake_all = fake.wake_all
 
     def check(self) -> None:
-        """Raise if it is ended."""
-        if self.is_ended:
+        """Raise if the inbox is closed."""
+        if self.is_closed:
             raise ClosedError("the inbox")
 
     async def get(self) -> int:
         """Wait for a message, and return its number."""
         return int((await self.receive()).data)
 
-    def end(self) -> None:
-        """Let everyone know that nothing comes any more."""
-        self.is_ended = True
+    def close(self) -> None:
+        """Close the inbox, and wake all waiting calls."""
+        self.is_closed = True
         self.wake_all()
 
 
 def delivery(number: int) -> Delivery:
-    """The message of this number."""
+    """Return the message with this number."""
     return Delivery(MessageId(1, number), b"%d" % number)
 
 
 def entry(number: int) -> FakeEntry:
-    """The same as a fake topic has it."""
+    """Return the entry of a fake topic with that message."""
     return FakeEntry(
         number, Position(1, number), -1, "t", (FakeMessage(b"%d" % number),), is_batch=False, published_ms=0
     )
@@ -82,7 +82,7 @@ def box(request: pytest.FixtureRequest) -> Box:
 
 
 async def test_waiting_calls_are_served_in_turn(box: Box) -> None:
-    """Calls get messages in the order in which they came, whichever were there first."""
+    """Calls get messages in the order in which the calls came, whether calls or messages were there first."""
     for number in range(2):
         box.put(number)
     assert [await box.get(), await box.get()] == [0, 1]
@@ -95,7 +95,7 @@ async def test_waiting_calls_are_served_in_turn(box: Box) -> None:
 
 @pytest.mark.parametrize("turns", [0, 1])
 async def test_a_call_that_is_cancelled_when_it_was_woken(box: Box, turns: int) -> None:
-    """It lets the one that waits next have the message, though nothing more comes."""
+    """A call that is cancelled after it was woken leaves the message to the next call, though no other comes."""
     first, second = asyncio.create_task(box.get()), asyncio.create_task(box.get())
     await asyncio.sleep(0)
     box.put(0)
@@ -107,13 +107,14 @@ async def test_a_call_that_is_cancelled_when_it_was_woken(box: Box, turns: int) 
     if first.cancelled():
         assert second.done()
         assert await second == 0
-    else:  # it had run already
+    else:
+        assert turns > 0  # it ran before it was cancelled
         assert await first == 0
         second.cancel()
 
 
 async def test_calls_that_are_cancelled_at_random_moments(box: Box) -> None:
-    """U2: at the very moment of an arrival too, cancelled calls lose and repeat nothing."""
+    """U2: cancelled calls lose and repeat nothing, even if a message arrives at that very moment."""
     chance, got = Random(7), list[int]()
 
     async def receive() -> None:
@@ -136,9 +137,9 @@ async def test_calls_that_are_cancelled_at_random_moments(box: Box) -> None:
     assert sorted(got) == list(range(300))
 
 
-async def test_everyone_is_told_of_the_end(box: Box) -> None:
-    """All calls that wait raise that it has ended."""
+async def test_closing_ends_all_waiting_calls(box: Box) -> None:
+    """All waiting calls raise ClosedError when the inbox is closed."""
     calls = [asyncio.create_task(box.get()) for _ in range(2)]
     await asyncio.sleep(0)
-    box.end()
+    box.close()
     assert [type(result) for result in await asyncio.gather(*calls, return_exceptions=True)] == [ClosedError] * 2

@@ -83,11 +83,12 @@ class Run:
         await self.play(STEPS // 2)
 
     async def recover(self, _random: Random) -> None:
-        """Open what a crash left, compare it with the model, go on, twice, and check how much lies about."""
+        """Open what a crash left, compare it with the model, go on, twice, and check that nothing is left over."""
         for _ in range(2):
             await self.play(STEPS // 5)
         async with await self.home.open() as store:
             names = await store.names()
+        self.home.check_clean(set(names))
         assert len(names) <= 5, names
         assert "nacks-owner" in names
 

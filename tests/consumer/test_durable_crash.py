@@ -26,7 +26,7 @@ def test_a_crash_at_every_change(seed: int, kills: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", HOMES)
 def test_crashes_on_and_on(kind: str, seed: int) -> None:
-    """U9: a life after the other that ends by a crash anywhere, in recovery too; requests fail, or are in doubt."""
+    """U9: lives that each end by a crash at any operation, in recovery too; operations fail, or are in doubt."""
     random = Random(seed)
     crash = Crash(random, HOMES[kind](random), Model())
     for life in range(12):

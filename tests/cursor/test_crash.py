@@ -63,6 +63,6 @@ def test_crash_while_ledgers_are_written_by_turns(group: int, seed: int, monkeyp
 @pytest.mark.parametrize("kind", HOMES)
 def test_many_crashes(kind: str, seed: int) -> None:
     """K24, K28, K32: the same over more runs."""
-    crash_everywhere(start(kind, seed), seed, 5, most=60)
-    crash_again_and_again(start(kind, seed), seed, 2, most=20)
+    crash_everywhere(start(kind, seed), seed, 6, most=60)
+    crash_again_and_again(start(kind, seed), seed, 3, most=20)
     fail_everywhere(lambda random: start(kind, seed, random), seed, 0, most=30)

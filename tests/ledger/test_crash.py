@@ -98,7 +98,9 @@ async def test_a_failed_sync_that_looks_good_to_the_next_opening(seed: int) -> N
         assert await (await store.open_log("a")).read(0, 0) == [b"x" * 100]
 
 
-@pytest.mark.parametrize("kills", [pytest.param([40], marks=pytest.mark.smoke), *seeds([[40, 100, 3]], fast=0)])
+@pytest.mark.parametrize(
+    "kills", [pytest.param([40], marks=pytest.mark.smoke), pytest.param([40, 100, 3], marks=pytest.mark.slow)]
+)
 async def test_killed_process(tmp_path: Path, kills: list[int]) -> None:
     """A process that is killed while it appends, once or three times: all it reported is there, once, in order."""
     reported: dict[int, bytes] = {}

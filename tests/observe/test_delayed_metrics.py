@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import subprocess
 import sys
 import threading
 import urllib.request
@@ -30,6 +29,7 @@ from pulsar_nack.observe._delayed_figures import full_name, namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
 from tests.patience import patience
+from tests.processes import run_python
 
 prometheus = pytest.importorskip("prometheus_client")
 
@@ -565,7 +565,7 @@ def test_prometheus_client_is_imported_late() -> None:
         "    except MissingExtraError as error:\n"
         "        print(error.extra, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     told = done.stdout.splitlines()
     assert len(told) == 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -18,6 +16,7 @@ from pulsar_nack.wire import Client, SubscribeOptions
 from pulsar_nack.wire._settings import ConsumerSettings, Settings, split
 from tests.for_each import for_each
 from tests.patience import patience
+from tests.processes import run_python
 from tests.wire.fake_broker import FakeBroker, later, refuse
 
 NOBODY = "pulsar://127.0.0.1:1"
@@ -249,7 +248,5 @@ def test_protobuf_is_not_imported_before_it_is_needed() -> None:
         "else:\n"
         "    sys.exit('it connected')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patience(10), check=False
-    )
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr

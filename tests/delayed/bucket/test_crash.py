@@ -47,6 +47,6 @@ def test_crash_after_failures(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", HOMES)
 def test_many_crashes(kind: str, seed: int) -> None:
     """D27: the same over longer runs."""
-    crash_everywhere(start(kind, seed), seed, 5, most=60)
-    crash_again_and_again(start(kind, seed), seed, 2, most=20)
+    crash_everywhere(start(kind, seed), seed, 6, most=60)
+    crash_again_and_again(start(kind, seed), seed, 3, most=20)
     fail_everywhere(lambda random: start(kind, seed, random), seed, 0, most=30)

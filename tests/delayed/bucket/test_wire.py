@@ -120,7 +120,7 @@ def test_random_bytes_never_surprise(data: bytes) -> None:
 
 
 async def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without protobuf the library is imported all the same, and opening a tracker names the extra that brings it."""
+    """Without protobuf, opening a tracker names the extra that installs it."""
     messages.cache_clear()
     monkeypatch.delattr("pulsar_nack.delayed.bucket._snapshot_pb2", raising=False)
     monkeypatch.setitem(sys.modules, "pulsar_nack.delayed.bucket._snapshot_pb2", None)
