@@ -20,7 +20,7 @@ from obstore.store import MemoryStore
 from pulsar_nack import Fixed
 from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
 from pulsar_nack.testing import FaultyFiles, FaultyObjects, MemoryFiles, VirtualClockEventLoop
-from tests.tiers import is_fast, sample
+from tests.tiers import sample, size
 
 FOLDER = Path("/some/logs")
 CHANGING = (
@@ -255,7 +255,7 @@ def crash_again_and_again(run: Run[_M], seed: int, least: int, *, most: int, kil
             crash = found[0]
             total += 1
         recover(run, crash, seed)
-    assert total >= (2 if is_fast() else least)
+    assert total >= size(least, fast=2)
 
 
 def fail_everywhere(
@@ -282,7 +282,7 @@ def fail_everywhere(
         for crash in crashes(run, run.live(), seed, only=number + random.randrange(40)):
             total += 1
             recover(run, crash, seed + 1)
-    assert is_fast() or total >= least
+    assert total >= size(least, fast=0)
 
 
 def _some(points: Sequence[_T], most: int) -> Sequence[_T]:

@@ -52,7 +52,7 @@ def test_assembles_once(maven: Maven, tmp_path: Path) -> None:
 
 
 def test_each_version_has_its_own_folder(maven: Maven, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PULSAR_VERSION names what is fetched and where it is kept; a Maven that brings another is not believed."""
+    """PULSAR_VERSION chooses the version, which has its own folder; jars of another version are refused."""
     calls = maven(WORKS)
     usual = assemble()
     monkeypatch.setenv("PULSAR_VERSION", "4.0.7")
@@ -68,7 +68,7 @@ def test_each_version_has_its_own_folder(maven: Maven, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("given", ["4.0", "4.0.7-SNAPSHOT", "latest", "../4.0.7", "4.0.7 ", "٤.0.7"])
 def test_what_is_no_version(maven: Maven, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    """Anything but three numbers is refused before anything is fetched, by name; so it is on the command line."""
+    """A version that is not three numbers is refused before anything is fetched, on the command line too."""
     calls = maven(WORKS)
     monkeypatch.setenv("PULSAR_VERSION", given)
     for ask in (assemble, _assembly.missing_tools):

@@ -53,7 +53,7 @@ def examples(most: int, steps: int | None = None, **others: Any) -> settings:
 
 
 def size(whole: int, *, fast: int) -> int:
-    """Return how large something is: ``fast`` in the fast tier, ``whole`` otherwise."""
+    """Return a number that depends on the tier: ``fast`` in the fast tier, ``whole`` otherwise."""
     return fast if is_fast() else whole
 
 

@@ -68,9 +68,9 @@ class FaultyFiles:
         self._crash_after = after
 
     def watch(self, watcher: Watcher) -> None:
-        """Call this before each operation, and after each one that did not fail.
+        """Call ``watcher`` before each operation, and after each one that succeeded.
 
-        :param watcher: called with "before" or "after", and the name of the operation
+        :param watcher: gets "before" or "after", and the name of the operation
         """
         self._watcher = watcher
 

@@ -17,16 +17,16 @@ _P = ParamSpec("_P")
 
 
 class InPlace(ThreadPoolExecutor):
-    """Does each job where it is submitted: files in memory keep nobody waiting, and need no threads."""
+    """Runs each job when it is submitted: operations on files in memory do not block, and need no threads."""
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Do a job."""
+        """Run a job."""
         if self._shutdown:
             raise RuntimeError("cannot schedule new futures after shutdown")
         done: Future[_T] = Future()
         try:
             done.set_result(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
             done.set_exception(error)
         return done
 
@@ -45,12 +45,12 @@ class MemoryFiles:
         self._next = 3
 
     def fork(self, random: Random | None = None) -> MemoryFiles:
-        """Return a copy as it is now, of what is durable and what is not; nothing is open or locked in it.
+        """Return a copy of all files as they are now, durable or not; nothing is open or locked in it. O(size).
 
-        At any operation of a run a copy can be set aside, and what a crash there leaves be tried later, with
-        ``fork().after_crash()``, while the run goes on: see :meth:`FaultyFiles.watch`. O(size).
+        To try a crash at some operation of a run that goes on, take a copy there (see :meth:`FaultyFiles.watch`), and
+        later call :meth:`after_crash` on it.
 
-        :param random: decides in the copy what a failed sync and a crash leave
+        :param random: decides in the copy what a failed sync and a crash leave; shared with the original if None
         """
         found = MemoryFiles(random or self._random)
         found._root = self._root.copy({})

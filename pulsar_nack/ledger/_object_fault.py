@@ -83,9 +83,9 @@ class FaultyObjects:
         self._hooks[at] = hook
 
     def watch(self, watcher: Watcher) -> None:
-        """Call this before each request, and after each one that did not fail.
+        """Call ``watcher`` before each request, and after each one that succeeded.
 
-        :param watcher: called with "before" or "after", and the name of the request
+        :param watcher: gets "before" or "after", and the name of the request
         """
         self._watcher = watcher
 

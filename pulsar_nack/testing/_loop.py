@@ -4,8 +4,8 @@ Inside one round of the loop there are four cases, looked at in this order:
 
 1. Something is ready, or has come in from a thread or a socket: it runs, time stands still.
 2. Work is under way outside of the loop (an executor, ``anyio.to_thread``, or a block of :func:`hold_time`): the loop
-   waits really until it reports; time stands still. What an executor answers within a second counts as if it took a
-   few rounds of the loop, some more and some fewer, but the same in each run.
+   waits really until it reports; time stands still. A job of an executor that ends within a real second counts as if
+   it took a few rounds of the loop: their number is drawn, and is the same in each run.
 3. A timer is set: time jumps to it, exactly.
 4. Nothing at all: with sockets open the loop waits really, else it raises :class:`~pulsar_nack.VirtualDeadlockError`.
 
@@ -38,7 +38,7 @@ _Ts = TypeVarTuple("_Ts")
 _RESOLUTION = 1e-9
 _SLICE = 0.005
 _AT_ONCE = 1.0
-"""Real seconds that the loop waits for a job of an executor, so that runs do not depend on how fast threads are."""
+"""Real seconds that the loop waits for a job of an executor, so that runs do not depend on the speed of threads."""
 _MOST_ROUNDS = 4
 _Events = list[tuple[selectors.SelectorKey, int]]
 
@@ -115,7 +115,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
             return
         if rounds:
             self.call_soon(self._answer, future, job, rounds - 1)
-        elif error := job.exception():
+        elif (error := job.exception()) is not None:
             future.set_exception(error)
         else:
             future.set_result(job.result())

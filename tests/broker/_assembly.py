@@ -30,7 +30,7 @@ class AssemblyError(RuntimeError):
 
 
 def version() -> str:
-    """``PULSAR_VERSION``, or the version that the tests are usually run on; raises AssemblyError if it is none."""
+    """``PULSAR_VERSION``, or the default; raises AssemblyError if it is not a version."""
     given = os.environ.get("PULSAR_VERSION") or DEFAULT_VERSION
     if re.fullmatch(r"\d+\.\d+\.\d+", given, re.ASCII) is None:
         raise AssemblyError(f"PULSAR_VERSION={given}: not a version of Apache Pulsar such as {DEFAULT_VERSION}")

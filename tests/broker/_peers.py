@@ -221,7 +221,7 @@ class Official:
 
 
 class OfficialReader:
-    """A consumer of the official Python client. Its ``receive`` may lose a message when it is cancelled: it goes on."""
+    """A consumer of the official Python client, whose ``receive`` may lose a message if it is cancelled: it is kept."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer

@@ -78,7 +78,7 @@ async def nack_to_the_end(consumer: Consumer, payload: bytes, attempts: int) -> 
 
 
 async def letters(ways: Ways, topic: str, count: int) -> list[Got]:
-    """Return all dead letters, so many, read on the subscription that was there first."""
+    """Return all ``count`` dead letters, read on the subscription that was there first."""
     reader = await Wire(ways.native).subscribe(topic, "repair")
     found = await reader.read(count, patience(10))
     assert await reader.read(1, 0.5) == []

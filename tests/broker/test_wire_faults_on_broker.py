@@ -81,7 +81,7 @@ async def test_acks_that_returned_outlive_the_process(service_url: str, topic: s
 async def test_a_broker_that_is_killed_and_restarted_loses_nothing(
     own_broker: Standalone, own_topic: str, redelivery: str
 ) -> None:
-    """U22, O5: what is in work is not shown anew, what is held comes back once, acknowledgements hold."""
+    """U22, O5: messages in work are not shown again, held ones come back once, acknowledgements hold."""
     url, topic = own_broker.service_url, own_topic
     await sent(url, topic, numbered(9))
     with no_task_left():
@@ -216,7 +216,7 @@ async def cut(proxy: TcpProxy, times: int) -> None:
 
 
 async def test_how_long_a_cut_takes(service_url: str, topic: str) -> None:
-    """From a cut to the message that is then sent, three times over; acknowledgements under way return all the same."""
+    """From a cut to the message that is then sent, three times; acknowledgements under way return nevertheless."""
     took = []
     async with proxied(service_url) as proxy, official_client(service_url) as client:
         producer = await client.create_producer(topic)

@@ -1,4 +1,4 @@
-"""Events as rows, told by what matters of them, and tables as rows again."""
+"""Builds traces from rows that give only what matters, and turns tables back into rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Tables = dict[str, list[Any]]
-"""The rows of each table that a job finds."""
+"""The rows of each table that a job returns."""
 
 PLAIN: Final[dict[str, Any]] = {
     "v": 1, "event": "nack", "time_ms": 0, "mono_ns": 0, "topic": "t", "partition": -1, "subscription": "s",
@@ -19,7 +19,7 @@ PLAIN: Final[dict[str, Any]] = {
 
 
 def events(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
-    """Return a trace; what a row does not tell is that of a plain message."""
+    """Return a trace; a row that lacks a column has the value of a plain message there."""
     from pulsar_nack.pipeline.schemas import TRACE
 
     wrong = {name for row in rows for name in row} - PLAIN.keys()
@@ -28,7 +28,7 @@ def events(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
 
 
 def collected(found: Any) -> Tables:
-    """Return the rows of all tables that a job finds."""
+    """Return the rows of all tables that a job returns."""
     return {name: table.collect() for name, table in found._asdict().items()}
 
 

@@ -1,4 +1,4 @@
-"""Accuracy of redelivery: rows in, rows out; one job finds what all tests here look for, each in topics of its own."""
+"""Accuracy of redelivery: rows in, rows out; one job serves most tests here, each of which has its own topics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from pulsar_nack import pipeline
 from pulsar_nack.errors import InvalidArgumentError
+from tests.for_each import for_each
 
 from .rows import Tables, collected, events, of_topics
 
@@ -62,7 +63,7 @@ EVENTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> Tables:
-    """Return what is found in those events, with bounds that are not the usual ones."""
+    """Return the tables for those events, with other bounds than the usual ones."""
     df = events(spark, *EVENTS)
     return collected(pipeline.accuracy(df, percentiles=[0.5, 1], early=0.5, late=1.5, starvation=2.0))
 
@@ -90,7 +91,7 @@ def test_arrivals_beyond_the_bounds(found: Tables) -> None:
 
 
 def test_starvation_while_nacks_keep_coming(found: Tables) -> None:
-    """A timer that each nack starts anew: the first was due at 2 s, and all came at 15.2 s; 1.9 s are not told."""
+    """Each nack restarts the timer: the first was due at 2 s, and all came at 15.2 s; a wait of 1.9 s is not listed."""
     assert of_topics(found["starvation"], "timer", "short") == [("timer", "s", 2_000, 15_200, 13_200, 10, True)]
 
 
@@ -119,19 +120,22 @@ def test_requests_stand_for_arrivals(spark: SparkSession) -> None:
     assert found.beyond.collect() == []
 
 
-WRONG: list[dict[str, Any]] = [
-    {"early": -1}, {"late": float("nan")}, {"starvation": 0}, {"delay_classes": []}, {"delay_classes": [10, 1]},
-    {"percentiles": [50]}, {"percentiles": []}, {"event": "ack"}, {"late": 1e11},
-]  # fmt: skip
+@for_each(
+    "wrong",
+    [
+        {"early": -1}, {"late": float("nan")}, {"starvation": 0}, {"delay_classes": []}, {"delay_classes": [10, 1]},
+        {"percentiles": [50]}, {"percentiles": []}, {"event": "ack"}, {"late": 1e11},
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(spark: SparkSession, wrong: dict[str, Any]) -> None:
+    """An argument out of range is refused by its name, before any work."""
+    (name,) = wrong
+    with pytest.raises(InvalidArgumentError, match=f"^{name}: "):
+        pipeline.accuracy(events(spark), **wrong)
 
 
-def test_wrong_arguments_are_named(spark: SparkSession) -> None:
-    """An argument out of range is refused by its name, and a DataFrame that is no trace with the columns."""
-    df = events(spark)
-    for wrong in WRONG:
-        (name,) = wrong
-        with pytest.raises(InvalidArgumentError, match=f"^{name}: "):
-            pipeline.accuracy(df, **wrong)
+def test_missing_columns_are_named(spark: SparkSession) -> None:
+    """A DataFrame that is no trace is refused with the columns."""
     with pytest.raises(
         InvalidArgumentError, match=r"missing or of another type: event, time_ms.*got the columns id bigint"
     ):

@@ -48,7 +48,7 @@ LEFT_OUT = "left out 1 lines: not a JSON object of this schema\n"
 
 
 def test_accuracy_prints_json(spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str) -> None:
-    """``--json`` prints the tables and nothing else; what was left out is told on stderr; the session goes on."""
+    """``--json`` prints the tables and nothing else; stderr says what was left out; the session goes on."""
     code, out, err = run(capsys, "accuracy", trace, "--json", "--late", "0.01")
     assert (code, err) == (0, LEFT_OUT)
     found = json.loads(out)
@@ -69,7 +69,7 @@ def test_accuracy_prints_tables(spark: SparkSession, capsys: pytest.CaptureFixtu
 def test_out_is_written(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path, job: str
 ) -> None:
-    """``--out`` writes a folder for each table, and one of what is refused; one that exists is refused unless told."""
+    """``--out`` writes a folder for each table, one of them for refused lines; ``--overwrite`` replaces it."""
     out = tmp_path / "out"
     options = ("--max-bits", "2") if job == "plan" else ()
     assert run(capsys, job, trace, *options, "--out", str(out)) == (0, "", LEFT_OUT)
@@ -88,7 +88,7 @@ def test_out_is_written(
 def test_wrong_arguments_leave_nothing(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], trace: str, tmp_path: Path
 ) -> None:
-    """An argument out of range is found before anything is written; what is not there is an error of one line."""
+    """An argument out of range is found before anything is written; a missing folder is an error of one line."""
     for job, option in (("accuracy", "--early"), ("retries", "--poison-at"), ("plan", "--max-bits")):
         code, _, err = run(capsys, job, trace, "--out", str(tmp_path / "out"), option, "-1")
         assert code == 2, err

@@ -59,7 +59,7 @@ def frame(spark: SparkSession) -> DataFrame:
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> list[Any]:
-    """Return what is found in them, with a limit of 1 KiB."""
+    """Return the result for those rows, with a limit of 1 KiB."""
     return pipeline.holes(frame(spark), limit=1_024).collect()
 
 

@@ -107,7 +107,7 @@ def test_nothing_is_planned_for_nothing(spark: SparkSession) -> None:
 
 
 def test_arguments_are_checked(spark: SparkSession) -> None:
-    """What is no width or kind is refused by its name, and missing columns with what is wanted, before any work."""
+    """A wrong width or kind is refused by its name, and missing columns by theirs, before any work."""
     from pulsar_nack.pipeline.schemas import METADATA
 
     df = nacks(spark, [])

@@ -1,4 +1,4 @@
-"""Retries: rows in, rows out; one job finds what all tests here look for, each in topics of its own."""
+"""Retries: rows in, rows out; one job serves most tests here, each of which has its own topics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from pulsar_nack import pipeline
 from pulsar_nack.errors import InvalidArgumentError
+from tests.for_each import for_each
 
 from .rows import Tables, collected, events, of_topics
 
@@ -84,7 +85,7 @@ TOPICS = {"t": CHAINS, "again": ASKED_AGAIN, "dead": DEAD, "usual": USUAL, "stor
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> Tables:
-    """Return what is found in all of those events, with settings that are not the usual ones."""
+    """Return the tables for all those events, with other settings than the usual ones."""
     df = events(spark, *(row | {"topic": topic} for topic, rows in TOPICS.items() for row in rows))
     return collected(pipeline.retries(df, poison_at=6, window=1, baseline=4, factor=5, least=20))
 
@@ -136,15 +137,9 @@ def test_storms_against_a_moving_baseline(found: Tables) -> None:
     ]
 
 
-WRONG: list[dict[str, Any]] = [
-    {"poison_at": 0}, {"window": 0}, {"baseline": 0}, {"factor": float("nan")}, {"least": -1},
-]  # fmt: skip
-
-
-def test_wrong_arguments_are_named(spark: SparkSession) -> None:
+@for_each("wrong", [{"poison_at": 0}, {"window": 0}, {"baseline": 0}, {"factor": float("nan")}, {"least": -1}])
+def test_wrong_arguments_are_named(spark: SparkSession, wrong: dict[str, Any]) -> None:
     """An argument out of range is refused by its name, before any work."""
-    df = events(spark)
-    for wrong in WRONG:
-        (name,) = wrong
-        with pytest.raises(InvalidArgumentError, match=f"^{name}: "):
-            pipeline.retries(df, **wrong)
+    (name,) = wrong
+    with pytest.raises(InvalidArgumentError, match=f"^{name}: "):
+        pipeline.retries(events(spark), **wrong)

@@ -102,7 +102,7 @@ WRONG = {
 
 
 def test_wrong_options(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    """An option that cannot be is one line that names it; a folder that is not there is told before a query starts."""
+    """A wrong option is one line that names it; a folder that is missing is an error before a query starts."""
     for options, told in WRONG.items():
         code, out, err = run(capsys, *watched(folder, *options))
         assert (code, out) == (2, "")

@@ -17,7 +17,7 @@ from pulsar_nack.topic import LocalTopic
 from pulsar_nack.topic._admission import Admission
 from pulsar_nack.topic._delivery import Delivery as Delivering
 from pulsar_nack.topic._waiting import Known
-from tests.tiers import is_fast, seeds
+from tests.tiers import seeds, size
 
 from .test_gate_on_topics import LIMIT, TICK
 
@@ -152,7 +152,7 @@ async def test_keys_stay_in_order(seed: int) -> None:
         life = KeyedLife(seed, broker, topic)
         breaking = asyncio.create_task(life.break_reads())
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(life.publish(100 if is_fast() else 200))
+            tasks.create_task(life.publish(size(200, fast=100)))
             for _ in range(3):
                 tasks.create_task(life.consume(random.randint(20, 120)))
         breaking.cancel()

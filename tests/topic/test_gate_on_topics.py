@@ -11,7 +11,7 @@ from pulsar_nack import DelayedDeliveryConfig, Delivery
 from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
-from tests.tiers import is_fast, seeds
+from tests.tiers import seeds, size
 
 LIMIT = 1_024
 LITTLE = TopicConfig(cursor=CursorConfig(max_per_cursor_metadata_size_in_bytes=LIMIT))
@@ -228,9 +228,9 @@ async def test_what_is_in_flight_can_always_be_persisted(seed: int, sizes: tuple
     async with LocalBroker(LITTLE) as broker:
         topic = await broker.topic()
         port: FaultyPort = await broker.subscribe("s", receiver_queue_size=1_000)
-        for _ in range(60 if is_fast() else 300):
-            if size := random.choice(sizes):
-                await topic.publish([b"m"] * size, batch=True)
+        for _ in range(size(300, fast=60)):
+            if members := random.choice(sizes):
+                await topic.publish([b"m"] * members, batch=True)
             else:
                 await topic.publish(b"m")
         held: dict[tuple[int, int], list[Delivery]] = {}

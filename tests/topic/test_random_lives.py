@@ -14,7 +14,7 @@ from pulsar_nack import BrokerError, BucketConfig, ClosedError, DelayedDeliveryC
 from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
-from tests.tiers import is_fast, seeds
+from tests.tiers import seeds, size
 from tests.topic.test_delayed import IN_BUCKETS, IN_MEMORY, SHARED_INDEX
 
 SUBSCRIPTIONS: Final = {"a": "shared", "b": "key_shared", "c": "failover"}
@@ -197,6 +197,6 @@ async def test_random_lives(seed: int, delayed: BucketConfig) -> None:
     """Whatever happens over some restarts: published messages come, none early, and none that is done with for good."""
     lives = Lives(seed, delayed)
     async with lives.broker:
-        for _ in range(1 if is_fast() else 5):
+        for _ in range(size(5, fast=1)):
             await lives.live()
         await lives.end()

@@ -13,7 +13,7 @@ import pytest
 from pulsar_nack import ClosedError, Consumer
 from pulsar_nack.testing import run
 from pulsar_nack.wire import Client
-from tests.tiers import is_fast
+from tests.tiers import size
 from tests.wire.fake_broker import Answer, Call, FakeBroker, as_usual, later
 from tests.wire.leftovers import check_idle, nothing_left
 from tests.wire.stepping import When, cancelled_at
@@ -49,11 +49,11 @@ def slowly(seconds: float) -> Answer:
 
 
 def at_each_await(scenario: Callable[[int], Coroutine[Any, Any, bool]]) -> int:
-    """Run a scenario anew for the first await, the second, and so on; return how many there are.
+    """Run a scenario once for each of its awaits, by their numbers, until it has no such await; return the last one.
 
-    The fast tier takes the first, the fifth, and so on; it returns how many there are at most.
+    The fast tier tries every fourth await only.
     """
-    for at in range(1, MOST_AWAITS, 4 if is_fast() else 1):
+    for at in range(1, MOST_AWAITS, size(1, fast=4)):
         if not run(scenario(at)):
             gc.collect()  # what nobody looked at is logged
             return at - 1

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pulsar_nack import Position
-from tests.tiers import is_fast
+from tests.tiers import size
 
 from .stage import Stage
 
@@ -102,7 +102,7 @@ async def test_random_runs(home: str, seed: int, faulty: bool) -> None:
             for position in [each for each in sorted(model.times) if each not in model.delivered]:
                 model.offer(stage, position)
             assert stage.count == len(model.held)
-            await play(stage, model, 40 if is_fast() else 120, faulty=faulty)
+            await play(stage, model, size(120, fast=40), faulty=faulty)
     for each in (stage.storage.faults, stage.cursor.faults):
         each.fail.clear()
         each.fail_after.clear()
