@@ -45,13 +45,17 @@ class Box:
         else:
             fake = FakeInbox(0.0, lambda *_: True, lambda _: None)
             self.put = lambda number: fake.send(entry(number), [0], 0, [])
-            self.receive = lambda: fake.get(self.check)
+            self.receive = lambda: self._get_from_port(fake)
             self.wake_all = fake.wake_all
 
     def check(self) -> None:
         """Raise if the inbox is closed."""
         if self.is_closed:
             raise ClosedError("the inbox")
+
+    async def _get_from_port(self, fake: FakeInbox) -> Delivery:
+        self.check()  # as the fake port does: its inbox checks only after a wait
+        return await fake.get(self.check)
 
     async def get(self) -> int:
         """Wait for a message, and return its number."""
@@ -138,8 +142,10 @@ async def test_calls_that_are_cancelled_at_random_moments(box: Box) -> None:
 
 
 async def test_closing_ends_all_waiting_calls(box: Box) -> None:
-    """All waiting calls raise ClosedError when the inbox is closed."""
+    """All waiting calls raise ClosedError when the inbox is closed, and so do later calls."""
     calls = [asyncio.create_task(box.get()) for _ in range(2)]
     await asyncio.sleep(0)
     box.close()
     assert [type(result) for result in await asyncio.gather(*calls, return_exceptions=True)] == [ClosedError] * 2
+    with pytest.raises(ClosedError):
+        await box.get()
