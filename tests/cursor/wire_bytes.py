@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 
+
+@functools.lru_cache(maxsize=1_000)
 def varint(value: int) -> bytes:
     """Return a number as a varint; a negative one as ten bytes, as int64 is written."""
     value &= 2**64 - 1

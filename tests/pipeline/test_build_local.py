@@ -47,6 +47,7 @@ def build(rows: list[Row], path: Path, config: BucketConfig = SMALL, **options: 
     return build_local(ledgers, entries, times, path, config, **options)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(ROWS, st.booleans())
 async def test_delivers_what_a_tracker_fed_by_hand_does(rows: list[Row], is_strict: bool) -> None:
