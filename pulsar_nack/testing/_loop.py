@@ -92,8 +92,13 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
     ) -> asyncio.Future[_T]:
-        """Run ``func`` in a thread, as any loop does; time stands still until it is done."""
+        """Run ``func`` in a thread, as any loop does; time stands still until it is done.
+
+        A job that itself waits for the loop holds it for a real second first.
+        """
+        self._check_closed()  # type: ignore[attr-defined]
         if executor is None:
+            self._check_default_executor()  # type: ignore[attr-defined]
             if self._default_executor is None:
                 self.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
             executor = self._default_executor
