@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis.internal.charmap import charmap
+from hypothesis import strategies as st
 
 from tests import processor_time, tiers
 from tests.patience import patience
@@ -76,7 +76,7 @@ def pytest_collection_finish() -> None:
     The table takes seconds in a fresh clone. Frozen modules and tests are skipped by garbage collections, of which
     tests that look for leaks make many.
     """
-    charmap()
+    st.text().validate()
     gc.collect()
     gc.freeze()
 

@@ -17,6 +17,7 @@ import pulsar_nack
 from tests.for_each import for_each
 
 ROOT = Path(pulsar_nack.__file__).parent
+pytestmark = pytest.mark.xdist_group("imports")  # read once
 FILES = sorted(ROOT.rglob("*.py"))
 PUBLIC = {
     "pulsar_nack",

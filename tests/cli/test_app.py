@@ -9,7 +9,6 @@ import pytest
 from pulsar_nack import __version__
 from pulsar_nack.cli import main
 from tests.processes import run_python
-from tests.tiers import seeds
 
 EXTRAS = {"typer": "cli", "rich": "cli", "matplotlib": "demo", "pulsar": "demo"}
 BLOCKED = """
@@ -72,7 +71,8 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dance" in err
 
 
-@pytest.mark.parametrize("package", seeds(EXTRAS))
+@pytest.mark.slow
+@pytest.mark.parametrize("package", EXTRAS)
 def test_missing_package_is_named(package: str) -> None:
     """Without one of its packages the demo says in one line which extra brings it, and exits with 2."""
     done = call_without(package, "demo", "--url", "pulsar://127.0.0.1:1")

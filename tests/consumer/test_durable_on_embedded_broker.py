@@ -20,7 +20,6 @@ from tests.consumer.official import (
     subscribed,
     take,
 )
-from tests.tiers import seeds
 
 pytestmark = [
     pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here"),
@@ -41,8 +40,8 @@ def topic() -> str:
     return f"persistent://public/default/t-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("redelivery", seeds(["local", "broker"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("redelivery", ["local", "broker"])
 async def test_deadlines_outlive_a_kill(url: str, topic: str, tmp_path: Path, redelivery: str) -> None:
     """U9: killed while it holds nacks, a consumer shows them at their old time, once."""
     folder = tmp_path / "state"

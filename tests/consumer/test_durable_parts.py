@@ -172,6 +172,7 @@ def test_topics_are_kept_apart() -> None:
     assert len(unsettled) == 1
 
 
+@pytest.mark.slow
 def test_large_batches_are_written_in_parts() -> None:
     """U9: a page with more messages than a record may hold is written in several, and read back."""
     unsettled, copy = Unsettled(), Unsettled()

@@ -141,6 +141,7 @@ def test_handles_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(handles) == 1
 
 
+@pytest.mark.slow
 def test_the_client_is_not_imported_before_it_is_needed() -> None:
     """Importing the package, and using a consumer on another port, does not touch pulsar-client."""
     code = "import sys, pulsar_nack, pulsar_nack.testing; sys.exit('pulsar' in sys.modules or '_pulsar' in sys.modules)"

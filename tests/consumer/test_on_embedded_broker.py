@@ -31,6 +31,7 @@ def topic() -> str:
     return f"persistent://public/default/t-{uuid.uuid4().hex[:8]}"
 
 
+@pytest.mark.slow
 async def test_nacks_keep_coming(url: str, topic: str) -> None:
     """N32: each comes back at its own time while nacking goes on; with the official client alone most do not."""
     await scenarios.nacks_keep_coming(url, topic)
@@ -41,6 +42,7 @@ async def test_each_at_its_own_time(url: str, topic: str) -> None:
     await scenarios.each_at_its_own_time(url, topic)
 
 
+@pytest.mark.slow
 async def test_dead_letters(url: str, topic: str) -> None:
     """U6: nacked at each attempt, a message is shown 3 times, then it is in the dead-letter topic with its reason."""
     setting = DeadLetterPolicy(2)
@@ -66,16 +68,19 @@ async def test_dead_letters(url: str, topic: str) -> None:
         assert consumer.statistics().dead_lettered == 1
 
 
+@pytest.mark.slow
 async def test_counts_grow(url: str, topic: str) -> None:
     """N34: nacked four times, a message is seen with the counts 0, 1, 2, 3."""
     await scenarios.counts_grow(url, topic)
 
 
+@pytest.mark.slow
 async def test_only_the_nacked_ones(url: str, topic: str) -> None:
     """N35: of five messages exactly the three that were nacked come again."""
     await scenarios.only_the_nacked_ones(url, topic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redelivery", ["auto", "broker", "local"])
 async def test_a_list_of_topics_and_rebuilt_ids(url: str, topic: str, redelivery: str) -> None:
     """N36: on a list of topics, ids as delivered and ids rebuilt from bytes and topic bring their messages back."""
@@ -96,6 +101,7 @@ async def test_a_list_of_topics_and_rebuilt_ids(url: str, topic: str, redelivery
         assert scenarios.all_given_back(consumer)
 
 
+@pytest.mark.slow
 async def test_half_by_message_half_by_id(url: str, topic: str) -> None:
     """N37: all 20 come again, once; after acknowledging, nothing more."""
     await scenarios.half_by_message_half_by_id(url, topic, batched=False)

@@ -550,6 +550,7 @@ async def acknowledge_one_by_one(cursor: Cursor, several: Sequence[Position]) ->
         await cursor.acknowledge([position])
 
 
+@pytest.mark.slow
 async def test_acks_wait_when_memory_is_full() -> None:
     """Memory stays within bounds while a write is slow: acks wait for it; where it fails, they say so."""
     home, files = faulty_home()

@@ -224,6 +224,7 @@ def test_objects_of_objects() -> None:
     assert as_objects(objects) is objects
 
 
+@pytest.mark.slow
 def test_without_obstore() -> None:
     """The ledger can be imported without obstore, and the object store names the extra that brings it."""
     code = (

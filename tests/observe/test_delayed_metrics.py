@@ -465,6 +465,7 @@ async def test_scraped_as_open_metrics() -> None:
         thread.join(patience(10))
 
 
+@pytest.mark.slow
 async def test_scraped_while_the_loop_works() -> None:
     """Another thread may scrape at any time, while messages are added, stored, merged and taken out."""
     scene = Scene(CONFIG.model_copy(update={"delayed_delivery_max_num_buckets": 3}))
@@ -552,6 +553,7 @@ def test_labels_are_escaped() -> None:
     assert r'subscription="back\\slash\n"' in text
 
 
+@pytest.mark.slow
 def test_prometheus_client_is_imported_late() -> None:
     """The package is loaded when metrics are made, and its absence names the extra."""
     code = (

@@ -9,7 +9,6 @@ import pytest
 from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NackSchedule, pipeline
 from pulsar_nack.pipeline._plan_measure import Measuring, make_planned
 from pulsar_nack.planning import Kind
-from tests.tiers import seeds
 
 from .rows import events
 
@@ -51,7 +50,8 @@ def test_measures_what_the_schedule_takes() -> None:
         assert 0 <= found.early_ms < 1 << bits
 
 
-@pytest.mark.parametrize("every", seeds([25, 1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [25, 1])
 @pytest.mark.parametrize("kind", list(Kind))
 def test_recommends_as_the_formulas_do_for_a_steady_stream(kind: Kind, every: int) -> None:
     """A steady stream in order with one delay gets about the bytes that are predicted, and one recommendation."""
