@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import shutil
 import signal
 import warnings
@@ -68,6 +69,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         marker = item.get_closest_marker("timeout")
         item.add_marker(pytest.mark.timeout(patience(marker.args[0] if marker else usual)), append=False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let what draws from the module ``random``, as jitter does, draw the same in each run."""
+    random.seed(f"{tiers.SEED} {item.name}")
 
 
 def pytest_collection_finish() -> None:

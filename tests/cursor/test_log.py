@@ -16,7 +16,7 @@ from pulsar_nack.cursor._marker import decode_marker
 from pulsar_nack.cursor._wire import messages, read_record
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
-from tests.tiers import sample
+from tests.tiers import sample, size
 
 from .stage import (
     FOLDER,
@@ -364,7 +364,7 @@ async def test_ledger_in_parts() -> None:
     home = memory_home()
     ledgers = {1: 200_000}
     async with home.cursor(ledgers, config_of(max_entry_bytes=1_024)) as cursor:
-        await cursor.acknowledge(positions(1, range(1, 100_000, 3)))
+        await cursor.acknowledge(positions(1, range(1, size(100_000, fast=40_000), 3)))
         await cursor.acknowledge(positions(1, range(150_001, 150_400, 2)))
         await cursor.flush()
         assert len(cursor._log.index[1].numbers) > 3
