@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 from typing import Any
 
 import pulsar
@@ -24,17 +25,23 @@ from tests.consumer.official import (
 )
 from tests.patience import patience
 
+OFFICIAL_REARMS = 0.3
+"""The official client re-arms its timer to a third of its delay at each nack: with longer gaps messages come back."""
+
 SLACK = patience(0.15)
 """Seconds that a loaded machine may add."""
 
 
 async def nacks_keep_coming(url: str, topic: str) -> None:
     """N32."""
-    ours, official = await asyncio.gather(_ours_while_nacking(url, topic), _official_while_nacking(url, topic + "-off"))
+    ours, (official, longest_gap) = await asyncio.gather(
+        _ours_while_nacking(url, topic), _official_while_nacking(url, topic + "-off")
+    )
     assert len(ours) == 25
     late = {number: back - 1.0 for number, back in ours.items()}
     assert all(-0.2 < error < SLACK for error in late.values()), late
-    assert official < len(ours) / 2
+    if longest_gap < OFFICIAL_REARMS:
+        assert official < len(ours) / 2
 
 
 async def _ours_while_nacking(url: str, topic: str) -> dict[bytes, float]:
@@ -65,8 +72,8 @@ async def _ours_while_nacking(url: str, topic: str) -> dict[bytes, float]:
         return back
 
 
-async def _official_while_nacking(url: str, topic: str) -> int:
-    """Return how many came back while nacks were still given."""
+async def _official_while_nacking(url: str, topic: str) -> tuple[int, float]:
+    """Return how many came back while nacks were still given, and the longest time between two nacks in seconds."""
     async with official_client(url) as client:
         consumer = await client.subscribe(
             topic, "sub", consumer_type=pulsar.ConsumerType.Shared, negative_ack_redelivery_delay_ms=1000
@@ -82,13 +89,15 @@ async def _official_while_nacking(url: str, topic: str) -> int:
                 came_back += 1
 
         counting = asyncio.create_task(count())
+        nacked_at = []
         for message in messages:
+            nacked_at.append(time.monotonic())
             await consumer.negative_acknowledge(message)
             await asyncio.sleep(0.2)
         during = came_back
         counting.cancel()
         await asyncio.gather(counting, return_exceptions=True)
-        return during
+        return during, max(after - before for before, after in pairwise(nacked_at))
 
 
 async def each_at_its_own_time(url: str, topic: str) -> None:
