@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import QUICK_JAVA
 from tests.patience import patience
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -77,8 +78,9 @@ def test_durable() -> None:
 
 
 @pytest.mark.xdist_group("spark")
-def test_pipeline() -> None:
+def test_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every table of the benchmark of the pipeline comes out."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK_JAVA)
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java 17 or later, and there is none here")
     said = run("pipeline", "--quick", is_quiet=False)
