@@ -18,7 +18,7 @@ PULSAR ?= $(PULSAR_VERSION)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 SPHINX_OPTIONS ?= -W --keep-going -q
 
-# Compiled tests and modules are kept: compiling them anew takes each process longer than the fast tests take.
+# Keep compiled tests and modules: without them each process of the tests compiles everything first, for half a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

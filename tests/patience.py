@@ -11,6 +11,7 @@ _REFERENCE_S = 0.03
 """Processor time of the yardstick on the machine on which limits were chosen."""
 
 _MOST_CONTENTION = 3.0
+"""How many times the processor time of the same work grows at most where others share the processors."""
 
 _MARGIN = 4.0
 """How much longer than on a quiet machine anything may take before it counts as hanging."""

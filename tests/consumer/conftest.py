@@ -11,12 +11,6 @@ from .ports import KINDS, Ports
 NEEDED = {"local": "google.protobuf", "wire": "google_crc32c"}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers."""
-    config.addinivalue_line("markers", "not_on(*kinds, reason): a test with ``ports`` does not run on these kinds")
-    config.addinivalue_line("markers", "each_kind: a test with ``ports`` runs on all kinds in the fast tier too")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give a test its ``ports``: in the fast tier the first kind only, unless it is marked ``each_kind``."""
     if "ports" not in metafunc.fixturenames:
