@@ -5,17 +5,21 @@ catalog, and then puts a manifest of this epoch into the log's next slot, which 
 on until then, and delete slots too: a look at the slots says whether the manifest came to lie at the end. Deleting
 takes the name out of the catalog, if the epoch is still that of who deletes; the objects go after that. A folder that
 is not in the catalog is that of a deleted log, for ever: a log enters the catalog before it has any object.
+
+Whose state consists of several logs takes a name for all of them (:meth:`ObjectHome.take`), and does everything through
+the home that it gets for that: once somebody else took the name, that one makes, opens for writing and deletes nothing.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Final, NamedTuple
+from copy import copy
+from typing import Final, NamedTuple, Self
 
 from ..errors import LogExistsError, LogFencedError, LogNotFoundError, LogStorageError
 from ._home import storage_errors
-from ._object_catalog import Catalog, Entry
+from ._object_catalog import Catalog, Claim, Entry
 from ._object_chain import Chain, Guard
 from ._object_folder import NEW, Folder, Reader, State, is_own, last_slot
 from ._object_format import encode
@@ -49,6 +53,15 @@ class ObjectHome:
         self._limits = limits
         self._executor = executor
         self._catalog = Catalog(requests)
+        self._claim: Claim | None = None
+
+    def take(self, name: str) -> Self:
+        """Return the home of who owns what is called this, from now on; a part of what is owned is owned already."""
+        if self._claim is not None:
+            return self
+        taken = copy(self)
+        taken._claim = self._catalog.take(name)
+        return taken
 
     def open(self) -> None:
         """Look whether the store can be used, and delete what crashes left; what cannot be deleted stays.
@@ -81,7 +94,7 @@ class ObjectHome:
                 raise LogExistsError(log)
             return old
 
-        entry = self._catalog.change(log, "create it", decide)
+        entry = self._catalog.change(log, "create it", decide, self._claim)
         assert entry is not None
         return self._take_over(log, entry, NEW)
 
@@ -96,7 +109,7 @@ class ObjectHome:
                 raise LogNotFoundError(log)
             return old if old.writer == writer else Entry(old.instance, old.epoch + 1, writer)
 
-        entry = self._catalog.change(log, "open it", decide)
+        entry = self._catalog.change(log, "open it", decide, self._claim)
         assert entry is not None
         return self._take_over(log, entry)
 
@@ -109,7 +122,7 @@ class ObjectHome:
             if old != entry:
                 raise LogFencedError(log)
 
-        self._catalog.change(log, "delete it", decide)
+        self._catalog.change(log, "delete it", decide, self._claim)
         with suppress(OSError):
             self._folder(log, entry).remove_all()
 

@@ -8,8 +8,11 @@ soon as storage takes something again.
 Compaction runs beside the writer: begin the next log, draw the picture of what is remembered, seal it, delete what is
 older. Writing stops for the seal of the old log only.
 
-On object storage another consumer may take over. Then every write fails from then on, and so does the seal that a
-compaction needs before anything is deleted: what the other one has made is left alone.
+On object storage another consumer may take over. Then every write fails from then on, and so does everything that a
+compaction makes, seals or deletes, by the handle of a log or by the part of the store that is ours no more: what the
+other one has made is left alone, also under a name that a failed attempt of ours may have used.
+
+Logs that a cancelled task leaves open are closed with the part.
 """
 
 from __future__ import annotations
@@ -117,10 +120,6 @@ class Journal:
         """Wait until everything that was called for is written."""
         await self._is_idle.wait()
 
-    async def aclose(self) -> None:
-        """Close the log; :meth:`run` has ended."""
-        await self._log.aclose()
-
     # --- writing ---------------------------------------------------------------------------------------------------
 
     async def _write_some(self) -> None:
@@ -208,13 +207,7 @@ class Journal:
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._next = (log, done)
         self._wanted.set()
-        try:
-            error = await done
-        except BaseException:
-            if self._log is not log:
-                await log.aclose()
-            raise
-        if error is not None:
+        if (error := await done) is not None:
             await log.aclose()
             await self._delete([log.name])
             raise error
@@ -226,8 +219,10 @@ class Journal:
         try:
             await self._draw_into(base)
             await base.seal()
-        finally:
-            await base.aclose()
+        except Exception:
+            await base.aclose()  # so that it can be deleted
+            raise
+        await base.aclose()
         self._left.discard(base.name)
         return base
 
