@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar, runtime_checkable
 from weakref import WeakSet
 
+from ..errors import ClosedError
 from ._protocol import DamagedLog, Log, LogStore, SalvagingStore
 
 _L = TypeVar("_L", bound=Log)
@@ -74,9 +75,11 @@ class _Whole:
         self._closing: asyncio.Task[None] | None = None
 
     async def create(self, name: str) -> Log:
+        self._check_open()
         return self._keep(await self._store.create(name))
 
     async def open_log(self, name: str, *, read_only: bool = False) -> Log:
+        self._check_open()
         return self._keep(await self._store.open_log(name, read_only=read_only))
 
     async def names(self) -> list[str]:
@@ -101,6 +104,10 @@ class _Whole:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise ClosedError("the store of logs")
 
     def _keep(self, log: _L) -> _L:
         with suppress(TypeError):  # one that has no weak references is closed by whoever opened it
