@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar, runtime_checkable
@@ -15,6 +15,12 @@ from ._protocol import DamagedLog, Log, LogStore, SalvagingStore
 _L = TypeVar("_L", bound=Log)
 
 _AT_ONCE_S: Final = 0.1
+
+
+class _Closable(Protocol):
+    async def aclose(self) -> None:
+        """Begin to close it, and wait for that; it goes on when the call is cancelled."""
+        ...
 
 
 class Part(LogStore, Protocol):
@@ -48,21 +54,22 @@ async def take(store: LogStore, name: str) -> Part:
 
 
 @asynccontextmanager
-async def given_back(*stores: Part) -> AsyncIterator[None]:
-    """Close parts, or stores, when the body fails; storage that does not answer holds up nobody who is cancelled."""
+async def given_back(opened: Sequence[_Closable]) -> AsyncIterator[None]:
+    """Close these, the last one first, when the body fails; they may become more meanwhile.
+
+    When it is cancelled they are closed as soon as storage answers, and nobody waits for that.
+    """
     try:
         yield
     except Exception:
-        for store in stores:
-            await store.aclose()
+        for each in reversed(opened):
+            await each.aclose()
         raise
     except BaseException:
-        for store in stores:
-            store.close_soon()
-        closing = [asyncio.ensure_future(store.aclose()) for store in stores]
-        await asyncio.wait(closing, timeout=_AT_ONCE_S)
-        for each in closing:
-            each.cancel()
+        if closing := [asyncio.ensure_future(each.aclose()) for each in reversed(opened)]:
+            await asyncio.wait(closing, timeout=_AT_ONCE_S)
+        for task in closing:
+            task.cancel()
         raise
 
 

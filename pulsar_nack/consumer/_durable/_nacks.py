@@ -122,7 +122,7 @@ class DurableNacks:
         if isinstance(durable, LogStore):
             return await cls._open(durable, memory, Epoch(clock), compact_bytes, around)
         store = await LocalLogStore.open(durable, threads=2)
-        async with given_back(store):
+        async with given_back([store]):
             try:
                 self = await cls._open(store, memory, Epoch(clock), compact_bytes, around)
             except LogLockedError as error:
@@ -135,7 +135,7 @@ class DurableNacks:
         cls, store: LogStore, memory: Memory, epoch: Epoch, compact_bytes: int, around: Surroundings
     ) -> Self:
         part = await take(store, STATE)
-        async with given_back(part):
+        async with given_back([part]):
             place = Place(part, await take_place(part))
             chain = await recover(part, memory)
             epoch.note(memory.last_at_ms)

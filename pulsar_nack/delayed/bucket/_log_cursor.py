@@ -100,7 +100,7 @@ class LogDelayedCursor:
         close_timeout_s = delay_seconds(close_timeout, "close_timeout")
         part = await take(store, name)
         self = cls(part, name, compact_at, close_timeout_s)
-        async with given_back(part):
+        async with given_back([part]):
             for _ in range(_TRIES):
                 with suppress(LogNotFoundError, LogExistsError):  # its owner writes it anew, or makes it, at this time
                     await self._find()

@@ -49,7 +49,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         messages()
         check_on_due(on_due)
         part = await take(store, CURSOR)
-        async with given_back(part):
+        async with given_back([part]):
             return await cls._open_in(part, part, config, clock, on_due)
 
     @classmethod
@@ -87,7 +87,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         messages()
         check_on_due(on_due)
         store = await LocalLogStore.open(path)
-        async with given_back(store):
+        async with given_back([store]):
             return await cls._open_in(await take(store, CURSOR), store, config, clock, on_due)
 
     @property
