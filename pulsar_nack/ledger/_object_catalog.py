@@ -85,14 +85,22 @@ class Catalog:
 
         def edit(version: _Version) -> _Version:
             nonlocal entry
-            if claim is not None and version.owners.get(claim.name) != claim.token:
-                raise LogFencedError(name)
+            if claim is not None:
+                _check(version, name, claim)
             entry = decide(version.logs.get(name))
             logs = {other: kept for other, kept in version.logs.items() if other != name}
             return version._replace(logs=logs if entry is None else {**logs, name: entry})
 
         self._change(name, action, edit)
         return entry
+
+    def check(self, name: str, claim: Claim) -> None:
+        """Raise LogFencedError for a log when somebody else took what the claim says.
+
+        :raises OSError: it could not be read
+        """
+        with self._lock:
+            _check(self._load(), name, claim)
 
     def take(self, name: str) -> Claim:
         """Become the owner of what is called this.
@@ -178,6 +186,11 @@ class Catalog:
 
     def _key(self, number: int) -> str:
         return f"{CATALOG}/{slot_name(number)}"
+
+
+def _check(version: _Version, log: str, claim: Claim) -> None:
+    if version.owners.get(claim.name) != claim.token:
+        raise LogFencedError(log)
 
 
 def _next(version: _Version, edit: Callable[[_Version], _Version]) -> _Version:

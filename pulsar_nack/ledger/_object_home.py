@@ -63,6 +63,11 @@ class ObjectHome:
         taken._claim = self._catalog.take(name)
         return taken
 
+    def check_claim(self, log: str) -> None:
+        """Raise LogFencedError when somebody else took what this home is for, and so has this log."""
+        if self._claim is not None:
+            self._catalog.check(log, self._claim)
+
     def open(self) -> None:
         """Look whether the store can be used, and delete what crashes left; what cannot be deleted stays.
 

@@ -71,6 +71,7 @@ class Journal:
         self._compact_bytes = compact_bytes
         self._left: set[str] = set()
         self._queue: deque[_Waiting] = deque()
+        self._writing: list[_Waiting] = []
         self._wanted = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -88,6 +89,11 @@ class Journal:
     def bytes(self) -> int:
         """Return about how much storage is used."""
         return self._log.size + sum(self._others.values())
+
+    @property
+    def waiting(self) -> int:
+        """Return how many changes are neither written nor refused."""
+        return len(self._queue) + len(self._writing)
 
     def write(self, change: Change) -> asyncio.Future[Outcome]:
         """Have a change written, in the order of the calls; the future tells the error, None when it is durable."""
@@ -123,9 +129,10 @@ class Journal:
     # --- writing ---------------------------------------------------------------------------------------------------
 
     async def _write_some(self) -> None:
-        some = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
-        if some:
-            await self._write(some)
+        self._writing = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
+        if self._writing:
+            await self._write(self._writing)
+            self._writing = []
         if self._next is not None:
             await self._switch(*self._next)
         if not self._queue:

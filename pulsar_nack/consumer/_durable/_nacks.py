@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -31,6 +33,7 @@ DurableHome = str | PathLike[str] | LogStore
 """Where durable nacks are kept: a folder, or a store of logs; of one consumer alone."""
 
 
+_log = logging.getLogger("pulsar_nack.consumer")
 _SLICE: Final = 500
 _GROWTH: Final = 24
 """What the acknowledgement of a message in flight adds to the state, about: a range, or its part of a batch's set."""
@@ -83,7 +86,6 @@ class DurableNacks:
         self._memory = memory
         self._epoch = epoch
         self.journal = journal
-        self.finish = journal.finish
         self._half_limit = surroundings.max_ack_state_bytes // 2
         self._in_flight = surroundings.in_flight
         self.gate = DispatchGate(
@@ -155,12 +157,16 @@ class DurableNacks:
         self._ageing.note()
         self.gate.changed()
 
-    async def aclose(self) -> None:
-        """Close the logs, and the store if it is our own; :meth:`run` has ended. Goes on when the call is cancelled."""
-        if self._own_store is not None:
-            await self._own_store.aclose()
-        else:
-            await self._place.store.aclose()
+    async def finish(self, timeout: float = math.inf) -> None:
+        """Wait until everything that was called for is written, for so many seconds at most."""
+        if not await _ends(self.journal.finish(), timeout):
+            self.journal.failures += self.journal.waiting
+            _log.warning("durable state: storage does not answer; %d changes may not be there", self.journal.waiting)
+
+    async def aclose(self, timeout: float = math.inf) -> None:
+        """Close the logs, and the store if it is our own; :meth:`run` has ended. Goes on when it takes longer."""
+        if not await _ends((self._own_store or self._place.store).aclose(), timeout):
+            _log.warning("durable state: storage does not answer; it is let go as soon as it does")
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -265,3 +271,13 @@ class DurableNacks:
     def _write(self, kind: Kind, message_id: MessageId, count: int = 0) -> asyncio.Future[Outcome]:
         now_ms = self._epoch.now_ms()
         return self.journal.write(Change(kind, message_id, now_ms, now_ms, count))
+
+
+async def _ends(work: Awaitable[None], timeout: float) -> bool:
+    """Begin something, and return whether it ended in time."""
+    try:
+        async with asyncio.timeout(None if timeout == math.inf else timeout):
+            await work
+    except TimeoutError:
+        return False
+    return True
