@@ -62,9 +62,15 @@ class Home:
             with suppress(LogLockedError, LogStorageError):
                 self._unlock(log, self._lock(log))
 
-    def take(self, _name: str) -> Self:
+    def part(self) -> Self:
         """Return itself: each log is locked, and who holds the locks of what counts is the owner."""
         return self
+
+    def take(self, _name: str) -> None:
+        """Do nothing."""
+
+    def give_up(self) -> None:
+        """Do nothing: what is opened too late is closed again, and gives up its lock."""
 
     def names(self) -> list[str]:
         """Return the names of all logs, sorted."""

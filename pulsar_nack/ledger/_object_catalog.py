@@ -102,14 +102,19 @@ class Catalog:
         with self._lock:
             _check(self._load(), name, claim)
 
-    def take(self, name: str) -> Claim:
+    def take(self, name: str, check: Callable[[], None]) -> Claim:
         """Become the owner of what is called this.
 
+        :param check: raises when that is not wanted any more
         :raises LogStorageError: it is not known whether that was done, or will be yet
         """
         claim = Claim(name, token())
-        taken = {name: claim.token}
-        self._change(name, "take it", lambda version: version._replace(owners={**version.owners, **taken}))
+
+        def edit(version: _Version) -> _Version:
+            check()
+            return version._replace(owners={**version.owners, name: claim.token})
+
+        self._change(name, "take it", edit)
         return claim
 
     def sweep(self) -> None:

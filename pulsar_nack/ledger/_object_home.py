@@ -12,12 +12,13 @@ the home that it gets for that: once somebody else took the name, that one makes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from copy import copy
 from typing import Final, NamedTuple, Self
 
-from ..errors import LogExistsError, LogFencedError, LogNotFoundError, LogStorageError
+from ..errors import ClosedError, LogExistsError, LogFencedError, LogNotFoundError, LogStorageError
 from ._home import storage_errors
 from ._object_catalog import Catalog, Claim, Entry
 from ._object_chain import Chain, Guard
@@ -54,14 +55,31 @@ class ObjectHome:
         self._executor = executor
         self._catalog = Catalog(requests)
         self._claim: Claim | None = None
+        self._is_given_up = False
 
-    def take(self, name: str) -> Self:
-        """Return the home of who owns what is called this, from now on; a part of what is owned is owned already."""
-        if self._claim is not None:
-            return self
-        taken = copy(self)
-        taken._claim = self._catalog.take(name)
-        return taken
+    def part(self) -> Self:
+        """Return a home that is to own something; one of what is owned is owned already."""
+        return copy(self)
+
+    def take(self, name: str) -> None:
+        """Become the owner of what is called this."""
+        if self._claim is None:
+            self._claim = self._catalog.take(name, self._check_wanted)
+
+    def give_up(self) -> None:
+        """Change nothing any more, also where a request that has hung is answered yet: its caller is gone."""
+        self._is_given_up = True
+
+    def _check_wanted(self) -> None:
+        if self._is_given_up:
+            raise ClosedError("the store of logs")
+
+    def _change(self, log: str, action: str, decide: Callable[[Entry | None], Entry | None]) -> Entry | None:
+        def wanted(old: Entry | None) -> Entry | None:
+            self._check_wanted()
+            return decide(old)
+
+        return self._catalog.change(log, action, wanted, self._claim)
 
     def check_claim(self, log: str) -> None:
         """Raise LogFencedError when somebody else took what this home is for, and so has this log."""
@@ -99,7 +117,7 @@ class ObjectHome:
                 raise LogExistsError(log)
             return old
 
-        entry = self._catalog.change(log, "create it", decide, self._claim)
+        entry = self._change(log, "create it", decide)
         assert entry is not None
         return self._take_over(log, entry, NEW)
 
@@ -114,7 +132,7 @@ class ObjectHome:
                 raise LogNotFoundError(log)
             return old if old.writer == writer else Entry(old.instance, old.epoch + 1, writer)
 
-        entry = self._catalog.change(log, "open it", decide, self._claim)
+        entry = self._change(log, "open it", decide)
         assert entry is not None
         return self._take_over(log, entry)
 
@@ -127,7 +145,7 @@ class ObjectHome:
             if old != entry:
                 raise LogFencedError(log)
 
-        self._catalog.change(log, "delete it", decide, self._claim)
+        self._change(log, "delete it", decide)
         with suppress(OSError):
             self._folder(log, entry).remove_all()
 

@@ -28,8 +28,16 @@ _H = TypeVar("_H", bound="HomeBackend[Any]")
 class HomeBackend(Protocol[_O_co]):
     """A store of logs; blocking, for any thread. What it opens is what a log is made of."""
 
-    def take(self, name: str) -> Self:
-        """Return the home of the owner of what is called this; where each log is locked it is the same one."""
+    def part(self) -> Self:
+        """Return the home of an owner to be; where each log is locked it is the same one."""
+        ...
+
+    def take(self, name: str) -> None:
+        """Become the owner of what is called this."""
+        ...
+
+    def give_up(self) -> None:
+        """Change nothing any more, also when an earlier call is answered yet."""
         ...
 
     def names(self) -> list[str]:
@@ -73,7 +81,12 @@ class StoreShell(Generic[_H, _O, _L]):
         """
         check_name(name)
         self._check_open()
-        home = await asyncio.get_running_loop().run_in_executor(self._executor, self._home.take, name)
+        home = self._home.part()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, home.take, name)
+        except asyncio.CancelledError:
+            home.give_up()
+            raise
         part = copy(self)
         part._home, part._is_part = home, True
         part._logs, part._opening, part._parts = set(), set(), []
@@ -103,6 +116,8 @@ class StoreShell(Generic[_H, _O, _L]):
     def close_soon(self) -> None:
         """Begin to close the logs that it opened, and those that are being opened; it goes on whoever waits for it."""
         self._is_closed = True
+        if self._is_part:
+            self._home.give_up()
         for part in self._parts:
             part.close_soon()
         for log in self._logs:
