@@ -86,6 +86,11 @@ class Storage:
         self._files = MemoryFiles()
         self._objects = MemoryObjects({})
 
+    def owners(self) -> dict[str, str]:
+        """Return who owns what."""
+        home = ObjectHome(Requests(self._objects, attempts=1), Limits(2048, 4), None)
+        return dict(home._catalog._load().owners)
+
     def store(self) -> tuple[LogStore, Threads]:
         """Return one more store on it, and its threads."""
         threads = Threads()

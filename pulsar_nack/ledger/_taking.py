@@ -73,6 +73,23 @@ async def given_back(opened: Sequence[_Closable]) -> AsyncIterator[None]:
         raise
 
 
+@asynccontextmanager
+async def within(seconds: float, what: str) -> AsyncIterator[None]:
+    """Wait for storage so long at most.
+
+    :raises TimeoutError: it took longer; the body was cancelled
+    """
+    scope = asyncio.timeout(seconds)
+    try:
+        async with scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        why = f"storage did not answer within close_timeout ({seconds:g} s); it is let go as soon as it does"
+        raise TimeoutError(f"{what}: {why}") from None
+
+
 class _Whole:
     """A store that has no parts: all of it, but what is opened through this is closed with it."""
 

@@ -20,7 +20,7 @@ from ..cursor import Cursor
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
-from ..ledger._taking import given_back, take
+from ..ledger._taking import given_back, take, within
 from ._arguments import (
     InitialPosition,
     SubscriptionTypeName,
@@ -64,7 +64,6 @@ class LocalTopic:
     """
 
     _place: LogStore
-    _close_at = 0.0
 
     def __init__(self, name: str, store: LogStore, ledgers: TopicLedgers, settings: _Settings) -> None:
         self.name = name
@@ -152,10 +151,7 @@ class LocalTopic:
         if self._closing is None:
             self._is_closed = True
             self._closing = self._jobs.begin(self._close())
-            self._close_at = (
-                asyncio.get_running_loop().time() + self._settings.config.cursor.close_timeout.total_seconds()
-            )
-        async with asyncio.timeout_at(self._close_at):
+        async with within(self._settings.config.cursor.close_timeout.total_seconds(), f"LocalTopic {self.name!r}"):
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pulsar_nack import BucketConfig, Consumer, Cursor, LocalTopic, MessageId, NackConfig, Position, TopicConfig
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.delayed.bucket import LogBucketTracker, LogDelayedCursor
-from pulsar_nack.errors import LedgerError, NotDurableError
+from pulsar_nack.errors import ClosedError, LedgerError, NotDurableError
 from pulsar_nack.ledger import LogStore
 from pulsar_nack.testing import FakePort, virtual_time
 from tests.hanging import Storage
@@ -161,7 +161,9 @@ async def test_closing_ends_in_time(kind: Kind, storage: str) -> None:
     assert threads.has_hung
     await ends_within(TIMEOUT_S, opened.aclose())
     if isinstance(opened, Consumer):
-        assert opened._port.is_closed  # type: ignore[attr-defined]
+        assert isinstance(opened._port, FakePort)
+        assert opened._port.is_closed
+        assert opened.statistics().durable_failures == 1
     change.cancel()
     with suppress(asyncio.CancelledError, LedgerError, NotDurableError):
         await change
@@ -206,8 +208,10 @@ async def test_a_cancelled_opening_ends_at_once(kind: Kind, storage: str) -> Non
         if place.is_shared:
             newer = await kind.open(place.store()[0])
             await kind.change(newer, 2)
+            owners = place.owners()
             threads.answer()
             await asyncio.sleep(1)
+            assert place.owners() == owners
             await kind.change(newer, 3)
             await newer.aclose()
             confirmed |= {2, 3}
@@ -217,3 +221,20 @@ async def test_a_cancelled_opening_ends_at_once(kind: Kind, storage: str) -> Non
         assert confirmed <= await kind.find(again)
         await again.aclose()
     assert at > 1
+
+
+@virtual_time
+async def test_closing_while_opening_hangs() -> None:
+    """O48: a consumer that is closed by another task while its opening hangs ends too; who opens it is told."""
+    store, threads = Storage("objects").store()
+    port = FakePort()
+    consumer = Consumer(port, durable=store)
+    threads.hang()
+    opening = asyncio.ensure_future(consumer.open())
+    await asyncio.sleep(0.01)
+    await ends_within(0.2, consumer.aclose())
+    assert port.is_closed
+    with pytest.raises(ClosedError):
+        await opening
+    threads.answer()
+    await store.aclose()

@@ -38,7 +38,7 @@ from ...errors import (
 )
 from ...ids import Position
 from ...ledger import Log, LogStore
-from ...ledger._taking import Part, given_back, take
+from ...ledger._taking import Part, given_back, take, within
 from .._arguments import INT64_MAX, check_int
 from ._chores import Chores
 from ._keys import PREFIX
@@ -170,7 +170,7 @@ class LogDelayedCursor:
         """
         self._is_closed = True
         try:
-            async with asyncio.timeout(self._close_timeout_s):
+            async with within(self._close_timeout_s, f"the cursor {self._name}"):
                 await self._chores.done()
                 await self._store.aclose()
         finally:

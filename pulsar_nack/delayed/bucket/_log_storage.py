@@ -32,6 +32,7 @@ from ...errors import (
     SnapshotNotFoundError,
 )
 from ...ledger import LogStore
+from ...ledger._taking import within
 from .._arguments import INT64_MAX, check_int
 from ._chores import Chores
 from ._log_cursor import CLOSE_TIMEOUT_S
@@ -96,7 +97,7 @@ class LogSnapshotStorage:
         """
         self._is_closed = True
         self._handles.drop_all()
-        async with asyncio.timeout(self._close_timeout_s):
+        async with within(self._close_timeout_s, "the snapshots"):
             await self._chores.done()
 
     async def __aenter__(self) -> Self:

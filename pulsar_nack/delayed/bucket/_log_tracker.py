@@ -10,7 +10,7 @@ from typing import Final, Self
 from ...clock import Clock
 from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
-from ...ledger._taking import Part, given_back, take
+from ...ledger._taking import Part, given_back, take, within
 from .._arguments import check_on_due
 from ._log_cursor import CURSOR, LogDelayedCursor
 from ._log_storage import APPEND, LogSnapshotStorage
@@ -104,7 +104,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         if self._storage is None:
             return
         try:
-            async with asyncio.timeout(self._config.close_timeout.total_seconds()):
+            async with within(self._config.close_timeout.total_seconds(), "the tracker"):
                 await asyncio.gather(self._cursor.aclose(), self._storage.close())
                 await self._place.aclose()
         finally:
