@@ -443,8 +443,8 @@ async def test_sequence_ids_go_on_after_those_of_an_earlier_producer() -> None:
         await first.aclose()
         second = await made.open(name="p")
         assert second.last_sequence_id == 2
-        await second.send(b"next")
         assert await second.send(b"again", sequence_id=1) == MessageId(-1, -1)
+        await second.send(b"next")
         assert made.stored() == [*NUMBERS[:3], b"next"]
 
 
