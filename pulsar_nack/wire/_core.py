@@ -96,7 +96,7 @@ class Core:
             attempt += 1
             try:
                 await connect()
-            except Exception as error:  # noqa: BLE001 - handed over
+            except Exception as error:
                 if self.pool.is_closed:
                     raise ClosedError("the client") from error
                 if not is_over():

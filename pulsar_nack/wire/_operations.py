@@ -138,7 +138,7 @@ def single(message: Outgoing, encoding: Encoding, ends_at: float | None, *, befo
     message.fill_entry(metadata)
     payload = _compressed(metadata, message.data, encoding)
     if encoding.part_bytes is not None and len(payload) + metadata.ByteSize() > encoding.part_bytes:
-        return _parts(message, metadata, payload, encoding.part_bytes, ends_at, before)
+        return _parts(message, metadata, payload, encoding.part_bytes, ends_at, before=before)
     _check_size(metadata, payload, encoding)
     return [_operation([message], metadata, payload, metadata.sequence_id, ends_at)]
 
@@ -212,7 +212,7 @@ def _operation(
 
 
 def _parts(
-    message: Outgoing, metadata: pb.MessageMetadata, payload: bytes, most: int, ends_at: float | None, before: int
+    message: Outgoing, metadata: pb.MessageMetadata, payload: bytes, most: int, ends_at: float | None, *, before: int
 ) -> list[Operation]:
     """Cut a message up.
 

@@ -469,8 +469,8 @@ class TopicProducer:
     def _is_in_doubt(self, operation: Operation, *, has_had: bool) -> bool:
         """Return whether a receipt says nothing of what happened to a message.
 
-        That the broker has had it proves nothing after a later message was confirmed first. Of a message that was cut up
-        it has either had all parts when the session began, and says so of the last one, or stores all of them.
+        That the broker has had it proves nothing after a later message was confirmed first. Of a message that was cut
+        up it has either had all parts when the session began, and says so of the last one, or stores all of them.
         """
         if not self._is_persistent:
             return False  # where no message has a place

@@ -505,19 +505,6 @@ async def test_a_partition_that_cannot_be_opened_closes_the_others() -> None:
         assert all(not link.producers for link in made.broker.links)
 
 
-@virtual_time
-async def test_a_receipt_out_of_order_has_all_sent_again() -> None:
-    """A receipt for a later message than the first one means that the two sides differ: all is sent anew."""
-    async with producing() as made:
-        made.broker.deduplicates = True
-        producer = await made.open()
-        made.broker.next("SEND", silence, as_usual)
-        results = await sent(producer, NUMBERS[:3])
-        assert len(results) == 3
-        assert len(made.broker.commands("PRODUCER")) == 2
-        assert NUMBERS[1] in made.stored()
-
-
 @for_each(
     ("about", "named"),
     [
