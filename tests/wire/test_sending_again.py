@@ -10,6 +10,7 @@ import pytest
 
 from pulsar_nack import BrokerError, BrokerRefusedError, InvalidArgumentError, MessageId, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire._entries import decode_entry
 from pulsar_nack.wire._producer import Producer
 from tests.tiers import seeds
 from tests.wire.fake_broker import Answer, Call, as_usual, carried_out_then_cut, cut, in_turn, later, refuse, silence
@@ -131,6 +132,52 @@ async def test_a_reconnect_that_tells_of_more() -> None:
         ids = await sent(producer, range(10))
         assert [isinstance(each, MessageId) and each.ledger for each in ids] == [-1] * 5 + [7] * 5
         assert made.stored() == [b"%d" % number for number in range(5, 10)]
+
+
+@pytest.mark.parametrize("seed", seeds(range(20)))
+@virtual_time
+async def test_programs_that_end_anywhere(seed: int) -> None:
+    """O10, O45: a program is started again and again from a little before where it was: each message is stored once."""
+    chance = random.Random(seed)
+    ways = [
+        {},
+        {"batching": True},
+        {"batching": True, "batch_by_key": True},
+        {"chunking": True, "chunk_max_bytes": PART},
+    ]
+    async with producing(backoff_minimum=0.01, backoff_maximum=0.1) as made:
+        made.broker.deduplicates = True
+        reported: dict[int, set[tuple[int, int]]] = {}
+        start = 0
+        while start < 40:
+            options: dict[str, Any] = {"batch_max_messages": chance.randint(2, 8), **chance.choice(ways)}
+            producer = await made.open(name="import", **options)
+            made.broker.normally("SEND")
+            answers = [as_usual, cut, carried_out_then_cut, hang_up, unload, untold(unload)]
+            made.broker.next("SEND", *chance.choices(answers, [8, 1, 1, 1, 1, 1], k=12))
+            numbers = range(start, min(start + chance.randint(1, 15), 40))
+            large = chance.random() < 0.5 and "chunking" in options
+            sending = [
+                producer.send_nowait(
+                    payload(number) if large else b"%04d" % number, sequence_id=number, key=f"k{number % 3}"
+                )
+                for number in numbers
+            ]
+            await asyncio.sleep(chance.choice([0, 0.002, 0.01, 10]))
+            if chance.random() < 0.5:
+                made.broker.cut()
+                await asyncio.sleep(0.001)
+            await producer.aclose()
+            for number, each in zip(numbers, sending, strict=True):
+                assert each.exception() is None
+                reported.setdefault(number, set()).add((each.result().ledger, each.result().entry))
+            start = max(producer.last_sequence_id + 1 - chance.randint(0, 6), 0) if numbers.stop < 40 else 40
+        entries = [decode_entry(rest) for rest in made.rests()]
+        last = [entry for entry in entries if entry.metadata.chunk_id == max(entry.metadata.num_chunks_from_msg - 1, 0)]
+        numbers_stored = [message.metadata.sequence_id for entry in last for message in entry.messages()]
+        assert numbers_stored == list(range(40))
+        assert all(is_whole(held) for uuid, held in parts(made).items() if uuid)
+        assert all(len(places - {(-1, -1)}) <= 1 for places in reported.values())
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
