@@ -40,6 +40,7 @@ from ._refusals import is_busy, is_transient
 from ._resuming import Resuming
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
+from ._told import as_text
 
 T = TypeVar("T")
 _EARLIEST: Final = MessageId(-1, -1)
@@ -91,6 +92,7 @@ class TopicConsumer:
         self.is_active: bool | None = None
         self.has_ended = False
         self.subscribed_times = 0
+        self.failed_attempts = 0
         self.last_error: Exception | None = None
         self._core = core
         self._loop = core.loop
@@ -288,28 +290,27 @@ class TopicConsumer:
             self._subscribe_again()
 
     async def _resubscribe(self) -> None:
-        backoff = self._core.options.backoff()
-        attempt = self._short_lived
-        while self._session is None:
-            if attempt or self._may_subscribe.is_set():
-                await asyncio.sleep(float(backoff(attempt)))
+        async def subscribe() -> None:
             await self._may_subscribe.wait()
-            try:
-                await self._subscribe()
-            except ClosedError:
-                raise
-            except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
-                self._note_failure(error)
-                attempt += 1
+            await self._subscribe()
+
+        await self._core.reconnect(
+            subscribe,
+            lambda: self._session is not None or self._closing is not None,
+            self._note_failure,
+            attempt=self._short_lived,
+            at_once=not self._may_subscribe.is_set(),
+        )
 
     def _note_failure(self, error: Exception) -> None:
+        self.failed_attempts += 1
         if repr(error) != repr(self.last_error):
-            _LOG.warning("%s: cannot subscribe again yet: %s", self.topic, error)
+            _LOG.warning("%s: cannot subscribe again yet: %s", self.topic, as_text(error))
         self.last_error = error
         code = error.code if isinstance(error, BrokerRefusedError) else ""
         if code == "TopicNotFound" and not self._options.create_topic:
             self._acks.fail(None)  # it was deleted, and is not made again: there is nothing to acknowledge any more
-        elif not is_busy(error) and not is_transient(error):
+        elif code and not is_busy(error) and not is_transient(error):
             self._acks.fail(error)
 
     # --- receiving -------------------------------------------------------------------------------------------------

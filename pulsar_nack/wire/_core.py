@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ..clock import Clock
-from ..errors import BrokerError
+from ..errors import BrokerError, ClosedError
 from ._prefetched import Prefetched
 from ._refusals import is_busy, is_transient
 
@@ -71,3 +71,33 @@ class Core:
                 attempt += 1
                 await asyncio.sleep(pause)
                 check_open()
+
+    async def reconnect(
+        self,
+        connect: Callable[[], Awaitable[None]],
+        is_over: Callable[[], bool],
+        failed: Callable[[Exception], None],
+        *,
+        attempt: int,
+        at_once: bool,
+    ) -> None:
+        """Connect what was connected before, until it is. Whatever fails, but for a cancellation, is one failed try.
+
+        :param is_over: whether it is connected, or is not to be any more
+        :param failed: called with what each try raised, be it an authentication of the user's
+        :param attempt: from which on to count: the more, the longer the pause before each
+        :param at_once: whether there is no pause before the attempt 0
+        :raises ClosedError: the client is closed
+        """
+        backoff = self.options.backoff()
+        while not is_over():
+            if attempt or not at_once:
+                await asyncio.sleep(float(backoff(attempt)))
+            attempt += 1
+            try:
+                await connect()
+            except Exception as error:
+                if self.pool.is_closed:
+                    raise ClosedError("the client") from error
+                if not is_over():
+                    failed(error)

@@ -19,6 +19,7 @@ from ._publisher import WirePublisher
 from ._selection import Matching, Selection
 from ._subscribe_options import SubscribeOptions
 from ._together import together
+from ._told import as_text
 from ._topic_watch import TopicWatch
 from ._topics import normalize
 
@@ -267,14 +268,17 @@ class WirePort:
             self._inactive(member.topic, member.partition)
 
     async def _discover(self) -> None:
+        last_error = ""
         while True:
             try:
                 await (asyncio.sleep(self._interval) if self._watch is None else self._watch.changed(self._interval))
                 await self._members.refresh()
-            except ClosedError:
-                return
+                last_error = ""
             except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
-                _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, error)
+                if self._core.pool.is_closed:
+                    return
+                if last_error != (last_error := repr(error)):
+                    _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, as_text(error))
 
     def _check_open(self) -> None:
         if self._closing is not None:

@@ -138,9 +138,13 @@ class FakeBroker:
             link.transport.cut(error)
 
     def move(self, name: str, url: str, *, tell_where: bool = False) -> None:
-        """Give a topic to another node; its consumers and producers are closed, told where it is or not."""
+        """Give a topic to another node; its consumers and producers are closed, told where it is or not.
+
+        To the same node it is an unload.
+        """
         self.node(url)
         topic = self.topic(name)
+        topic.load()
         topic.owner = Address.parse(url).url
         for link in self.links:
             link.close_users_of(topic, topic.owner if tell_where else None)
@@ -589,11 +593,14 @@ def _send(call: Call) -> None:
         return
     metadata, _ = read_message(call.rest)
     highest = max(body.highest_sequence_id, body.sequence_id)
-    is_known = call.broker.deduplicates and highest <= topic.last_sequence_ids.get(name, -1)
+    is_first_part = body.is_chunk and metadata.chunk_id < metadata.num_chunks_from_msg - 1
+    last = topic.last_sequence_ids.get(name, -1)
+    is_known = call.broker.deduplicates and not is_first_part and body.sequence_id <= last
     place = pb.MessageIdData(ledgerId=2**64 - 1, entryId=2**64 - 1)
-    if not is_known or body.is_chunk:
+    if not is_known:
         entry = topic.append(call.rest, messages=body.num_messages, key=metadata.partition_key)
-        topic.last_sequence_ids[name] = max(highest, topic.last_sequence_ids.get(name, -1))
+        if not is_first_part:
+            topic.last_sequence_ids[name] = max(highest, last)
         place = pb.MessageIdData(ledgerId=entry.ledger, entryId=entry.entry)
         place.partition = topic.partition
     call.reply(

@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from tests.wire.frames import batch_payload, message_rest
+from tests.wire.frames import batch_payload, message_rest, read_message
 
 SubType = pb.CommandSubscribe
 
@@ -223,6 +223,14 @@ class FakeTopic:
         _, _, number = name.rpartition("-partition-")
         self.partition = int(number) if number.isdigit() else -1
 
+    def load(self) -> None:
+        """Read the sequence ids anew from what is stored, as a broker does that takes the topic; parts count too."""
+        self.last_sequence_ids.clear()
+        for entry in self.entries:
+            metadata, _ = read_message(entry.rest)
+            numbers = [signed(number) for number in (metadata.sequence_id, metadata.highest_sequence_id)]
+            self.last_sequence_ids[metadata.producer_name] = max(numbers)
+
     def append(self, rest: bytes, *, messages: int = 1, key: str = "") -> FakeEntry:
         """Store what follows a command, and hand it out."""
         entry = FakeEntry(self.ledger, len(self.entries), rest, messages, key)
@@ -246,6 +254,11 @@ class FakeTopic:
     def index_of(self, place: tuple[int, int]) -> int:
         """Return where an entry is, or where it would be."""
         return sum(entry.place < place for entry in self.entries)
+
+
+def signed(number: int) -> int:
+    """Return a number of the protocol as brokers read it, in which the largest stands for -1."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 def metadata_of(properties: Mapping[str, str] | None = None, **fields: Any) -> pb.MessageMetadata:
