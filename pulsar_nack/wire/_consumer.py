@@ -18,13 +18,14 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .._delays import delay_ms
 from ..consumer import AcksDone, Delivery
-from ..errors import BrokerError, BrokerRefusedError, ClosedError, ConnectionLostError, InvalidArgumentError
+from ..errors import BrokerError, ClosedError, ConnectionLostError, InvalidArgumentError, TopicNotFoundError
 from ..ids import MessageId
 from . import _consumer_commands as commands
 from . import _pulsar_pb2 as pb
@@ -73,6 +74,7 @@ class TopicConsumer:
     :param sink: gets each delivery, in order, synchronously; see :meth:`taken`
     :param partition: its number, -1 where there are none
     :param became_inactive: called when a Failover subscription's messages go to another consumer from now on
+    :param became_missing: called when the topic turns out to be deleted, and may not be created again
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class TopicConsumer:
         *,
         partition: int = -1,
         became_inactive: Callable[[TopicConsumer], None] | None = None,
+        became_missing: Callable[[TopicConsumer], None] | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -92,11 +95,14 @@ class TopicConsumer:
         self.has_ended = False
         self.subscribed_times = 0
         self.last_error: Exception | None = None
+        self.missing: TopicNotFoundError | None = None
+        """What the broker says, while the topic is deleted; it is looked for again and again."""
         self._core = core
         self._loop = core.loop
         self._options = options
         self._sink = sink
         self._became_inactive = became_inactive
+        self._became_missing = became_missing
         self._was_active = False
         self._prefetched = core.prefetched
         self._permits = Permits(
@@ -231,7 +237,11 @@ class TopicConsumer:
         self._session = session
         self._prefetched.consumers += 1
         self._subscribed_at = self._loop.time()
-        self.last_error = None
+        self.last_error = self.missing = None
+        if not self.subscribed_times and self._options.durable:
+            # If the subscription is gone when we come again, so is the topic, or we were away for too long: what is
+            # there then was published after we began.
+            self._options = replace(self._options, initial_position="earliest")
         self.subscribed_times += 1
         self._acks.connected(session)
         if self._session is session:  # not lost while sending
@@ -306,9 +316,11 @@ class TopicConsumer:
         if repr(error) != repr(self.last_error):
             _LOG.warning("%s: cannot subscribe again yet: %s", self.topic, error)
         self.last_error = error
-        code = error.code if isinstance(error, BrokerRefusedError) else ""
-        if code == "TopicNotFound" and not self._options.create_topic:
-            self._acks.fail(None)  # it was deleted, and is not made again: there is nothing to acknowledge any more
+        if isinstance(error, TopicNotFoundError):
+            self._acks.fail(None)  # there is nothing to acknowledge any more
+            was_missing, self.missing = self.missing, error
+            if was_missing is None and self._became_missing is not None:
+                self._became_missing(self)
         elif not is_busy(error) and not is_transient(error):
             self._acks.fail(error)
 
@@ -431,7 +443,7 @@ class TopicConsumer:
         :raises BrokerError: the broker refused, or did not answer; or an id of a batch does not tell its size
         :raises ClosedError: it is closed, also before the broker has confirmed
         """
-        if self._is_deleted:
+        if self._is_deleted or self.missing is not None:
             return
         self._check_open()
         entries = self._entries(ids)
@@ -450,7 +462,9 @@ class TopicConsumer:
         """
         if self._closing is not None:
             self._check_open()
-        if message_id[3] >= 0 or self._resuming is not None:
+        if self.missing is not None:
+            self._loop.call_soon(done, [token], None)
+        elif message_id[3] >= 0 or self._resuming is not None:
             self._acknowledge_member(message_id, token, done)
         elif message_id.is_chunked:
             self._acks.add_all(self._entries([message_id]), partial(done, [token]))
@@ -518,6 +532,8 @@ class TopicConsumer:
         self._check_open()
         if not self._options.only_one_gets_messages:
             raise BrokerError(f"{self.topic}: {self._options.type} subscriptions have no cumulative acknowledgement")
+        if self.missing is not None:
+            return
         remaining = self._ack_sets.acked_through(message_id)
         position = (message_id.ledger, message_id.entry)
         if remaining and not self._options.batch_index_ack:
@@ -717,6 +733,8 @@ class TopicConsumer:
             self._check_open()
             if self._session is not None:
                 return self._session
+            if self.missing is not None:
+                raise TopicNotFoundError(self.missing.code, self.missing.text)
             try:
                 async with asyncio.timeout_at(ends_at):
                     await self._is_subscribed.wait()

@@ -27,6 +27,7 @@ class Departed:
     is_connected = False
     is_active: bool | None = None
     has_ended = True
+    missing = None
     epoch = 0
 
     def __init__(self, topic: str, partition: int, gone: Callable[[Departed], None]) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
 from ..consumer import AcksDone
-from ..errors import BrokerError
+from ..errors import BrokerError, TopicNotFoundError
 from ..ids import MessageId
 from ._departed import Departed
 from ._inbox import Source
@@ -47,6 +47,11 @@ class Member(Source, Protocol):
     @property
     def has_ended(self) -> bool:
         """Return whether the topic was terminated, and all of it was delivered."""
+        ...
+
+    @property
+    def missing(self) -> TopicNotFoundError | None:
+        """Return what the broker says, while the topic is deleted and may not be created."""
         ...
 
     async def open(self) -> None:

@@ -50,6 +50,8 @@ class FakeBroker:
         """The URLs that were dialled, in order."""
         self.max_message_bytes = 5 << 20
         self.deduplicates = False
+        self.creates_topics = True
+        """Whether a topic that is not there is made for whoever subscribes or produces to it."""
         self.tells_of_topics = False
         """Whether clients may watch the topics of a namespace."""
         self._once: defaultdict[str, deque[Answer]] = defaultdict(deque)
@@ -413,10 +415,22 @@ def _connect(call: Call) -> None:
 
 
 def _lookup(call: Call) -> None:
-    found_at(call.broker.topic(call.body.topic).owner)(call)
+    topic = call.broker.topics.get(call.body.topic)
+    found_at(call.broker.url if topic is None else topic.owner)(call)
+
+
+def _is_there(call: Call, *, create: bool = True) -> bool:
+    """Return whether a topic is there, or may be made; refuse the command otherwise, as brokers do."""
+    name = call.body.topic
+    is_there = name in call.broker.topics or (create and call.broker.creates_topics)
+    if not is_there:
+        refuse("TopicNotFound", f"Topic {name} does not exist")(call)
+    return is_there
 
 
 def _partitions(call: Call) -> None:
+    if call.body.topic not in call.broker.partitions and not _is_there(call):
+        return
     call.reply("PARTITIONED_METADATA_RESPONSE", response=0, partitions=call.broker.partitions.get(call.body.topic, 0))
 
 
@@ -442,6 +456,8 @@ def _close_watch(call: Call) -> None:
 
 def _subscribe(call: Call) -> None:
     body: pb.CommandSubscribe = call.body
+    if not _is_there(call, create=body.force_topic_creation):
+        return
     topic = call.broker.topic(body.topic)
     if topic.owner != call.link.node.url:
         refuse("ServiceNotReady", f"{body.topic} is not served here")(call)
@@ -559,6 +575,8 @@ def _close_consumer(call: Call) -> None:
 
 def _producer(call: Call) -> None:
     body: pb.CommandProducer = call.body
+    if not _is_there(call):
+        return
     topic = call.broker.topic(body.topic)
     if topic.owner != call.link.node.url:
         refuse("ServiceNotReady", f"{body.topic} is not served here")(call)

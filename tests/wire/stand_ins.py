@@ -32,6 +32,7 @@ class FakeMember:
         self.is_connected = False
         self.is_active: bool | None = None
         self.has_ended = False
+        self.missing = None
         self.calls: list[tuple[str, Any]] = []
         self.received: list[bytes] = []
 
@@ -91,7 +92,7 @@ class FakeDirectory:
         self.topics_by_name = {f"persistent://public/default/{name}": count for name, count in topics.items()}
         self.fails = False
 
-    async def partitions(self, topic: str) -> int:
+    async def partitions(self, topic: str, *, create: bool = True) -> int:
         await asyncio.sleep(0)
         if self.fails:
             raise BrokerError("no")
