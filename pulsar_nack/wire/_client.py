@@ -164,14 +164,16 @@ class Client:
 
         :raises BrokerError: the broker refused, or cannot be reached
         """
-        return await self._core().lookup.partitions(normalize(topic))
+        core, name = self._core(), normalize(topic)
+        return await core.patiently(lambda: core.lookup.partitions(name))
 
     async def topics(self, namespace: str = "public/default") -> list[str]:
         """Return the full names of the persistent topics of a namespace, each partition by itself.
 
         :raises BrokerError: the broker refused, or cannot be reached
         """
-        return sorted(await self._core().lookup.topics(normalize_namespace(namespace), pattern=None, mode="persistent"))
+        core, name = self._core(), normalize_namespace(namespace)
+        return sorted(await core.patiently(lambda: core.lookup.topics(name)))
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -154,15 +154,20 @@ class TopicConsumer:
 
     # --- opening and closing ---------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Subscribe. What may pass by itself is tried again, for as long as a request may take.
+    async def open(self, ends_at: float | None = None) -> None:
+        """Subscribe. What may pass by itself is tried again, until then, or for as long as a request may take.
 
+        :param ends_at: time of the loop
         :raises BrokerRefusedError: the broker said no
         :raises BrokerError: it cannot be reached
         :raises ClosedError: it is closed
         """
+        await self._core.patiently(self._try_to_open, ends_at=ends_at)
+
+    async def _try_to_open(self) -> None:
         self._check_open()
-        await self._core.tried(self._subscribe, lambda: self.is_connected, self._check_open)
+        if self._session is None:
+            await self._subscribe()
 
     async def aclose(self) -> None:
         """Give back what is not acknowledged, after those acknowledgements that are under way. Idempotent."""

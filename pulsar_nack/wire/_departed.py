@@ -36,7 +36,7 @@ class Departed:
         self._gone = gone
         self._is_told = False
 
-    async def open(self) -> None:
+    async def open(self, ends_at: float | None = None) -> None:  # noqa: ARG002
         """Fail.
 
         :raises BrokerError: always

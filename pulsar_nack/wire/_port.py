@@ -52,7 +52,7 @@ class WirePort:
             self._make,
             subscription=options.subscription,
             gone=self._gone,
-            options=core.options,
+            core=core,
         )
         self._inactive: Callable[[str, int], None] | None = None
         self._watch = (

@@ -39,7 +39,7 @@ class FakeMember:
     def taken(self, delivery: Delivery) -> None:
         self.received.append(delivery.data)
 
-    async def open(self) -> None:
+    async def open(self, ends_at: float | None = None) -> None:
         await self._note("open")
         self.is_connected = True
 
