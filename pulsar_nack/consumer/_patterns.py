@@ -91,16 +91,14 @@ def _outside_of_classes(text: str) -> str:
 # --- the official client ----------------------------------------------------------------------------------------------
 
 
-def for_official_client(text: object) -> str:
+def for_official_client(text: str) -> str:
     """Return the pattern that means the same to the official client, whole and without anchors.
 
     What its C++ library cannot take ends the process there, on a thread of its own: so this takes only what regular
     expressions of ECMAScript and Python have in common.
 
-    :raises InvalidArgumentError: not a pattern, or not one for that client
+    :raises InvalidArgumentError: it is none of these, or not for one namespace
     """
-    if not isinstance(text, str):
-        raise InvalidArgumentError("topic", text, "a pattern as text, with is_pattern_topic=True")
     pattern = TopicPattern.parse(text)
     local = "|".join(pattern.alternatives)
     if _FLAGS.match(text):
@@ -112,6 +110,8 @@ def for_official_client(text: object) -> str:
 
 def _check_common(text: str, local: str) -> None:
     """Raise for what is not in both languages, or is not the same in both."""
+    if not local.isprintable():
+        raise _refused(text, "characters that are not seen")
     at, times, groups = 0, 1, [""]
     while at < len(local):
         found = _TOKEN.match(local, at)
