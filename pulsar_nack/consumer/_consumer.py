@@ -12,11 +12,11 @@ import logging
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from .._delays import Delay, delay_ms
+from .._delays import Delay, delay_ms, seek_position
 from ..backoff import Backoff
 from ..clock import Clock, LoopClock, WallClock
 from ..config import NackConfig
@@ -592,12 +592,14 @@ class Consumer:
         if self._durable is not None:
             await self._durable.settled_through(message_id)
 
-    async def seek(self, position: MessageId | int) -> None:
-        """Move the subscription to a message id or a publish time in epoch ms; forgets acks, nacks and holds.
+    async def seek(self, position: MessageId | int | datetime) -> None:
+        """Move the subscription to a message id or a publish time; forgets acks, nacks and holds.
 
         What was held and is not moved comes again soon: where this fails or is cancelled, and in other partitions.
 
-        :raises InvalidArgumentError: neither of both; nothing changed
+        :param position: the message, or the publish time of the first one, to be shown next: a datetime (local time if
+            it names no zone) or epoch ms; 0 is before all
+        :raises InvalidArgumentError: neither of both, as seconds are that are meant as ms; nothing changed
         :raises NotImplementedError: the port cannot
         :raises NotDurableError: the consumer is durable and this could not be written; nothing changed
         :raises BrokerError: the broker refused
@@ -606,8 +608,7 @@ class Consumer:
         self._ensure_open()
         if not isinstance(self._port, SupportsSeek):
             raise NotImplementedError(f"{type(self._port).__name__} cannot seek")
-        if not isinstance(position, MessageId) and (type(position) is not int or not 0 <= position < 1 << 63):
-            raise InvalidArgumentError("position", position, "a MessageId, or epoch ms")
+        position = seek_position(position)
         if self._durable is not None and (error := await self._durable.cleared()) is not None:
             raise NotDurableError(
                 "the subscription was not moved, for that could not be made durable", error
