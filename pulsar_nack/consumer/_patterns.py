@@ -22,9 +22,9 @@ _PREFIX: Final = re.compile(rf"(?:(persistent|non-persistent)://)?{_PART}/{_PART
 _PIECE: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\\\]])*\]|.", re.DOTALL)
 
 _TOKEN: Final = re.compile(
-    r"(?P<open>\(\?[:=!]|\((?!\?))|(?P<close>\))|(?P<or>\|)|(?P<edge>\$|\\[bB])"
+    r"(?:(?P<open>\(\?[:=!]|\((?!\?))|(?P<close>\))|(?P<or>\|)|(?P<edge>\$|\\[bB])"
     r"|(?P<atom>\.|\\[dDsSwW]|\\[^a-zA-Z0-9\x80-\U0010ffff]|\[\^?(?P<items>(?:\\[^a-zA-Z0-9]|\\[dDsSwW]|[^][\\])+)\]"
-    r"|[^][(){}\\|^$*+?.])"
+    r"|[^][(){}\\|^$*+?.]))"
     r"(?P<times>(?:[*+?]|\{(?P<least>\d{1,4})(?:,(?P<most>\d{0,4}))?\})\??)?"
 )
 _ITEM: Final = re.compile(r"(?:\\.|[^-])-(?:\\.|[^-])|\\.|.", re.DOTALL)

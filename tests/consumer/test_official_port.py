@@ -87,6 +87,8 @@ NO_PATTERNS = [
         "a{3,1}",
         "a{,3}",
         "(?=a)*",
+        "(?!a)+",
+        "(*a)",
         r"a\A",
         r"a\Z",
         r"\1",
@@ -131,6 +133,7 @@ async def test_what_the_library_cannot_take_is_refused_here() -> None:
             r"(?:x|(?!y).)-[\w.-]+?\d{1,3}\b\S*[^a-z_]{2}",
             r"persistent://public/default/(?:x|(?!y).)-[\w.-]+?\d{1,3}\b\S*[^a-z_]{2}",
         ),
+        ("(a(?:b|c)*)+-{2}", "persistent://public/default/(a(?:b|c)*)+-{2}"),
         ("größe-.*", "persistent://public/default/größe-.*"),
     ],
 )
