@@ -22,6 +22,7 @@ from ..clock import Clock, LoopClock, WallClock
 from ..config import NackConfig
 from ..errors import (
     AlreadySettledError,
+    BrokerError,
     ClosedError,
     InvalidArgumentError,
     NoDeadLetterError,
@@ -46,6 +47,7 @@ from ._port import (
     SupportsActiveChanges,
     SupportsConnectionState,
     SupportsCumulativeAck,
+    SupportsHeldBack,
     SupportsNowait,
     SupportsSeek,
 )
@@ -66,6 +68,10 @@ DEFAULT_UNACKED_LIMIT: Final = 50_000
 DEFAULT_DURABLE_TTL: Final = timedelta(days=7)
 DEFAULT_MAX_ACK_STATE_BYTES: Final = 5_242_880
 _YIELD_AFTER_MS: Final = 5
+_HELD_BACK_S: Final = 10.0
+"""How long nothing has to come, while somebody waits and something is unacknowledged, until the broker is asked why."""
+_MOST_REFUSALS: Final = 3
+"""A broker that so often did not tell is not asked any more."""
 
 
 class Consumer:
@@ -187,6 +193,7 @@ class Consumer:
         self._is_plain = durable is None and trace is None and not self._holds.ways.may_keep_all
         self._receive_nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
         self._is_pumping = False
+        self._held_back_at: int | None = None
         self._received = self._shown = self._copies = self._replayed = self._nacked = 0
 
     # --- opening and closing ---------------------------------------------------------------------------------------
@@ -263,6 +270,8 @@ class Consumer:
                     background = [tasks.create_task(run) for run in runs]
                     if durable is not None:
                         background.append(tasks.create_task(durable.run()))
+                    if isinstance(self._port, SupportsHeldBack):
+                        background.append(tasks.create_task(self._watch_held_back(self._port)))
                     if isinstance(self._port, SupportsActiveChanges):
                         self._port.watch_inactive(self._on_inactive)
                     opened.set_result(None)
@@ -430,6 +439,32 @@ class Consumer:
                 self._hand_on(delivery)
             finally:
                 self._is_pumping = False
+
+    async def _watch_held_back(self, port: SupportsHeldBack) -> None:
+        """Ask why nothing comes for long though somebody waits, and something is unacknowledged; tell it once."""
+        is_told, refusals = False, 0
+        while refusals < _MOST_REFUSALS:
+            await self._inbox.wanted.wait()
+            received = self._received
+            await asyncio.sleep(_HELD_BACK_S)
+            if self._received != received or not self._inbox.wanted.is_set() or not self._unacked():
+                continue
+            try:
+                reason = await port.held_back()
+            except BrokerError as error:
+                _log.debug("the broker does not tell why nothing comes: %s", error)
+                refusals += 1
+                continue
+            self._held_back_at = None if reason is None else received
+            if reason is not None and not is_told:
+                is_told = True
+                _log.warning(
+                    "nothing comes while %d messages are in work or held here, of at most %s: %s; acknowledge some, "
+                    "raise that limit, or set unacked_limit below it",
+                    self._unacked(),
+                    "any number" if self._room.limit is None else self._room.limit + self._prefetched,
+                    reason,
+                )
 
     def _hand_on(self, delivery: Delivery | None) -> None:
         """Give messages to the calls that wait, one after the other while there are more without waiting."""
@@ -859,6 +894,7 @@ class Consumer:
             prefetched=self._prefetched,
             unacked_limit=None if self._room.limit is None else self._room.limit + self._prefetched,
             is_near_unacked_limit=self._room.is_near_limit,
+            is_held_back=self._held_back_at == self._received,
             waiting_nacks=self._room.waiting,
             dead_lettered=0 if dead is None else dead.done,
             dead_letters_waiting=0 if dead is None else len(dead),

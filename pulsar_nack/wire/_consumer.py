@@ -51,6 +51,9 @@ _LASTING_S: Final = 1.0
 """Sessions that end sooner, one after the other, are begun at longer and longer intervals."""
 _LOG: Final = logging.getLogger(__name__)
 _INT64: Final = 1 << 63
+_MUCH_MORE: Final = 2
+_MANY: Final = 100
+"""A backlog of so many more than are unacknowledged here is told where nothing comes."""
 _TOLD_AFTER: Final = 3
 """A chunked message whose parts went back to the broker so often is told."""
 
@@ -716,6 +719,24 @@ class TopicConsumer:
             batch_size=max(last.batch_size, 0),
             topic=self.topic,
         )
+
+    async def held_back(self) -> str | None:
+        """Return why the broker sends nothing more, None where it knows no reason, or there is no connection.
+
+        :raises BrokerError: the broker does not tell
+        """
+        session = self._session
+        if session is None or self._options.only_one_gets_messages:
+            return None
+        told = (await session.ask(commands.statistics)).consumerStatsResponse
+        if told.blockedConsumerOnUnackedMsgs:
+            return f"the broker allows this consumer of {self.topic} no more than {told.unackedMessages} unacknowledged"
+        if told.availablePermits and told.msgBacklog > _MUCH_MORE * told.unackedMessages + _MANY:
+            return (
+                f"{self.topic} has a backlog of {told.msgBacklog} of which {told.unackedMessages} are here: other "
+                "consumers have them, or the broker limits the unacknowledged messages of the subscription"
+            )
+        return None
 
     async def _ask(self, make: Callable[[int, int], pb.BaseCommand], *, is_seek: bool = False) -> pb.BaseCommand:
         """Ask what does no harm when it is asked twice: on the next connection if one breaks."""

@@ -80,6 +80,9 @@ class Departed:
         """
         raise self._error()
 
+    async def held_back(self) -> str | None:
+        """Return nothing."""
+
     async def last_message_id(self) -> MessageId:
         """Fail.
 

@@ -80,6 +80,10 @@ class Member(Source, Protocol):
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription."""
 
+    async def held_back(self) -> str | None:
+        """Return why the broker sends nothing more."""
+        ...
+
     async def last_message_id(self) -> MessageId:
         """Return the id of the last message of the topic."""
         ...

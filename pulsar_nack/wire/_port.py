@@ -25,6 +25,7 @@ from ._topics import normalize
 T = TypeVar("T")
 MAX_IDS: Final = 1_000
 _LATENCY_S: Final = 0.0005
+_MOST_ASKED: Final = 100
 _MOST_AHEAD: Final = 50_000
 """How many messages are fetched ahead in all, where there are many topics or partitions."""
 _LOG: Final = logging.getLogger(__name__)
@@ -221,6 +222,17 @@ class WirePort:
         """Return the id of the last message of each topic or partition; entry -1 where there is none."""
         self._check_open()
         return await together(member.last_message_id() for member in self._members)
+
+    async def held_back(self) -> str | None:
+        """Return why the broker sends nothing more though there is more, None where it knows no reason.
+
+        Of very many topics or partitions some are asked.
+
+        :raises BrokerError: the broker does not tell
+        """
+        self._check_open()
+        answers = await together(member.held_back() for member in list(self._members)[:_MOST_ASKED])
+        return next(filter(None, answers), None)
 
     async def unsubscribe(self) -> None:
         """Delete the subscription at the broker, and close.

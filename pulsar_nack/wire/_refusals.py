@@ -31,6 +31,8 @@ def refusal_of(command: pb.BaseCommand) -> BrokerRefusedError | None:
     if kind == pb.BaseCommand.PARTITIONED_METADATA_RESPONSE:
         metadata = command.partitionMetadataResponse
         return refused(metadata.error, metadata.message) if metadata.response == metadata.Failed else None
+    if kind == pb.BaseCommand.CONSUMER_STATS_RESPONSE and command.consumerStatsResponse.HasField("error_code"):
+        return refused(command.consumerStatsResponse.error_code, command.consumerStatsResponse.error_message)
     if kind == pb.BaseCommand.ACK_RESPONSE and command.ackResponse.HasField("error"):
         return refused(command.ackResponse.error, command.ackResponse.message)
     return None

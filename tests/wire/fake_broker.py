@@ -277,7 +277,7 @@ BODIES = {
     "GET_LAST_MESSAGE_ID_RESPONSE": "getLastMessageIdResponse", "ACK_RESPONSE": "ackResponse",
     "GET_TOPICS_OF_NAMESPACE_RESPONSE": "getTopicsOfNamespaceResponse", "AUTH_CHALLENGE": "authChallenge",
     "REACHED_END_OF_TOPIC": "reachedEndOfTopic", "ACTIVE_CONSUMER_CHANGE": "active_consumer_change",
-    "WATCH_TOPIC_LIST_SUCCESS": "watchTopicListSuccess",
+    "WATCH_TOPIC_LIST_SUCCESS": "watchTopicListSuccess", "CONSUMER_STATS_RESPONSE": "consumerStatsResponse",
     "CLOSE_CONSUMER": "close_consumer", "CLOSE_PRODUCER": "close_producer", "TOPIC_MIGRATED": "topicMigrated",
 }  # fmt: skip
 """Which part of a command is filled for each kind that a broker sends."""
@@ -318,6 +318,8 @@ def refuse(code: str, text: str = "because a test wants it") -> Answer:
             call.reply("LOOKUP_RESPONSE", response=pb.CommandLookupTopicResponse.Failed, **failed)
         elif call.kind == "PARTITIONED_METADATA":
             call.reply("PARTITIONED_METADATA_RESPONSE", response=1, **failed)
+        elif call.kind == "CONSUMER_STATS":
+            call.reply("CONSUMER_STATS_RESPONSE", error_code=number, error_message=text)
         elif call.kind == "ACK":
             call.reply("ACK_RESPONSE", consumer_id=call.body.consumer_id, **failed)
         elif call.kind == "SEND":
@@ -543,6 +545,20 @@ def _seek(call: Call) -> None:
     call.reply("SUCCESS")
 
 
+def _statistics(call: Call) -> None:
+    subscription, consumer = call.link.consumers.get(call.body.consumer_id, (None, None))
+    if subscription is None or consumer is None:
+        refuse("ConsumerNotFound")(call)
+        return
+    call.reply(
+        "CONSUMER_STATS_RESPONSE",
+        availablePermits=max(consumer.permits, 0),
+        unackedMessages=len(consumer.pending),
+        blockedConsumerOnUnackedMsgs=subscription.is_blocked(consumer),
+        msgBacklog=sum(entry.place not in subscription.acked for entry in subscription.topic.entries),
+    )
+
+
 def _last_id(call: Call) -> None:
     subscription, _ = call.link.consumers.get(call.body.consumer_id, (None, None))
     if subscription is None:
@@ -644,6 +660,7 @@ USUAL: dict[str, Answer] = {
     "ACK": _ack,
     "REDELIVER_UNACKNOWLEDGED_MESSAGES": _redeliver,
     "SEEK": _seek,
+    "CONSUMER_STATS": _statistics,
     "GET_LAST_MESSAGE_ID": _last_id,
     "UNSUBSCRIBE": _unsubscribe,
     "CLOSE_CONSUMER": _close_consumer,

@@ -71,6 +71,10 @@ class FakeMember:
     async def seek(self, position: MessageId | int) -> None:
         await self._note("seek", position)
 
+    async def held_back(self) -> str | None:
+        await self._note("held_back")
+        return None
+
     async def last_message_id(self) -> MessageId:
         await self._note("last_message_id")
         return MessageId(1, len(self.calls), self.partition, topic=self.name)
