@@ -218,3 +218,37 @@ async def test_a_broker_that_comes_up_later(service_url: str, topic: str, what: 
                 pass
     (await starting).close()
     await asyncio.gather(*pumps)
+
+
+@pytest.mark.parametrize("limit", ["maxUnackedMessagesPerConsumer", "maxUnackedMessagesPerSubscription"])
+async def test_a_limit_of_the_namespace_is_told(
+    service_url: str,
+    admin: Admin,
+    strict_namespace: str,
+    limit: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """O20: with as many held as the namespace allows nothing comes any more: a line and the statistics say why."""
+    monkeypatch.setattr("pulsar_nack.consumer._consumer._HELD_BACK_S", 1.0)
+    admin.request("POST", f"namespaces/{strict_namespace}/{limit}", 100)
+    admin.request("PUT", f"persistent/{strict_namespace}/one")
+    topic = f"persistent://{strict_namespace}/one"
+    async with (
+        official_client(service_url) as client,
+        pulsar_nack.connect(service_url) as native,
+        native.subscribe(topic, "sub", initial_position="earliest", receiver_queue_size=50) as consumer,
+    ):
+        await send(client, topic, numbered(1_000))
+        held = 0
+        with contextlib.suppress(TimeoutError):
+            while True:
+                await (await consumer.receive(timeout=patience(1))).nack(600)
+                held += 1
+        assert 100 <= held < 300
+        waiting = asyncio.create_task(consumer.receive())
+        async with asyncio.timeout(patience(10)):
+            while not consumer.statistics().is_held_back:
+                await asyncio.sleep(0.05)
+        assert f"nothing comes while {held} messages are in work or held here" in caplog.text
+        waiting.cancel()

@@ -15,7 +15,7 @@ from pulsar_nack import BrokerError, BrokerRefusedError, ConnectionLostError, In
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, ClientOptions, TokenAuthentication
 from tests.for_each import for_each
-from tests.wire.fake_broker import FakeBroker, found_at, later, refuse, silence
+from tests.wire.fake_broker import FakeBroker, found_at, later, redirect, refuse, silence
 
 TOPIC = "persistent://public/default/t"
 SECOND = "pulsar://second:6650"
@@ -174,12 +174,13 @@ async def test_a_refusal_that_cannot_pass_ends_at_once(code: str) -> None:
 
 @virtual_time
 async def test_the_whole_of_a_call_takes_the_time_of_one_request() -> None:
-    """O13: however the time is spent: on slow answers, on redirects, on one that never comes, on trying again."""
+    """O13, O42: however the time is spent: on slow answers, on redirects, on one that never comes, on trying again."""
     loop = asyncio.get_running_loop()
     broker = a_broker()
     scripts: list[dict[str, Any]] = [
         {"PARTITIONED_METADATA": later(12), "LOOKUP": later(12), "SUBSCRIBE": later(12), "PRODUCER": later(12)},
         {"LOOKUP": later(2, found_at(SECOND)), "SUBSCRIBE": silence, "PRODUCER": silence},
+        {"LOOKUP": later(4, redirect(SECOND))},
         {"PARTITIONED_METADATA": silence},
         {"LOOKUP": refuse("ServiceNotReady", "not yet")},
     ]
