@@ -25,7 +25,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from .._delays import delay_ms
 from ..consumer import AcksDone, Delivery
-from ..errors import BrokerError, ClosedError, ConnectionLostError, InvalidArgumentError, TopicNotFoundError
+from ..errors import (
+    BrokerError,
+    BrokerRefusedError,
+    ClosedError,
+    ConnectionLostError,
+    InvalidArgumentError,
+    TopicNotFoundError,
+)
 from ..ids import MessageId
 from . import _consumer_commands as commands
 from . import _pulsar_pb2 as pb
@@ -225,6 +232,14 @@ class TopicConsumer:
         connection = await self._core.connection(self.topic, moved_to)
         start = None if self._resuming is None else self._resuming.begin()
         session = await Session.begin(connection, self, self.topic, self._options, start=start, epoch=self._rewinds)
+        if start is None and self._resuming is not None and self._options.initial_position == "latest":
+            try:
+                await self._note_beginning(session, self._resuming)
+            except BaseException:
+                session.drop()
+                raise
+            if session.is_over:
+                raise ConnectionLostError(f"{self.topic}: the broker closed the consumer at once")
         if self._closing is not None:
             session.drop()
             raise ClosedError("the consumer")
@@ -232,6 +247,21 @@ class TopicConsumer:
         self._enter(session)
         if self._resuming is not None and self._resuming.is_behind:  # what was asked for meanwhile
             self._start_anew()
+
+    async def _note_beginning(self, session: Session, resuming: Resuming) -> None:
+        """Learn where the latest is, so that the next session begins there too if nothing is taken until then.
+
+        Nothing is permitted yet, and nothing acknowledged.
+        """
+        try:
+            told = (await session.ask(commands.last_message_id)).getLastMessageIdResponse
+        except BrokerRefusedError as error:
+            _LOG.debug("%s: where the latest message is, is not known: %s", self.topic, error)
+            return
+        is_told = told.HasField("consumer_mark_delete_position")
+        last = told.consumer_mark_delete_position if is_told else told.last_message_id
+        resuming.move(MessageId(_signed(last.ledgerId), _signed(last.entryId)))
+        resuming.begin()
 
     def _first_shown(self, start: MessageId | None) -> MessageId | None:
         """Return what to show first of an entry of which the broker sends all: in the first session after a seek.

@@ -54,6 +54,8 @@ class FakeBroker:
         """Whether a topic that is not there is made for whoever subscribes or produces to it."""
         self.tells_of_topics = False
         """Whether clients may watch the topics of a namespace."""
+        self.tells_mark_delete = True
+        """Whether an answer with the last message id has the mark-delete position."""
         self._once: defaultdict[str, deque[Answer]] = defaultdict(deque)
         self._always: dict[str, Answer] = {}
         self.node(url)
@@ -571,7 +573,11 @@ def _last_id(call: Call) -> None:
         last.partition = subscription.topic.partition
         if entries[-1].messages > 1:
             last.batch_index = entries[-1].messages - 1
-    call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=last)
+    mark: dict[str, Any] = {}
+    if call.broker.tells_mark_delete:
+        ledger, entry = subscription.mark_delete_position
+        mark["consumer_mark_delete_position"] = pb.MessageIdData(ledgerId=ledger, entryId=entry % 2**64)
+    call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=last, **mark)
 
 
 def _unsubscribe(call: Call) -> None:

@@ -57,7 +57,7 @@ class FakeSubscription:
         self.topic = topic
         self.kind = kind
         self.consumers: list[FakeConsumer] = []
-        self.acked: set[tuple[int, int]] = set()
+        self.acked = {entry.place for entry in topic.entries[:start]}
         self.unacked_indexes: dict[tuple[int, int], list[int]] = {}
         self.counts: dict[tuple[int, int], int] = {}
         self.epoch = 0
@@ -115,6 +115,12 @@ class FakeSubscription:
             self._settle(whole)
         if self.max_unacked is not None:
             self.dispatch()
+
+    @property
+    def mark_delete_position(self) -> tuple[int, int]:
+        """Return the last entry up to which all are acknowledged."""
+        first = next((entry.entry for entry in self.topic.entries if entry.place not in self.acked), None)
+        return self.topic.ledger, len(self.topic.entries) - 1 if first is None else first - 1
 
     def rewind(self, start: int) -> None:
         """Begin at an entry of the topic, as if nothing from there on were acknowledged."""

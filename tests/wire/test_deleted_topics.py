@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import TopicNotFoundError
+from pulsar_nack import RequestTimeoutError, TopicNotFoundError
 from pulsar_nack.testing import run, virtual_time
-from pulsar_nack.wire import Client
+from pulsar_nack.wire import Client, ClientOptions
 from tests.for_each import for_each
 from tests.tiers import size
-from tests.wire.fake_broker import FakeBroker
+from tests.wire.fake_broker import Answer, FakeBroker, cut, later, refuse, silence
 
 BASE = "persistent://public/default/"
 TYPES = ("shared", "key_shared", "exclusive", "failover")
@@ -195,3 +195,44 @@ async def test_a_pattern_that_matches_nothing_says_so(caplog: pytest.LogCaptureF
             await asyncio.sleep(20)
     what = "no topic matches the pattern 'tenant/space/orders-.*' in namespace tenant/space yet"
     assert caplog.messages == [f"{what}: this consumer waits for one"]
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@virtual_time
+async def test_what_comes_while_a_reader_at_the_end_is_cut_off_is_shown(tells: bool) -> None:
+    """A subscription that is not durable and has taken nothing yet goes on where the end was when it began."""
+    broker = FakeBroker()
+    broker.tells_mark_delete = tells
+    topic = broker.topic(f"{BASE}one")
+    topic.publish(b"before")
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe("one", "s", consumer_type="exclusive", durable_subscription=False) as reader,
+    ):
+        for number in range(3):
+            broker.cut()
+            topic.publish(b"%d" % number)
+            await asyncio.sleep(10)
+        assert [(await reader.receive(timeout=5)).data for _ in range(3)] == [b"0", b"1", b"2"]
+        with pytest.raises(TimeoutError):
+            await reader.receive(timeout=5)
+
+
+@pytest.mark.parametrize("answer", [cut, refuse("NotAllowedError"), silence, later(1)])
+@virtual_time
+async def test_a_reader_at_the_end_begins_whatever_the_broker_tells(answer: Answer) -> None:
+    """Where the end is not told, or only after another try, it is a reader all the same, and one only."""
+    broker = FakeBroker()
+    topic = broker.topic(f"{BASE}one")
+    broker.next("GET_LAST_MESSAGE_ID", answer)
+    settings: dict[str, Any] = {"consumer_type": "exclusive", "durable_subscription": False}
+    async with Client(broker.url, ClientOptions(request_timeout=3), dial=broker.dial) as client:
+        if answer is silence:
+            with pytest.raises(RequestTimeoutError):
+                await client.subscribe("one", "s", **settings)
+            await asyncio.sleep(1)
+            assert topic.subscriptions["s"].consumers == []
+        async with client.subscribe("one", "s", **settings) as reader:
+            topic.publish(b"x")
+            assert (await reader.receive(timeout=5)).data == b"x"
+            assert len(topic.subscriptions["s"].consumers) == 1
