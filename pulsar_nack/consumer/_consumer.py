@@ -336,6 +336,7 @@ class Consumer:
         :param timeout: seconds or a timedelta; None: wait for ever
         :raises TimeoutError: nothing came in time
         :raises ClosedError: the consumer is closed, also while this waits
+        :raises TopicNotFoundError: the topic was deleted, and may not be created; a later call looks again
         :raises BrokerError: the transport failed; a later call tries again
         """
         if self._is_closed or self._acks is None or get_running_loop() is not self._loop:

@@ -92,8 +92,11 @@ class Client:
     ) -> Subscribing:
         """Subscribe, on a Shared subscription unless told otherwise.
 
-        :param topic: a topic, with whatever partitions; a list of topics; or a pattern by :func:`re.compile` for the
-            whole names of topics, ``persistent://tenant/namespace/name``
+        While nobody is there, or not ready, it tries again for ``request_timeout``, as all below do.
+
+        :param topic: a topic, with whatever partitions; a list of topics; or a pattern by :func:`re.compile` for whole
+            names of topics, ``persistent://tenant/namespace/name`` or ``tenant/namespace/name``, or for the last part
+            of those in ``public/default``
         :param subscription: its name
         :param discovery_interval: how often is looked for new partitions, and for new topics of a pattern
         :param settings: those of :class:`~pulsar_nack.Consumer`, and those of
@@ -101,7 +104,8 @@ class Client:
         :return: to be used as ``async with``, or awaited
         :raises InvalidArgumentError: names the argument
         :raises ClosedError: the client is closed
-        :raises BrokerError: when entered or awaited: it could not subscribe; with the broker's own words
+        :raises TopicNotFoundError: when entered or awaited: the topic does not exist, and may not be created
+        :raises BrokerError: likewise: it could not subscribe; with the broker's own words, and how often was tried
         """
         selection = selection_of(topic)
         of_consumer, of_subscription = split(settings)
