@@ -112,6 +112,8 @@ def _check_common(text: str, local: str) -> None:
     """Raise for what is not in both languages, or is not the same in both."""
     if not local.isprintable():
         raise _refused(text, "characters that are not seen")
+    if len(local) > _MOST_STATES:
+        raise _refused(text, "so much of it")
     at, times, groups = 0, 1, [""]
     while at < len(local):
         found = _TOKEN.match(local, at)

@@ -35,9 +35,9 @@ def forbidding(*names: str) -> FakeBroker:
     return broker
 
 
-MADE_AGAIN = [(kind, "shared", tells, gap) for kind in SELECTIONS for tells in (True, False) for gap in (0.0, 0.2)]
-MADE_AGAIN += [("pattern", consumer_type, True, 0.0) for consumer_type in TYPES]
-MADE_AGAIN += [("pattern", "shared", tells, 20.0) for tells in (True, False)]
+MADE_AGAIN = [("pattern", "shared", tells, gap) for tells in (True, False) for gap in (0.0, 0.2, 20.0)]
+MADE_AGAIN += [("pattern", consumer_type, True, 0.0) for consumer_type in TYPES[1:]]
+MADE_AGAIN += [(kind, "shared", False, gap) for kind in SELECTIONS if kind != "pattern" for gap in (0.0, 0.2)]
 
 
 @for_each(("kind", "consumer_type", "tells", "gap"), MADE_AGAIN)
