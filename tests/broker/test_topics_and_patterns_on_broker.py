@@ -15,6 +15,7 @@ import pytest
 
 import pulsar_nack
 from pulsar_nack import InvalidArgumentError, MessageId, TopicNotFoundError
+from pulsar_nack.wire import KeyShared
 from tests.broker._admin import Admin, AdminError
 from tests.broker._native import port_of
 from tests.consumer.official import (
@@ -252,3 +253,19 @@ async def test_a_limit_of_the_namespace_is_told(
                 await asyncio.sleep(0.05)
         assert f"nothing comes while {held} messages are in work or held here" in caplog.text
         waiting.cancel()
+
+
+async def test_a_later_consumer_of_key_shared_gets_its_keys_while_one_is_held(service_url: str, topic: str) -> None:
+    """O20: with `allow_out_of_order`, also on brokers before 4.0, where it gets nothing at all without."""
+    settings: dict[str, Any] = {"consumer_type": "key_shared", "key_shared": KeyShared(allow_out_of_order=True)}
+    async with (
+        pulsar_nack.connect(service_url) as native,
+        native.producer(topic) as producer,
+        native.subscribe(topic, "sub", initial_position="earliest", **settings) as first,
+    ):
+        await producer.send(b"held", key="0")
+        await (await first.receive(timeout=patience(10))).nack(600)
+        async with native.subscribe(topic, "sub", **settings) as later:
+            await asyncio.gather(*(producer.send(b"x", key=str(number)) for number in range(100)))
+            for _ in range(10):
+                await (await later.receive(timeout=patience(5))).ack()
