@@ -51,6 +51,9 @@ class Pool:
         self._opening: dict[_Place, asyncio.Task[Connection]] = {}
         self.is_closed = False
 
+    def __str__(self) -> str:
+        return ", ".join(map(str, self._addresses))
+
     @property
     def is_secure(self) -> bool:
         """Return whether the service URL is one for TLS."""

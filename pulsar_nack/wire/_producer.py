@@ -14,7 +14,6 @@ from ..ids import MessageId
 from ._compression import require_compression
 from ._core import Core
 from ._outgoing import Outgoing
-from ._patience import patiently
 from ._pending_room import PendingRoom
 from ._producer_options import ProducerOptions
 from ._routing import Routing
@@ -59,12 +58,13 @@ class Producer:
         """
         require_compression(options.compression_type)
         self = cls(core, topic, options)
+        ends_at = core.deadline()
         try:
-            partitions = await patiently(lambda: core.lookup.partitions(topic), core.options)
+            partitions = await core.patiently(lambda: core.lookup.partitions(topic), ends_at=ends_at)
         except BrokerError as error:
             raise told(f"producing to {topic}", error) from error
         names = [partition_name(topic, number) for number in range(partitions)] if partitions else [topic]
-        self._producers = await self._opened(names)
+        self._producers = await self._opened(names, ends_at)
         if partitions:
             self._growing = core.loop.create_task(self._grow(), name=f"pulsar_nack.wire partitions of {topic}")
         return self
@@ -217,13 +217,13 @@ class Producer:
 
     # --- partitions ------------------------------------------------------------------------------------------------
 
-    async def _opened(self, names: Sequence[str]) -> list[TopicProducer]:
+    async def _opened(self, names: Sequence[str], ends_at: float | None = None) -> list[TopicProducer]:
         """Return producers that are connected, or close all and raise what is wrong with one."""
         made = [TopicProducer(self._core, name, self._options, self._on_done) for name in names]
         try:
             async with asyncio.TaskGroup() as group:
                 for each in made:
-                    group.create_task(_open(each), name=f"pulsar_nack.wire producing to {each.topic}")
+                    group.create_task(_open(each, ends_at), name=f"pulsar_nack.wire producing to {each.topic}")
         except BaseException as error:
             await each_tried(each.aclose() for each in made)  # whoever cancels may do so again
             if isinstance(error, BaseExceptionGroup):
@@ -270,9 +270,9 @@ class Producer:
             raise ClosedError("the producer")
 
 
-async def _open(producer: TopicProducer) -> None:
+async def _open(producer: TopicProducer, ends_at: float | None) -> None:
     try:
-        await producer.open()
+        await producer.open(ends_at)
     except BrokerError as error:
         raise told(f"producing to {producer.topic}", error) from error
 

@@ -137,15 +137,20 @@ class TopicProducer:
 
     # --- opening and closing ---------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Connect. What may pass by itself is tried again, for as long as a request may take.
+    async def open(self, ends_at: float | None = None) -> None:
+        """Connect. What may pass by itself is tried again, until then, or for as long as a request may take.
 
+        :param ends_at: time of the loop
         :raises BrokerRefusedError: the broker said no
         :raises BrokerError: it cannot be reached
         :raises ClosedError: it is closed
         """
+        await self._core.patiently(self._try_to_open, ends_at=ends_at)
+
+    async def _try_to_open(self) -> None:
         self.check_open()
-        await self._core.tried(self._connect, lambda: self.is_connected, self.check_open)
+        if self._session is None:
+            await self._connect()
 
     async def aclose(self) -> None:
         """Send what there is, wait for its receipts, a few seconds at most, and close. Idempotent."""

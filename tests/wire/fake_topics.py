@@ -57,11 +57,13 @@ class FakeSubscription:
         self.topic = topic
         self.kind = kind
         self.consumers: list[FakeConsumer] = []
-        self.acked: set[tuple[int, int]] = set()
+        self.acked = {entry.place for entry in topic.entries[:start]}
         self.unacked_indexes: dict[tuple[int, int], list[int]] = {}
         self.counts: dict[tuple[int, int], int] = {}
         self.epoch = 0
         self.is_paused = False
+        self.max_unacked: int | None = None
+        """Most entries that one consumer may have without an acknowledgement."""
         self._again: dict[tuple[int, int], FakeEntry] = {}
         self._next = start
         self._turn = 0
@@ -111,6 +113,14 @@ class FakeSubscription:
             else:
                 whole.append(place)
             self._settle(whole)
+        if self.max_unacked is not None:
+            self.dispatch()
+
+    @property
+    def mark_delete_position(self) -> tuple[int, int]:
+        """Return the last entry up to which all are acknowledged."""
+        first = next((entry.entry for entry in self.topic.entries if entry.place not in self.acked), None)
+        return self.topic.ledger, len(self.topic.entries) - 1 if first is None else first - 1
 
     def rewind(self, start: int) -> None:
         """Begin at an entry of the topic, as if nothing from there on were acknowledged."""
@@ -174,7 +184,11 @@ class FakeSubscription:
             self._turn += 1
             turn = self._turn % len(self.consumers) if self.consumers else 0
             ready = [*self.consumers[turn:], *self.consumers[:turn]]
-        return next((each for each in ready if each.permits > 0), None)
+        return next((each for each in ready if each.permits > 0 and not self.is_blocked(each)), None)
+
+    def is_blocked(self, consumer: FakeConsumer) -> bool:
+        """Return whether a consumer has as many unacknowledged entries as it may."""
+        return self.max_unacked is not None and len(consumer.pending) >= self.max_unacked
 
     def _hand_out(self, entry: FakeEntry, consumer: FakeConsumer) -> None:
         consumer.permits -= self._unacked(entry)
