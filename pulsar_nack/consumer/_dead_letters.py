@@ -16,6 +16,7 @@ from ..backoff import Exponential
 from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._dead_letter import DeadLetterPolicy, Letter, Rules, as_reason, attempts_failed
+from ._following import not_followed
 from ._local_store import kept_bytes
 from ._port import ConsumerPort, Delivery, OwnPublisher, Publisher, SupportsPublishing
 from ._states import Record, State, States
@@ -27,6 +28,7 @@ REASON_IN_TRACE: Final = "dead-letter"
 _MOST: Final = 1_000
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
+_LONGEST_PAUSE_MS: Final = 30_000
 
 
 class Acknowledging(Protocol):
@@ -44,6 +46,7 @@ class DeadLetters:
 
     :param port: publishes, where the setting names nothing else
     :param max_bytes: most memory for their payloads
+    :param waits: called with the record of each that begins, and about how many ms it waits
     :raises InvalidArgumentError: nothing can publish, or the topic cannot be named
     """
 
@@ -54,6 +57,7 @@ class DeadLetters:
         states: States,
         *,
         max_bytes: int,
+        waits: Callable[[Record, int], None] = not_followed,
         note: TraceNote | None = None,
     ) -> None:
         self.done = 0
@@ -69,6 +73,7 @@ class DeadLetters:
         self._publisher: Publisher = setting.publisher or self._own  # type: ignore[assignment]  # one of both is there
         self._states = states
         self._max_bytes = max_bytes
+        self._waits = waits
         self._bytes = 0
         self._note = note
         self._backoff = Exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
@@ -134,6 +139,7 @@ class DeadLetters:
             job.error = ClosedError("the consumer")
             return job
         self._under_way[record.id] = job
+        self._waits(record, _LONGEST_PAUSE_MS)
         self._count(job.bytes)
         job.task = self._tasks.create_task(self._carry_out(job))
         job.task.add_done_callback(partial(self._ended, job))

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 from ..consumer import AcksDone
 from ..errors import BrokerError
-from ..ids import MessageId
+from ..ids import MessageId, Position
 from ._departed import Departed
 from ._inbox import Source
 from ._options import ClientOptions
@@ -78,6 +78,10 @@ class Member(Source, Protocol):
 
     async def last_message_id(self) -> MessageId:
         """Return the id of the last message of the topic."""
+        ...
+
+    async def mark_delete_position(self) -> Position | None:
+        """Return up to where everything is acknowledged, None where that is not known."""
         ...
 
 
