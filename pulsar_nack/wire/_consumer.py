@@ -97,7 +97,7 @@ class TopicConsumer:
         self._options = options
         self._sink = sink
         self._told = told
-        self._tells_position = True
+        self._tells_position = False
         self._was_active = False
         self._prefetched = core.prefetched
         self._permits = Permits(
@@ -234,8 +234,9 @@ class TopicConsumer:
         self._subscribed_at = self._loop.time()
         self.last_error = None
         self.subscribed_times += 1
-        self._tells_position = True
-        self._tell(SessionEvent.BEGAN)
+        self._tells_position = self._resuming is None
+        if self._resuming is None:  # else what is in work and held does not come by itself
+            self._tell(SessionEvent.BEGAN)
         self._acks.connected(session)
         if self._session is session:  # not lost while sending
             self._is_subscribed.set()
@@ -711,14 +712,16 @@ class TopicConsumer:
     async def mark_delete_position(self) -> Position | None:
         """Return up to where everything is acknowledged, None: this broker does not tell, or there is no session now.
 
-        It comes with the id of the last message; not every broker sends it. A failed request is passed over.
+        It comes with the id of the last message; not every broker sends it, and then it is not asked again in this
+        session. Where the subscription is not durable it tells nothing: each session begins behind what was taken.
         """
         session = self._session
         if session is None or not self._tells_position:
             return None
         try:
             answer = (await session.ask(commands.last_message_id)).getLastMessageIdResponse
-        except BrokerError:
+        except BrokerError as error:
+            self._tells_position = not isinstance(error, BrokerRefusedError) or session is not self._session
             return None
         if session is not self._session:
             return None
