@@ -262,7 +262,7 @@ class Acks:
     def _is_acked_again(self, message_id: MessageId) -> bool:
         """Return whether a copy is still hidden by its acknowledgement, which has not failed and counts."""
         was_acked = self._durable is not None and self._durable.was_acked(message_id)
-        return was_acked or self._states.is_acked_again(message_id)
+        return was_acked or self._is_done(message_id)
 
     def _put_back(self, some: list[MessageId]) -> None:
         """Try copies again; one that fails by itself goes to the end, a few times: it comes again if it has to."""

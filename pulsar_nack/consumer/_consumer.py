@@ -522,7 +522,8 @@ class Consumer:
                 self._holds.keep_again(record, delivery)
             return None
         if verdict is Verdict.ACK_AGAIN:
-            self._acknowledging.again(message_id)
+            if self._states.get(message_id) is None:  # else once its acknowledgement is confirmed, which may fail
+                self._acknowledging.again(message_id)
             return None
         self._replayed += verdict is Verdict.REPLAY
         if self._store.bytes:
@@ -906,6 +907,8 @@ class Consumer:
         for record in records:
             if record.before_ack is not State.IN_WORK:
                 self._holds.drop(record.id)
+            if record.has_copy:
+                self._acknowledging.again(record.id)
         if len(self._recent):
             for record in records:
                 self._recent.pop(record.id)

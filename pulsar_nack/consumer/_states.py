@@ -16,7 +16,7 @@ unknown        show it
 IN_WORK        a copy: the broker sent it twice, or its entry came back for a batch mate. Drop it
 HELD           a copy too: nacked, its time has not come. Drop it
 REQUESTED      what was asked for: show it
-ACKING         an acknowledgement is under way: acknowledge this copy also
+ACKING         an acknowledgement is under way: acknowledge this copy also, once that is confirmed
 GIVEN_UP       a copy: it is on its way to the dead-letter topic, and acknowledged once it is there. Drop it
 settled        acknowledge it again, while that hides it (see ``_sessions``), or while its batch is not wholly
                acknowledged and the broker need not know. Else it was replayed on purpose: show it
@@ -162,11 +162,6 @@ class States:
         stamp = self._stamp(message_id)
         is_acked = stamp is not None and not self.sessions.is_forgotten(stamp, place_of(message_id))
         return is_acked or self.batches.is_acked(message_id)
-
-    def is_acked_again(self, message_id: MessageId) -> bool:
-        """Return whether a copy of it is still to be acknowledged: not after its acknowledgement failed."""
-        record = self._records.get(message_id)
-        return self.is_settled(message_id) if record is None else record.state is State.ACKING
 
     # --- what the broker sends -------------------------------------------------------------------------------------
 

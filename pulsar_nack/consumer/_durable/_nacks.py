@@ -262,7 +262,8 @@ class DurableNacks:
         return self._write(Kind.THROUGH, message_id)
 
     def confirmed(self) -> asyncio.Future[Outcome]:
-        """Note that the broker keeps what was acknowledged."""
+        """Note that the broker keeps what was acknowledged; that counts here at once."""
+        self._memory.settled.confirmed()
         return self._write(Kind.CONFIRMED, NO_ID)
 
     def cleared(self) -> asyncio.Future[Outcome]:
