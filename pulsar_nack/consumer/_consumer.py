@@ -191,7 +191,9 @@ class Consumer:
         )
         self._dead: DeadLetters | None = None
         if dead_letter is not None:
-            self._dead = DeadLetters(dead_letter, port, self._states, max_bytes=most, waits=waits, note=self._note)
+            self._dead = DeadLetters(
+                dead_letter, port, self._states, max_bytes=most, following=self._following, note=self._note
+            )
         self._durable_home = durable
         self._durable_ttl_ms = settings.durable_ttl_ms
         self._wall_clock = wall_clock or WallClock()

@@ -3,7 +3,8 @@
 An administrator's skip or clear, an expiry, and another consumer move the mark-delete position past messages that are
 held, were asked for, or are on their way to the dead-letter topic. Nobody tells, so the position is asked for while
 something waits: within a second of its nack, half-way to its deadline where that is sooner, and then once a second.
-Nothing is asked while nothing waits.
+A dead letter asks before it is
+published. Nothing is asked while nothing waits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..clock import Clock
+from ..ids import Position
 from ._port import SupportsSessions
 from ._sessions import Place, place_of
 from ._states import Record, States
@@ -58,6 +60,13 @@ class Following:
             self._next_at_ms = at_ms
             self._is_sooner.set()
 
+    async def check(self, record: Record) -> None:
+        """Look now for one message."""
+        position = await self._position(place_of(record.id))
+        gone = [] if position is None else self._states.passed([record], position, self._clock.now_ms())
+        if gone:
+            self._passed(gone)
+
     async def run(self) -> None:
         """Ask, until cancelled."""
         while True:
@@ -78,13 +87,16 @@ class Following:
                 self._seen.clear()
                 self._next_at_ms = None
 
-    async def _follow(self, place: Place) -> None:
+    async def _position(self, place: Place) -> Position | None:
         topic, partition = place
         try:
-            position = await self._port.mark_delete_position(topic or "", partition)
+            return await self._port.mark_delete_position(topic or "", partition)
         except Exception as error:  # noqa: BLE001 - tried again
             _log.debug("%s: no mark-delete position: %r", topic, error)
-            position = None
+            return None
+
+    async def _follow(self, place: Place) -> None:
+        position = await self._position(place)
         new, self._new[place] = self._new[place], {}
         if position is None:
             self._seen.pop(place, None)  # all is to be looked at next time

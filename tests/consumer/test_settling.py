@@ -83,7 +83,8 @@ async def test_what_a_cumulative_ack_covers_is_settled(ports: Ports, is_durable:
         machine.topic.publish(b"%d" % number)
     port: Any = machine.port()
     settings: dict[str, Any] = {"port": port, "dead_letter": DeadLetterPolicy(2, "dead", publisher=letters)}
-    async with machine.consuming(**settings, **({} if is_durable else {"durable": None})) as consumer:
+    settings |= {} if is_durable else {"durable": None}
+    async with machine.consuming(**settings) as consumer:
         messages = [await consumer.receive() for _ in range(5)]
         await messages[0].nack(1)
         await consumer.acknowledge_cumulative(messages[3])

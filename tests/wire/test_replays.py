@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetterPolicy, Message, MessageId, NackConfig
+from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, Message, MessageId, NackConfig
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.wire import Client
 from pulsar_nack.wire import _pulsar_pb2 as pb
@@ -429,6 +429,26 @@ async def test_a_dead_letter_of_what_is_gone() -> None:
         figures = consumer.statistics()
         assert (figures.dead_letters_waiting, figures.in_work, figures.dropped) == (0, 0, 1)
     assert letters.letters == []
+
+
+@pytest.mark.parametrize("kind", [*TYPES, "batch"])
+@virtual_time
+async def test_a_dead_letter_of_what_was_cleared_a_moment_ago(kind: str) -> None:
+    """O8: a message is in work when the backlog is cleared, and then given up: there is no dead letter of it."""
+    broker, letters = FakeBroker(), FakePublisher()
+    count = 2 if kind == "batch" else 1
+    publish(broker, count, in_batches_of=count)
+    dead = DeadLetterPolicy(1, "dead", publisher=letters)
+    async with subscribed(broker, dead_letter=dead, **poisoned(kind)) as consumer:
+        message, *_ = await take(consumer, count)
+        the(broker).skip_all()
+        with pytest.raises(AlreadySettledError):
+            await message.dead_letter()
+        assert letters.letters == []
+        assert consumer.statistics().dropped == 1
+        publish(broker, 1, first=9)
+        await (await consumer.receive()).dead_letter()
+        assert [letter.data for letter in letters.letters] == [b"9"]
 
 
 @virtual_time
