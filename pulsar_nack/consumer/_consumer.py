@@ -856,7 +856,7 @@ class Consumer:
             states.sessions.lost(place, self._clock.now_ms())
         elif event is SessionEvent.CLOSED:
             states.sessions.closed(place)
-            if self._durable is not None and not self._port.traits.keeps_acks:
+            if self._durable is not None:
                 self._durable.confirmed()
         elif event is SessionEvent.INACTIVE:
             waiting = states.waiting_in(topic, partition)

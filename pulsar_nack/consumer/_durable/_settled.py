@@ -12,6 +12,9 @@ a Shared subscription leaves holes for ever, where other consumers acknowledge. 
 are kept until they are done, whatever their age: until then the broker need not know of any of their
 acknowledgements. Cumulative acknowledgements are a mark for each partition.
 
+Where the broker keeps what it has confirmed, as over the native wire, nothing but those batches is remembered
+(``memory_ms`` is 0): what was confirmed and comes again after a restart was replayed, or the broker has lost it.
+
 Ages are counted while a consumer runs and is connected. What was not sent when the process ended, or the connection, is
 not known to have reached the broker, and comes again when that is back, after a second or a week. So after each absence
 all that is remembered is as new again. Hence *uptime*: epoch ms less the time spent away and what had passed before.
@@ -153,7 +156,7 @@ class Settled:
         batch.uptime_ms = uptime_ms
         if batch.is_done:
             self._add_whole(message_id, uptime_ms)
-        elif self._memory_ms or self._keeps_members:
+        else:
             self._put_batch(key, batch)
 
     def _put_batch(self, key: EntryKey, batch: _Batch) -> None:
@@ -190,7 +193,7 @@ class Settled:
         self._drop_batch(entry_key(item.id))
         if batch.is_done:
             self._add_whole(item.id, uptime_ms)
-        elif self._memory_ms or self._keeps_members:
+        else:
             self._put_batch(entry_key(item.id), batch)
 
     def shown(self, message_id: MessageId) -> None:
