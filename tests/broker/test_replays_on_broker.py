@@ -185,7 +185,7 @@ async def test_a_seek_while_acknowledgements_are_on_their_way(service_url: str, 
 
 
 async def test_a_failover_switch(service_url: str, partitioned_topic: Callable[[int], str]) -> None:
-    """O52 and O53: what is held, and what is due and waits, goes with the messages to the consumer that takes over."""
+    """O53: what is held, and what is due and waits, goes with the messages to the consumer that takes over."""
     settings: dict[str, Any] = {"consumer_type": "failover"}
     topic = partitioned_topic(1)
     async with native(service_url, topic, consumer_name="b", **settings) as second:
