@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from .._delays import Delay, delay_ms
+from .._delays import Delay, delay_ms, seek_position
 from ..backoff import Backoff
 from ..clock import Clock, LoopClock, WallClock
 from ..config import NackConfig
 from ..errors import (
     AlreadySettledError,
+    BrokerError,
     ClosedError,
     InvalidArgumentError,
     NoDeadLetterError,
@@ -47,6 +49,7 @@ from ._port import (
     SessionEvent,
     SupportsConnectionState,
     SupportsCumulativeAck,
+    SupportsHeldBack,
     SupportsNowait,
     SupportsSeek,
     SupportsSessions,
@@ -70,6 +73,10 @@ DEFAULT_UNACKED_LIMIT: Final = 50_000
 DEFAULT_DURABLE_TTL: Final = timedelta(days=7)
 DEFAULT_MAX_ACK_STATE_BYTES: Final = 5_242_880
 _YIELD_AFTER_MS: Final = 5
+_HELD_BACK_S: Final = 10.0
+"""How long nothing has to come, while somebody waits and something is unacknowledged, until the broker is asked why."""
+_MOST_REFUSALS: Final = 3
+"""A broker that so often did not tell is not asked any more."""
 
 
 class Consumer:
@@ -199,6 +206,7 @@ class Consumer:
         self._wall_clock = wall_clock or WallClock()
         self._max_ack_state_bytes = settings.max_ack_state_bytes
         self._durable: DurableNacks | None = None
+        self._ends_at = math.inf
         self._gated: Gated | None = None
         self._acks: Acks | None = None
         self._server: asyncio.Task[None] | None = None
@@ -209,6 +217,7 @@ class Consumer:
         self._is_plain = durable is None and trace is None and not self._holds.ways.may_keep_all
         self._receive_nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
         self._is_pumping = False
+        self._held_back_at: int | None = None
         self._received = self._shown = self._copies = self._replayed = self._nacked = self._dropped = 0
 
     # --- opening and closing ---------------------------------------------------------------------------------------
@@ -237,6 +246,8 @@ class Consumer:
                 if is_first:
                     await self.aclose()
                 raise
+        if self._server.cancelled():
+            raise ClosedError("the consumer")
         if self._server.done():
             await self._server
             raise ClosedError("the consumer")
@@ -255,8 +266,11 @@ class Consumer:
 
         Acknowledgements and dead letters under way are finished first, for at most the configuration's
         ``close_timeout``; dead letters that are not published by then are given back too. Calls that wait raise
-        :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled.
+        :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled. Storage of durable
+        state that does not answer by then is let go as soon as it does; what was not written is logged, and counted.
         """
+        if not self._stopping.is_set():
+            self._ends_at = asyncio.get_running_loop().time() + self._config.close_timeout.total_seconds()
         self._is_closed = True
         self._inbox.close(ClosedError("the consumer"))
         self._room.close(ClosedError("the consumer"))
@@ -265,8 +279,12 @@ class Consumer:
             if self._dead is not None:
                 await self._dead.aclose()
             await self._port.close()
-        else:
-            await asyncio.shield(self._server)
+            return
+        if self._opened is not None and not self._opened.done():
+            self._server.cancel()
+        await asyncio.wait([self._server])
+        if not self._server.cancelled():
+            self._server.result()
 
     close = aclose
 
@@ -293,6 +311,8 @@ class Consumer:
                     background = [tasks.create_task(run) for run in runs]
                     if durable is not None:
                         background.append(tasks.create_task(durable.run()))
+                    if isinstance(self._port, SupportsHeldBack):
+                        background.append(tasks.create_task(self._watch_held_back(self._port)))
                     if self._telling is not None:
                         self._telling.watch_sessions(self._on_session)
                     opened.set_result(None)
@@ -311,23 +331,25 @@ class Consumer:
             await self._port.close()
 
     async def _finish(self, acks: Acks) -> None:
-        loop, timeout = asyncio.get_running_loop(), self._config.close_timeout.total_seconds()
-        ends_at = loop.time() + timeout
         if self._dead is not None:
-            await self._dead.finish(timeout)
-        await acks.finish(max(ends_at - loop.time(), 0.0))
+            await self._dead.finish(self._remaining_s())
+        await acks.finish(self._remaining_s())
+
+    def _remaining_s(self) -> float:
+        """Return how long closing may still take."""
+        return max(self._ends_at - asyncio.get_running_loop().time(), 0.0)
 
     async def _finish_durable(self, durable: DurableNacks) -> None:
         """Have everything written; where it can be, also that acknowledgements need not be remembered any more."""
         if self._telling is not None and not self._port.traits.keeps_acks:
             try:
-                async with asyncio.timeout(self._config.close_timeout.total_seconds()):
+                async with asyncio.timeout(self._remaining_s()):
                     await self._telling.flush()
             except Exception as error:  # noqa: BLE001 - then they are remembered
                 _log.debug("acknowledgements are remembered, as they could not be written: %r", error)
             else:
                 durable.confirmed()
-        await durable.finish()
+        await durable.finish(self._remaining_s())
 
     async def _open_durable(self, stack: AsyncExitStack) -> DurableNacks | None:
         if self._durable_home is None:
@@ -349,7 +371,11 @@ class Consumer:
             ),
         )
         self._gated = Gated(durable, self._inbox)
-        stack.push_async_callback(durable.aclose)
+
+        async def let_go() -> None:
+            await durable.aclose(self._remaining_s())
+
+        stack.push_async_callback(let_go)
         await durable.restore(self._states, self._holds, self._clock.now_ms())
         return durable
 
@@ -370,6 +396,7 @@ class Consumer:
         :param timeout: seconds or a timedelta; None: wait for ever
         :raises TimeoutError: nothing came in time
         :raises ClosedError: the consumer is closed, also while this waits
+        :raises TopicNotFoundError: the topic was deleted, and may not be created; a later call looks again
         :raises BrokerError: the transport failed; a later call tries again
         """
         if self._is_closed or self._acks is None or get_running_loop() is not self._loop:
@@ -473,6 +500,32 @@ class Consumer:
                 self._hand_on(delivery)
             finally:
                 self._is_pumping = False
+
+    async def _watch_held_back(self, port: SupportsHeldBack) -> None:
+        """Ask why nothing comes for long though somebody waits, and something is unacknowledged; tell it once."""
+        is_told, refusals = False, 0
+        while refusals < _MOST_REFUSALS:
+            await self._inbox.wanted.wait()
+            received = self._received
+            await asyncio.sleep(_HELD_BACK_S)
+            if self._received != received or not self._inbox.wanted.is_set() or not self._unacked():
+                continue
+            try:
+                reason = await port.held_back()
+            except BrokerError as error:
+                _log.debug("the broker does not tell why nothing comes: %s", error)
+                refusals += 1
+                continue
+            self._held_back_at = None if reason is None else received
+            if reason is not None and not is_told:
+                is_told = True
+                _log.warning(
+                    "nothing comes while %d messages are in work or held here, of at most %s: %s; acknowledge some, "
+                    "raise that limit, or set unacked_limit below it",
+                    self._unacked(),
+                    "any number" if self._room.limit is None else self._room.limit + self._prefetched,
+                    reason,
+                )
 
     def _hand_on(self, delivery: Delivery | None) -> None:
         """Give messages to the calls that wait, one after the other while there are more without waiting."""
@@ -638,12 +691,14 @@ class Consumer:
         if self._durable is not None:
             await self._durable.settled_through(message_id)
 
-    async def seek(self, position: MessageId | int) -> None:
-        """Move the subscription to a message id or a publish time in epoch ms; forgets acks, nacks and holds.
+    async def seek(self, position: MessageId | int | datetime) -> None:
+        """Move the subscription to a message id or a publish time; forgets acks, nacks and holds.
 
         What was held and is not moved comes again soon: where this fails or is cancelled, and in other partitions.
 
-        :raises InvalidArgumentError: neither of both; nothing changed
+        :param position: the message, or the publish time of the first one, to be shown next: a datetime (local time if
+            it names no zone) or epoch ms; 0 is before all
+        :raises InvalidArgumentError: neither of both, as seconds are that are meant as ms; nothing changed
         :raises NotImplementedError: the port cannot
         :raises NotDurableError: the consumer is durable and this could not be written; nothing was moved
         :raises BrokerError: the broker refused
@@ -652,8 +707,7 @@ class Consumer:
         self._ensure_open()
         if not isinstance(self._port, SupportsSeek):
             raise NotImplementedError(f"{type(self._port).__name__} cannot seek")
-        if not isinstance(position, MessageId) and (type(position) is not int or not 0 <= position < 1 << 63):
-            raise InvalidArgumentError("position", position, "a MessageId, or epoch ms")
+        position = seek_position(position)
         cleared = None if self._durable is None else self._durable.cleared()  # before anything else is noted
         self._note_cancelled("seek")
         left = self._states.waiting_counts() | {each.id: each.redelivery_count for each in self._inbox.ready}
@@ -982,6 +1036,7 @@ class Consumer:
             prefetched=self._prefetched,
             unacked_limit=None if self._room.limit is None else self._room.limit + self._prefetched,
             is_near_unacked_limit=self._room.is_near_limit,
+            is_held_back=self._held_back_at == self._received,
             waiting_nacks=self._room.waiting,
             dead_lettered=0 if dead is None else dead.done,
             dead_letters_waiting=0 if dead is None else len(dead),

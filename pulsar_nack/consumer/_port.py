@@ -161,6 +161,18 @@ class SessionEvent(Enum):
 
 
 @runtime_checkable
+class SupportsHeldBack(Protocol):
+    """A port that can tell why nothing comes."""
+
+    async def held_back(self) -> str | None:
+        """Return why the broker sends nothing more though there is more, None where it knows no reason.
+
+        :raises BrokerError: the broker does not tell
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsSessions(Protocol):
     """A port that tells of its sessions, if its traits promise it."""
 

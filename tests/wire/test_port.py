@@ -52,7 +52,15 @@ class Stage:
         self.fails: dict[str, dict[str, Exception]] = {}
 
     def member(
-        self, core: Core, name: str, options: SubscribeOptions, sink: Any, *, partition: int, told: Any
+        self,
+        core: Core,
+        name: str,
+        options: SubscribeOptions,
+        sink: Any,
+        *,
+        partition: int,
+        told: Any,
+        became_missing: Any,
     ) -> FakeMember:
         """Stand for the class that makes members."""
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
