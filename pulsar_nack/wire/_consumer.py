@@ -323,7 +323,9 @@ class TopicConsumer:
         self._tell(SessionEvent.LOST if is_lost or self._resuming is not None else SessionEvent.CLOSED)
 
     def on_session_over(self, session: Session, error: Exception, *, is_lost: bool) -> None:
-        """Subscribe again."""
+        """Subscribe again; of one that was closed while it began it is told only that whatever comes is meant to."""
+        if session is not self._session and not is_lost:
+            self._tell_ended(is_lost=False)
         if session is self._session:
             self.last_error = error
             has_lasted = self._loop.time() - self._subscribed_at >= _LASTING_S

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import pulsar
 import pytest
 
+import pulsar_nack
 from pulsar_nack import Consumer, DeadLetterPolicy, Message, MessageId
 from pulsar_nack.testing import FakePublisher
 from tests.broker._admin import Admin
@@ -18,6 +20,7 @@ from tests.consumer.official import numbered, official_client, payloads, send, t
 from tests.patience import patience
 
 SUBSCRIPTION: Final = "sub"
+FROM_THE_FIRST: Final[dict[str, Any]] = {"initial_position": pulsar.InitialPosition.Earliest}
 LATEST: Final = MessageId(2**63 - 1, 2**63 - 1)
 
 
@@ -101,6 +104,21 @@ async def test_a_new_subscription_on_the_folder_of_one_that_is_gone(
         messages = await take(consumer, 5)
         assert payloads(messages) == expected
         assert {message.attempt for message in messages} == {1}
+
+
+async def test_the_official_client_unsubscribes(service_url: str, topic: str, tmp_path: Path) -> None:
+    """O3b: the same over the official client, whose acknowledgements are remembered on the folder."""
+    async with official_client(service_url) as client:
+        async with pulsar_nack.subscribe(client, topic, SUBSCRIPTION, durable=tmp_path, **FROM_THE_FIRST) as consumer:
+            expected = await sent(service_url, topic, 5)
+            first, second, *_ = await take(consumer, 5)
+            await first.ack()
+            await second.nack(3600)
+            await consumer.unsubscribe()
+        async with pulsar_nack.subscribe(client, topic, SUBSCRIPTION, durable=tmp_path, **FROM_THE_FIRST) as consumer:
+            messages = await take(consumer, 5)
+            assert payloads(messages) == expected
+            assert {message.attempt for message in messages} == {1}
 
 
 async def test_seek_to_the_latest(service_url: str, topic: str) -> None:

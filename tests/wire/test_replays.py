@@ -15,7 +15,7 @@ from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, Message
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.wire import Client
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from tests.wire.fake_broker import FakeBroker, refuse
+from tests.wire.fake_broker import FakeBroker, as_usual, refuse
 from tests.wire.fake_topics import FakeSubscription
 
 BASE: Final = "persistent://public/default/"
@@ -192,6 +192,23 @@ async def test_a_receipt_that_came_just_before_the_end_counts() -> None:
         await message.ack()
         assert await shown(consumer, ack=False) == [b"0"]
         assert len(broker.commands("ACK")) == 1
+
+
+@virtual_time
+async def test_a_seek_while_another_consumer_comes_back() -> None:
+    """O1: a connection broke, and somebody seeks in the moment in which its consumer subscribes again: all is shown."""
+    broker = FakeBroker()
+
+    def subscribed_and_closed(call: Any) -> None:
+        as_usual(call)
+        broker.reset(TOPIC)
+
+    async with subscribed(broker) as consumer:
+        publish(broker, 10)
+        await shown(consumer, seconds=1)
+        broker.next("SUBSCRIBE", subscribed_and_closed)
+        broker.cut()
+        assert sorted(await shown(consumer)) == numbers(10)
 
 
 @pytest.mark.parametrize(("seconds", "is_hidden"), [(9.0, True), (11.0, False)])
