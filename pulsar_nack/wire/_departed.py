@@ -90,6 +90,9 @@ class Departed:
         """
         raise self._error()
 
+    async def mark_delete_position(self) -> None:
+        """Tell nothing."""
+
     def _error(self) -> BrokerError:
         return BrokerError(f"{self.topic} was deleted")
 
