@@ -36,6 +36,8 @@ BASE = "persistent://public/default/"
 class NoPool:
     """Has no connections."""
 
+    is_closed = False
+
     async def service(self) -> Any:
         """Fail as an authentication of the user's may."""
         raise RuntimeError("nobody there")

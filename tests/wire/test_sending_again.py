@@ -12,6 +12,7 @@ from pulsar_nack import BrokerError, BrokerRefusedError, InvalidArgumentError, M
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._entries import decode_entry
 from pulsar_nack.wire._producer import Producer
+from tests.for_each import for_each
 from tests.tiers import seeds
 from tests.wire.fake_broker import Answer, Call, as_usual, carried_out_then_cut, cut, in_turn, later, refuse, silence
 from tests.wire.producing import TOPIC, Made, producing
@@ -248,6 +249,27 @@ async def test_a_broker_that_took_some_parts_for_the_message() -> None:
             made.broker.next("SEND", as_usual, untold(unload))
             assert len((await producer.send(payload(0))).parts) == 3
         assert list(parts(made).values()) == ["01012", "01012"]
+
+
+@for_each(("first", "known"), [(20, 9), (10, 9), (9, 8), (0, -1)])
+@virtual_time
+async def test_parts_alone_change_nothing_of_what_the_broker_has_had(first: int, known: int) -> None:
+    """O45: a part that was stored before an unload counts as the message before it, of an earlier producer too."""
+    async with producing() as made:
+        made.broker.deduplicates = True
+        earlier = await made.open(name="import")
+        await sent(earlier, range(10) if first else range(0))
+        await earlier.aclose()
+        if first == 9:
+            made.topic.last_sequence_ids["import"] = 8  # the last one failed, and is sent again
+        producer = await made.open(name="import", chunking=True, chunk_max_bytes=PART)
+        made.broker.always("PRODUCER", refuse("ServiceNotReady"))
+        made.broker.next("SEND", untold(unload))
+        sending = producer.send_nowait(payload(0), sequence_id=first)
+        await asyncio.sleep(1)
+        assert made.topic.last_sequence_ids.get("import", -1) == known
+        made.broker.normally("PRODUCER")
+        assert len((await sending).parts) == 3
 
 
 @virtual_time
