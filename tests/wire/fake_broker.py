@@ -137,6 +137,16 @@ class FakeBroker:
         for link in self.links:
             link.transport.cut(error)
 
+    def close_consumers(self, subscription: FakeSubscription) -> None:
+        """Close the consumers of a subscription on living connections, as a seek, a reset and an unload do."""
+        for link in self.links:
+            for consumer_id, (of, _) in list(link.consumers.items()):
+                if of is subscription:
+                    link.drop_consumer(consumer_id)
+                    closing = command("CLOSE_CONSUMER")
+                    closing.close_consumer.consumer_id, closing.close_consumer.request_id = consumer_id, 0
+                    link.send(closing)
+
     def move(self, name: str, url: str, *, tell_where: bool = False) -> None:
         """Give a topic to another node; its consumers and producers are closed, told where it is or not."""
         self.node(url)
@@ -516,13 +526,7 @@ def _seek(call: Call) -> None:
     else:
         times = [read_message(entry.rest)[0].publish_time for entry in topic.entries]
         start = sum(time < body.message_publish_time for time in times)
-    for link in call.broker.links:
-        for consumer_id, (other, consumer) in list(link.consumers.items()):
-            if other is subscription:
-                link.drop_consumer(consumer_id)
-                closing = command("CLOSE_CONSUMER")
-                closing.close_consumer.consumer_id, closing.close_consumer.request_id = consumer.id, 0
-                link.send(closing)
+    call.broker.close_consumers(subscription)
     subscription.rewind(start)
     call.reply("SUCCESS")
 
@@ -539,7 +543,9 @@ def _last_id(call: Call) -> None:
         last.partition = subscription.topic.partition
         if entries[-1].messages > 1:
             last.batch_index = entries[-1].messages - 1
-    call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=last)
+    ledger, entry = subscription.mark_delete
+    mark_delete = pb.MessageIdData(ledgerId=ledger, entryId=entry % 2**64)
+    call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=last, consumer_mark_delete_position=mark_delete)
 
 
 def _unsubscribe(call: Call) -> None:

@@ -122,6 +122,32 @@ class FakeSubscription:
         self.counts.clear()
         self._next = start
 
+    @property
+    def mark_delete(self) -> tuple[int, int]:
+        """Return the place up to which everything is acknowledged; entry -1: nothing is."""
+        entries = self.topic.entries
+        first = next((at for at, entry in enumerate(entries) if entry.place not in self.acked), len(entries))
+        return entries[first - 1].place if first else (self.topic.ledger, -1)
+
+    def clear(self) -> None:
+        """Acknowledge everything, as an administrator's skip of all does; consumers are told nothing."""
+        self._settle([entry.place for entry in self.topic.entries])
+
+    def switch(self) -> None:
+        """Let the next consumer of a Failover subscription be the active one."""
+        self.consumers.append(self.consumers.pop(0))
+        self._choose_active()
+        self.dispatch()
+
+    def hand_out_next(self, consumer: FakeConsumer) -> bool:
+        """Hand out one entry to this consumer, paused or not; False: there is none for it."""
+        entry = self._first()
+        if entry is None or consumer.permits <= 0 or (self.has_one_reader and consumer is not self.consumers[0]):
+            return False
+        self._take(entry)
+        self._hand_out(entry, consumer)
+        return True
+
     def dispatch(self) -> None:
         """Hand out what permits allow."""
         while not self.is_paused:
