@@ -8,168 +8,40 @@ The broker is asked for what it counts as acknowledged; :class:`Life` compares t
 - what ``send`` reported is stored under the id that it returned;
 - when all is acknowledged the backlog is empty, and nothing is left in the consumers' memory.
 
-It may look only at rest, which every few operations it waits for. :func:`describe` says what each operation does.
+The first two are looked at while all rest, which every few operations they do.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from pulsar_nack import (
-    AlreadySettledError,
-    BrokerError,
-    ClosedError,
-    Consumer,
-    DeadLetterPolicy,
-    Message,
-    MessageId,
-)
+from pulsar_nack import BrokerError, MessageId
 from pulsar_nack.wire import Client, ClientOptions, Producer
 from tests.broker._admin import Admin, AdminError
 from tests.broker._native import port_of, through
 from tests.broker._proxy import TcpProxy
-from tests.consumer.official import EXACT
+from tests.broker._workers import NAME, Sent, Worker, acked_by, places_of
 from tests.patience import patience
 
-Place = tuple[int, int, int]
-"""Partition, ledger, entry."""
-NAME: Final = "sub"
 DELAYS: Final = (0.0, 0.1, 0.3, 1.0)
 GRACE: Final = 2.0
+ACK_MEMORY: Final = 12.0
+"""Seconds after a lost connection in which acknowledgements from before it may hide what is shown again on purpose."""
+TOLD_WITHIN: Final = 1.5
+"""Seconds in which a consumer has asked for what is gone, also where that takes a new connection."""
 _AT_REST_AFTER: Final = 25
 """Operations, on average."""
 _CHUNK: Final = 1_024
-_RANGE: Final = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(-?\d+)\]")
 _KEPT: Final = ("in_work", "ready", "held", "requested", "kept", "dead_letters_waiting")
 
 
-class Violation(AssertionError):
+class WrongError(AssertionError):
     """What is wrong, with the seed and what happened to the message."""
-
-
-@dataclass
-class Sent:
-    """One message, and what is known of it."""
-
-    number: int
-    id: MessageId | None = None
-    """None while it is not known to be stored."""
-    is_reported: bool = False
-    is_deleted: bool = False
-    """Its topic was."""
-    gone_at: float | None = None
-    """Since when it is known to be acknowledged, or gone."""
-    acked_in: int | None = None
-    """The replay after which a worker's acknowledgement was confirmed, None: it was not, or one was under way then."""
-    is_letter: bool = False
-    shown: list[float] = field(default_factory=list)
-
-    def shown_since(self, at: float) -> int:
-        """Return how often it was shown since then."""
-        return sum(each > at for each in self.shown)
-
-
-class Worker:
-    """A consumer through a proxy of its own, and the messages in its hands."""
-
-    def __init__(self, life: Life, number: int, proxy: TcpProxy) -> None:
-        self.number = number
-        self.proxy = proxy
-        self.hand: dict[int, Message] = {}
-        self.consumer: Consumer
-        self._life = life
-        self._stack = AsyncExitStack()
-        self._receiving: asyncio.Task[None] | None = None
-        self._seeks = 0
-
-    async def open(self) -> None:
-        """Subscribe."""
-        life = self._life
-        options = ClientOptions(backoff_maximum=0.5)
-        client = await self._stack.enter_async_context(Client(life.url, options, dial=through(self.proxy)))
-        self.consumer = await self._stack.enter_async_context(
-            client.subscribe(
-                life.topic,
-                NAME,
-                consumer_type=life.kind,  # type: ignore[arg-type]
-                initial_position="earliest",
-                consumer_name=f"w{self.number}",
-                batch_index_ack=True,
-                config=EXACT,
-                dead_letter=DeadLetterPolicy(3, topic="dead", publisher=life),
-            )
-        )
-        self._receiving = asyncio.create_task(self._receive(self.consumer))
-
-    async def aclose(self) -> None:
-        """Leave; what is in hand is given back."""
-        await self._stack.aclose()
-        self.hand.clear()
-        if self._receiving is not None:
-            await asyncio.gather(self._receiving)
-
-    async def _receive(self, consumer: Consumer) -> None:
-        async for message in consumer:
-            sent = self._life.messages[int(message.data.split()[0])]
-            self.hand[sent.number] = message
-            self._life.on_shown(sent, message.id, self)
-
-    async def nack(self, number: int, delay: float) -> None:
-        """Give one back."""
-        message = self.hand.pop(number)
-        with suppress(AlreadySettledError, ClosedError):
-            await message.nack(delay)
-
-    async def ack(self, number: int) -> None:
-        """Acknowledge one; where that fails it is in hand as before."""
-        life, message, seeks = self._life, self.hand.pop(number), self._seeks
-        sent = life.messages[number]
-        replay = life.replays
-        try:
-            await message.ack()
-        except (AlreadySettledError, ClosedError):
-            return
-        except BrokerError as error:
-            life.note(f"ack failed: {error}", number)
-            if seeks == self._seeks:
-                self.hand.setdefault(number, message)
-            return
-        life.on_acked(sent, replay)
-
-    async def ack_through(self, number: int) -> None:
-        """Acknowledge all up to one, in its partition."""
-        life, message, replay = self._life, self.hand[number], self._life.replays
-        try:
-            await self.consumer.acknowledge_cumulative(message)
-        except (BrokerError, ClosedError) as error:
-            life.note(f"cumulative ack failed: {error}", number)
-            return
-        for each in life.of_partition(message.id.partition):
-            if each.id is not None and each.id <= message.id:
-                self.hand.pop(each.number, None)
-                life.on_acked(each, replay)
-
-    async def seek(self, position: MessageId | int) -> None:
-        """Move the subscription; all in hand is forgotten where it moves."""
-        before = dict(self.hand)
-        if isinstance(position, int):
-            self.hand.clear()
-        else:
-            for number, message in before.items():
-                if message.id.partition == position.partition:
-                    del self.hand[number]
-        self._seeks += 1
-        try:
-            await self.consumer.seek(position)
-        except (BrokerError, ClosedError) as error:
-            self._life.note(f"seek failed: {error}")
-            self.hand = before | self.hand
 
 
 class Life:
@@ -186,10 +58,10 @@ class Life:
         self.partitions = partitions
         self.seed = seed
         self.messages: list[Sent] = []
-        self.replays = 0
-        """How often the subscription was moved, or the like."""
+        self.replays: Counter[int] = Counter()
+        """How often the subscription was moved in each partition."""
         self.workers: list[Worker] = []
-        self.wrong: Violation | None = None
+        self.wrong: WrongError | None = None
         self._admin = Admin(urls[1])
         self._random = Random(seed)
         self._log: list[tuple[float, str, int | None]] = []
@@ -199,13 +71,14 @@ class Life:
         self._gone_op_at = 0.0
         """When an operation ended last that acknowledges without a worker."""
         self._replayed_at = 0.0
+        self._cut_at = -ACK_MEMORY
 
     # --- running it --------------------------------------------------------------------------------------------------
 
     async def run(self, operations: int) -> None:
         """Live so many operations.
 
-        :raises Violation: says what is wrong
+        :raises WrongError: says what is wrong
         """
         async with self._open():
             for _ in range(operations):
@@ -257,7 +130,7 @@ class Life:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._calls.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and self.wrong is None:
-            self.wrong = self._violation(f"a call raised {error!r}", None)
+            self.wrong = self._fault(f"a call raised {error!r}", None)
 
     # --- what is noted -----------------------------------------------------------------------------------------------
 
@@ -269,7 +142,7 @@ class Life:
         """Write what happens into the log."""
         self._log.append((self.now(), what, number))
 
-    def _violation(self, what: str, sent: Sent | None) -> Violation:
+    def _fault(self, what: str, sent: Sent | None) -> WrongError:
         number = None if sent is None else sent.number
         lines = [
             f"{at - self._log[0][0]:7.2f} {text}" + ("" if of is None else f" {of}")
@@ -278,7 +151,7 @@ class Life:
         ]
         whose = "" if sent is None else f", {sent.id!r}"
         where = f"{self.kind}, {self.partitions} partitions, seed {self.seed!r}"
-        return Violation("\n  ".join([f"{what}{whose} ({where})", *lines[-40:]]))
+        return WrongError("\n  ".join([f"{what}{whose} ({where})", *lines[-40:]]))
 
     def of_partition(self, partition: int) -> list[Sent]:
         """Return the messages of a partition that are known to be stored."""
@@ -289,24 +162,25 @@ class Life:
         self.note(f"shown to {worker.number}:", sent.number)
         sent.id = message_id
         sent.shown.append(self.now())
-        if sent.gone_at is not None and (many := sent.shown_since(sent.gone_at)) > 1:
-            self.wrong = self.wrong or self._violation(f"shown {many} times after it was gone", sent)
+        if sent.gone_at is not None and (many := sent.shown_since(sent.gone_at + TOLD_WITHIN)) > 1:
+            self.wrong = self.wrong or self._fault(f"shown {many} times after it was gone", sent)
 
     def on_acked(self, sent: Sent, replay: int) -> None:
         """Note that a worker's acknowledgement is confirmed, which began after a replay."""
         self.note("acked", sent.number)
-        is_certain = replay == self.replays
+        is_certain = replay == self.replays[sent.partition]
         sent.acked_in = replay if is_certain else None
         if is_certain and sent.gone_at is None:
             sent.gone_at = self.now()
 
-    async def publish(self, _topic: str, data: bytes, **_: Any) -> MessageId:
+    async def publish(self, topic: str, data: bytes, **_: Any) -> MessageId:
         """Publish a dead letter; now and then that fails."""
+        del topic
         sent = self.messages[int(data.split()[0])]
         self.note("dead letter", sent.number)
         sent.is_letter = True
         if sent.gone_at is not None and self.now() - sent.gone_at > GRACE:
-            self.wrong = self.wrong or self._violation("a dead letter of what was gone", sent)
+            self.wrong = self.wrong or self._fault("a dead letter of what was gone", sent)
         await asyncio.sleep(0.01)
         if self._random.random() < 0.2:
             raise BrokerError("the dead letter is refused, as a test wants it")
@@ -362,7 +236,7 @@ class Life:
             number = self._random.choice(list(worker.hand))
             self.note(f"cumulative ack at {worker.number}:", number)
             self.note(f"cumulative ack at {worker.number} through {number}")
-            await self._until_quiet(worker.ack_through(number))
+            await worker.ack_through(number)
 
     async def _seek(self, worker: Worker) -> None:
         position: MessageId | int = 0
@@ -372,7 +246,7 @@ class Life:
             if position.is_chunked or position.batch_index >= 0:
                 position = MessageId(position.ledger, position.entry, position.partition, topic=position.topic)
         self.note(f"seek at {worker.number} to {position!r}")
-        await self._replay(worker.seek(position))
+        await self._replay(worker.seek(position), position.partition if isinstance(position, MessageId) else None)
 
     async def _reset(self, _: Worker) -> None:
         self.note("reset-cursor to the beginning")
@@ -381,7 +255,7 @@ class Life:
     async def _clear(self, _: Worker) -> None:
         known = [each for each in self.messages if each.is_reported]
         self.note("clear-backlog")
-        await self._until_quiet(self._admins(lambda topic: self._admin.clear(topic, NAME)))
+        await self._admins(lambda topic: self._admin.clear(topic, NAME))
         self._gone_op_at = now = self.now()
         for each in known:
             if each.gone_at is None:
@@ -389,22 +263,25 @@ class Life:
 
     async def _skip(self, _: Worker) -> None:
         self.note("skip 5")
-        await self._until_quiet(self._admins(lambda topic: self._admin.skip(topic, NAME, 5)))
+        await self._admins(lambda topic: self._admin.skip(topic, NAME, 5))
         self._gone_op_at = self.now()
 
     async def _expire(self, _: Worker) -> None:
         self.note("expire what is older than 1 s")
-        await self._until_quiet(self._admins(lambda topic: self._admin.expire(topic, NAME, 1)))
+        await self._admins(lambda topic: self._admin.expire(topic, NAME, 1))
         self._gone_op_at = self.now() + 1.0  # the broker looks for it after it has answered
 
     async def _unload(self, _: Worker) -> None:
         self.note("unload")
+        for each in self.messages:  # the broker may lose which of a batch are acknowledged
+            each.gone_at = None if each.is_member and not each.is_deleted else each.gone_at
         await self._admins(self._admin.unload)
 
     async def _cut(self, worker: Worker) -> None:
         proxy = self._random.choice([worker.proxy, worker.proxy, self._proxy])
         self.note("cut the producers" if proxy is self._proxy else f"cut {worker.number}")
         proxy.cut()
+        self._cut_at = self.now()
 
     async def _restart(self, worker: Worker) -> None:
         self.note(f"restart {worker.number}")
@@ -418,15 +295,16 @@ class Life:
         await self._settled(patience(10))
         await self._check_stored()
         self.note("delete the topic, and make it again")
-        self.replays += 1
+        self.replays[-1] += 1
         await asyncio.to_thread(self._admin.delete, self.topic)
         with suppress(AdminError):  # a client was faster
             await self._make_topic()
         for each in self.messages:
             each.is_deleted = True
             each.gone_at = self.now()
-        for worker in self.workers:
-            worker.hand.clear()
+        for worker in self.workers:  # there is nothing left to acknowledge, which is as good
+            for number in list(worker.hand):
+                self._begin(worker.ack(number))
 
     async def _admins(self, do: Callable[[str], None]) -> None:
         for topic in self._names():
@@ -441,20 +319,19 @@ class Life:
                 else:
                     break
 
-    async def _until_quiet(self, call: Coroutine[Any, Any, None]) -> None:
+    async def _replay(self, call: Coroutine[Any, Any, None], partition: int | None = None) -> None:
+        """Do what shows messages again, of one partition or of all."""
+        self._forget_gone(partition)
         await call
-
-    async def _replay(self, call: Coroutine[Any, Any, None]) -> None:
-        """Do what shows messages again."""
-        self._forget_gone()
-        await call
-        self._forget_gone()
+        self._forget_gone(partition)
         self._gone_op_at = self._replayed_at = self.now()
 
-    def _forget_gone(self) -> None:
-        self.replays += 1
+    def _forget_gone(self, partition: int | None) -> None:
+        for at in range(-1, self.partitions):
+            self.replays[at] += partition in {None, at}
         for each in self.messages:
-            if not each.is_deleted:
+            if not each.is_deleted and partition in {None, each.partition}:
+                each.is_doubtful |= each.gone_at is not None and self.now() - self._cut_at < ACK_MEMORY
                 each.gone_at = each.acked_in = None
 
     # --- the oracle --------------------------------------------------------------------------------------------------
@@ -463,19 +340,18 @@ class Life:
         return [f"{self.topic}-partition-{at}" for at in range(self.partitions)] or [self.topic]
 
     async def _unacked(self) -> list[Sent]:
-        """Ask the broker; of a batch that is acknowledged in part it does not tell of which."""
-        acked: list[Callable[[tuple[int, int]], bool]] = []
-        for name in self._names():
-            stats = await asyncio.to_thread(self._admin.internal_stats, name)
-            acked.append(_acked_by(stats["cursors"][NAME]))
-        unacked: list[Sent] = []
-        for each in self.messages:
-            if each.id is None or each.is_deleted:
-                continue
-            places = each.id.parts if each.id.is_chunked else [(each.id.ledger, each.id.entry)]
-            if not all(acked[max(each.id.partition, 0)](place) for place in places):
-                unacked.append(each)
-        return unacked
+        """Ask the broker for those of which nothing is acknowledged; which of a batch are it does not tell."""
+        acked = [acked_by(await asyncio.to_thread(self._cursor, name)) for name in self._names()]
+        return [each for each in self._known() if not any(map(acked[max(each.partition, 0)], places_of(each)))]
+
+    def _known(self) -> list[Sent]:
+        return [each for each in self.messages if each.id is not None and not each.is_deleted]
+
+    def _cursor(self, name: str) -> dict[str, Any]:
+        with suppress(AdminError, KeyError):  # it moves, or nobody has subscribed to the new one yet
+            cursor: dict[str, Any] = self._admin.internal_stats(name)["cursors"][NAME]
+            return cursor
+        return {"markDeletePosition": "-1:-1", "individuallyDeletedMessages": ""}
 
     async def _settled(self, timeout: float) -> None:
         """Wait until no call is under way."""
@@ -483,7 +359,7 @@ class Life:
         if calls:
             _, late = await asyncio.wait(calls, timeout=timeout)
             if late:
-                raise self._violation(f"calls that have not ended: {late}", None)
+                raise self._fault(f"calls that have not ended: {late}", None)
 
     async def _judge(self) -> None:
         self.note("rest")
@@ -497,25 +373,26 @@ class Life:
             if not hidden:
                 break
             if self.now() > ends_at:
-                raise self._violation("unacknowledged, and shown to nobody", hidden[0])
+                raise self._fault("unacknowledged, and shown to nobody", hidden[0])
             await asyncio.sleep(0.2)
         self._judge_gone({each.number for each in unacked})
 
     def _is_shown(self, sent: Sent) -> bool:
         if any(sent.number in worker.hand for worker in self.workers):
             return True
-        is_member = sent.id is not None and sent.id.batch_index >= 0
-        return is_member and (sent.acked_in == self.replays or sent.is_letter)
+        is_acked = sent.acked_in == self.replays[sent.partition]
+        return sent.is_member and (is_acked or sent.is_letter or sent.is_doubtful)
 
     def _judge_gone(self, unacked: set[int]) -> None:
         now = self.now()
-        for each in self.messages:
-            if each.id is None or each.number in unacked or each.gone_at is not None:
+        for each in self._known():
+            is_in_part = each.id is not None and each.id.is_chunked  # skipped, and nobody can put it together
+            if is_in_part or each.number in unacked or each.gone_at is not None:
                 continue
             if not each.is_letter and self._gone_op_at > self._replayed_at:
-                many = each.shown_since(self._gone_op_at)
+                many = each.shown_since(self._gone_op_at + TOLD_WITHIN)
                 if many > 1:
-                    raise self._violation(f"shown {many} times after it was gone", each)
+                    raise self._fault(f"shown {many} times after it was gone", each)
             each.gone_at = now
 
     async def _end(self) -> None:
@@ -535,9 +412,18 @@ class Life:
             if not unacked and not any(left) and not any(worker.hand for worker in self.workers):
                 break
             if self.now() > ends_at:
-                first = unacked[0] if unacked else None
-                raise self._violation(f"all was acknowledged, and left are {len(unacked)} messages, {left}", first)
+                first = (unacked or self._known_to_workers() or [None])[0]
+                hands = [list(worker.hand) for worker in self.workers]
+                what = (
+                    f"all is acknowledged, but {len(unacked)} messages at the broker, {hands} in hand, {left} in memory"
+                )
+                raise self._fault(what, first)
         await self._check_stored()
+
+    def _known_to_workers(self) -> list[Sent]:
+        """Return what is in the consumers' memory."""
+        known = {each for worker in self.workers for each in worker.consumer._states._records}
+        return [each for each in self.messages if each.id in known]
 
     async def _check_stored(self) -> None:
         """Read the whole topic, and compare it with what was reported."""
@@ -546,27 +432,17 @@ class Life:
             return
         found: set[int] = set()
         name = f"reader-{len(self._log)}"
-        async with Client(self.url) as client, client.subscribe(self.topic, name, initial_position="earliest") as reader:
+        async with (
+            Client(self.url) as client,
+            client.subscribe(self.topic, name, initial_position="earliest") as reader,
+        ):
             with suppress(TimeoutError):
                 while not wanted.keys() <= found:
                     message = await reader.receive(patience(3))
                     found.add(int(message.data.split()[0]))
         lost = sorted(wanted.keys() - found)
         if lost:
-            raise self._violation(f"{len(lost)} messages were reported as stored, and are not", wanted[lost[0]])
-
-
-def _acked_by(cursor: dict[str, Any]) -> Callable[[tuple[int, int]], bool]:
-    """Return what tells whether an entry is acknowledged, by the broker's statistics."""
-    ledger, _, entry = cursor["markDeletePosition"].partition(":")
-    through_place = (int(ledger), int(entry))
-    found = _RANGE.findall(cursor["individuallyDeletedMessages"])
-    ranges = [((int(a), int(b)), (int(c), int(d))) for a, b, c, d in found]
-
-    def is_acked(place: tuple[int, int]) -> bool:
-        return place <= through_place or any(lower < place <= upper for lower, upper in ranges)
-
-    return is_acked
+            raise self._fault(f"{len(lost)} messages were reported as stored, and are not", wanted[lost[0]])
 
 
 def _left(worker: Worker) -> dict[str, int]:

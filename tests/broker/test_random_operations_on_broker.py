@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from itertools import count, product
+from itertools import product
 from typing import Final
 
 import pytest
@@ -18,7 +18,6 @@ pytest.importorskip("google_crc32c")
 
 from tests.broker._admin import Admin
 from tests.broker._life import Life
-from tests.patience import patience
 from tests.tiers import SEED
 
 OPERATIONS: Final = int(os.environ.get("OPERATIONS", "300"))
@@ -30,7 +29,7 @@ _KINDS: Final = list(product(("shared", "failover", "exclusive"), (0, 2)))
 
 @pytest.mark.timeout(120 + OPERATIONS)
 def test_random_operations_lose_hide_and_repeat_nothing(broker_urls: tuple[str, str]) -> None:
-    """O8: what is unacknowledged is shown in time, what is gone once more at most, and what was sent is stored."""
+    """What is unacknowledged is shown in time, what is gone once more at most, and what was sent is stored."""
     asyncio.run(_live(broker_urls))
 
 

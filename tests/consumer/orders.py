@@ -11,17 +11,21 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import blake2b
 from time import process_time
 from typing import Any, Final, Self
 
 from pulsar_nack import Consumer, Message, MessageId
 from pulsar_nack.testing import VirtualClockEventLoop
 
-from .two_workers import LEDGER, Violation, World
+from .two_workers import LEDGER, World, WrongError
 
 _SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._ack_")
 """Objects of these modules are looked into; of others only the type counts."""
-_COUNTERS: Final = {"acked", "acked_again", "done", "failures", "request", "given_up", "_tries", "has_sought", "id"}
+_COUNTERS: Final = {
+    *("acked", "acked_again", "done", "failures", "given_up", "redelivered_local", "redelivered_broker"),
+    *("asked_again", "request", "_tries", "id"),
+}
 """Fields that say how often something happened, which makes no difference to what can happen."""
 _OLD: Final = object()
 DISTURBANCES: Final = {
@@ -65,7 +69,7 @@ class Picture:
         if isinstance(value, (list, deque)):
             return tuple(one for one in map(self.of, value) if one is not _OLD and not _has_old(one))
         if isinstance(value, (set, frozenset)):
-            return frozenset(one for one in map(self.of, value) if one is not _OLD)
+            return sorted(repr(one) for one in map(self.of, value) if one is not _OLD)
         if isinstance(value, dict):
             pairs = ((self.of(key), self.of(one)) for key, one in value.items())
             return tuple(pair for pair in pairs if pair[0] is not _OLD and not _has_old(pair))
@@ -78,7 +82,7 @@ class Picture:
 
     def _object(self, value: Any) -> Any:
         kind = type(value)
-        if not kind.__module__.startswith(_SEEN_THROUGH) or kind in {Consumer, Message}:
+        if not _is_looked_into(value):
             if isinstance(value, asyncio.Future):
                 return value.done()
             return kind.__name__
@@ -101,18 +105,21 @@ def _has_old(value: Any) -> bool:
     return isinstance(value, tuple) and any(one is _OLD or _has_old(one) for one in value)
 
 
-def picture(world: World) -> int:
-    """Return a number that is the same for equal states."""
+def picture(world: World) -> bytes:
+    """Return what is the same for equal states."""
     draw = Picture(world)
     subscription = world.subscription
     parts: list[Any] = [
         draw.of(sorted(place for place in subscription.acked if place[1] >= world.start)),
         draw.of({place: list(words) for place, words in subscription.unacked_indexes.items()}),
-        draw.of({place: count for place, count in subscription.counts.items()}),
+        draw.of(dict(subscription.counts)),
         draw.of(list(subscription._again)),
         subscription._next - world.start,
         [(each.name, each.is_active, draw.of(list(each.pending))) for each in subscription.consumers],
-        [draw.of([(each.ledgerId, each.entryId, *each.ack_set) for each in call.body.message_id]) for call in world.acks],
+        [
+            draw.of([(each.ledgerId, each.entryId, *each.ack_set) for each in call.body.message_id])
+            for call in world.acks
+        ],
         list(world.letters.waiting.values()),
         sorted((name, world.shown_gone[name]) for name in world.gone_at),
         sorted(name for name, at in world.nacked_at.items() if at > world.gone_at.get(name, 0.0)),
@@ -120,11 +127,16 @@ def picture(world: World) -> int:
     for worker in world.workers:
         consumer = worker.consumer
         parts.append((sorted(worker.hand), sorted(worker.acking), len(worker.calls)))
-        for part in ("_states", "_acks", "_store", "_dead"):
-            parts.append(draw.of(getattr(consumer, part)))
-        for member in consumer.port._members:
-            parts.append((member.is_connected, draw.of(member._acks), draw.of(member._ack_sets)))
-    return hash(repr(parts))
+        parts += [draw.of(part) for part in vars(consumer).values() if _is_looked_into(part)]
+        parts += [
+            (member.is_connected, draw.of(member._acks), draw.of(member._ack_sets)) for member in consumer.port._members
+        ]
+    return blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def _is_looked_into(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__.startswith(_SEEN_THROUGH) and kind not in {Consumer, Message}
 
 
 @dataclass
@@ -171,8 +183,10 @@ async def explore(bounds: Bounds) -> Explored:
         loop.advance(_BEGIN_S)  # times are large numbers, and no others are
     async with Stage(bounds) as stage:
         best = {await stage.play(()): bounds.disturbances}
-        waiting = deque([((), tuple(stage.world.possible()), bounds.disturbances)])
-        await stage.judge()
+        waiting: deque[tuple[tuple[str, ...], list[str], int]] = deque()
+        waiting.append(((), stage.world.possible(), bounds.disturbances))
+        if (wrong := await stage.judge()) is not None:
+            found.wrong[wrong] = ((), 1)
         while waiting:
             before, possible, left = waiting.popleft()
             for event in possible:
@@ -184,12 +198,15 @@ async def explore(bounds: Bounds) -> Explored:
                 seen = best.get(state, -1)
                 if seen < still:
                     best[state] = still
-                events = tuple(stage.world.possible())
-                wrong = await stage.judge() if seen < 0 else await stage.drop()
-                if wrong is not None:
+                events = stage.world.possible()
+                if seen >= 0:
+                    await stage.drop()
+                elif (wrong := await stage.judge()) is not None:
                     first, many = found.wrong.get(wrong, (order, 0))
                     found.wrong[wrong] = (first, many + 1)
-                elif seen < still and len(order) < bounds.events:
+                    best[state] = bounds.disturbances  # it is not gone on from
+                    continue
+                if seen < still and len(order) < bounds.events:
                     waiting.append((order, events, still))
         found.states = len(best)
     found.seconds = process_time() - began_at
@@ -211,8 +228,8 @@ class Stage:
     async def __aexit__(self, *_: object) -> None:
         await self.world.aclose()
 
-    async def play(self, order: Sequence[str]) -> int:
-        """Play an order; return a number for the state that it leads to."""
+    async def play(self, order: Sequence[str]) -> bytes:
+        """Play an order; return what stands for the state that it leads to."""
         self._rounds += 1
         await self.world.begin(self._bounds.placed)
         for event in order:
@@ -224,7 +241,7 @@ class Stage:
         wrong = None
         try:
             await self.world.end()
-        except Violation as violation:
+        except WrongError as violation:
             wrong = str(violation)
         if wrong is not None or self._rounds % _ROUNDS == 0:
             await self._renew()

@@ -21,6 +21,7 @@ MOST = int(os.environ.get("DISTURBANCES", "1"))
 
 
 async def check(bounds: Bounds) -> None:
+    """Explore, and print how much that was."""
     logging.getLogger("pulsar_nack").setLevel(logging.CRITICAL)
     found = await explore(bounds)
     print(f"{bounds}: {found}")
@@ -30,5 +31,5 @@ async def check(bounds: Bounds) -> None:
 @pytest.mark.parametrize("kind", ["shared", "failover"])
 @virtual_time
 async def test_all_short_orders_end_right(kind: str) -> None:
-    """O8: whatever the order, what is unacknowledged is shown in time, what is gone once more at most."""
+    """Whatever the order, what is unacknowledged is shown in time, what is gone once more at most."""
     await check(Bounds(kind, 2, 1))

@@ -1,10 +1,10 @@
 """Two workers on one subscription of a scripted broker, where one event happens after the other, in any order.
 
-The topic has a message ``a`` and a batch of ``b`` and ``c``, all of them in the hands of workers at first. Consumers and
-the native wire below them are the real ones; a worker receives at once whatever its consumer shows, and ``c`` stays in
+The topic has a message ``a`` and a batch of ``b`` and ``c``, all of them in the hands of workers at first. Consumers
+and the native wire below are the real ones; a worker receives at once whatever its consumer shows, and ``c`` stays in
 hand, as a long job. :meth:`World.do` does an event, a short text such as ``nack a 1`` for worker 1's negative
-acknowledgement of ``a``. Acknowledgements and dead letters are under way until an event confirms or fails them, and what
-the broker has for a worker waits until an event delivers it.
+acknowledgement of ``a``. Acknowledgements and dead letters are under way until an event confirms or fails them, and
+what the broker has for a worker waits until an event delivers it.
 
 What is right is told by :meth:`World.end`: all is confirmed and delivered, and time passes. Then
 
@@ -19,10 +19,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 from pulsar_nack import (
-    AlreadySettledError,
     BrokerError,
     ClosedError,
     Consumer,
@@ -40,112 +39,20 @@ from pulsar_nack.wire._selection import selection_of
 from tests.wire.fake_broker import Call, FakeBroker, Link, as_usual, refuse
 from tests.wire.fake_topics import FakeConsumer, FakeSubscription
 
+from .two_hands import DELAY, Letters, Worker
+
 TOPIC: Final = "persistent://public/default/t"
 NAME: Final = "s"
 LEDGER: Final = 700_000_001
 """A number that nothing else has."""
-DELAY: Final = 0.3
-"""Of each nack, in seconds."""
 GRACE: Final = 2.0
 """A message is shown within its delay and this."""
 _MOMENT: Final = 0.001
 _MESSAGES: Final = ("a", "b", "c")
 
 
-class Violation(AssertionError):
+class WrongError(AssertionError):
     """What is wrong after some events."""
-
-
-class Worker:
-    """A consumer, and what the application has of it in its hands."""
-
-    def __init__(self, world: World, number: int, consumer: Consumer, pool: Pool) -> None:
-        self.number = number
-        self.consumer = consumer
-        self.pool = pool
-        self.hand: dict[str, Message] = {}
-        self.acking: dict[str, Message] = {}
-        self.calls: set[asyncio.Task[None]] = set()
-        """Of the application, not ended yet."""
-        self.has_sought = 0
-        self._world = world
-        self.receiving = asyncio.create_task(self._receive())
-
-    async def _receive(self) -> None:
-        async for message in self.consumer:
-            name = self._world.name_of(message)
-            if name is not None:
-                self.hand[name] = message
-                self._world.on_shown(name, self)
-
-    def begin(self, call: Any) -> None:
-        """Let the application do something that may take a while."""
-        task = asyncio.create_task(call)
-        self.calls.add(task)
-        task.add_done_callback(self.calls.discard)
-
-    async def nack(self, name: str) -> None:
-        """Give a message back."""
-        message = self.hand.pop(name)
-        self._world.nacked_at[name] = asyncio.get_running_loop().time()
-        with suppress(AlreadySettledError):
-            await message.nack(DELAY)
-
-    async def ack(self, name: str) -> None:
-        """Acknowledge a message; where that fails it is in hand as before."""
-        message, turn = self.hand.pop(name), self.has_sought
-        self.acking[name] = message
-        try:
-            await message.ack()
-        except AlreadySettledError:
-            pass  # somebody else's now
-        except BrokerError:
-            if turn == self.has_sought:
-                self.hand.setdefault(name, message)
-        finally:
-            self.acking.pop(name, None)
-
-    async def seek(self, position: MessageId) -> None:
-        """Forget what is in hand, and have it shown again."""
-        before = dict(self.hand)
-        self.hand.clear()
-        self.has_sought += 1
-        try:
-            await self.consumer.seek(position)
-        except BrokerError:
-            self.hand = before | self.hand
-
-
-class Letters:
-    """What publishes dead letters: each waits until an event stores or refuses it."""
-
-    def __init__(self, world: World) -> None:
-        self.waiting: dict[asyncio.Future[MessageId], str] = {}
-        self.is_prompt = False
-        self._world = world
-
-    async def publish(self, _topic: str, data: bytes, **_: Any) -> MessageId:
-        """Publish one."""
-        name = self._world.name_of_data(data)
-        if name is not None:
-            self._world.on_letter(name)
-        stored: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
-        if self.is_prompt:
-            return MessageId(1, 1)
-        self.waiting[stored] = name or ""
-        try:
-            return await stored
-        finally:
-            self.waiting.pop(stored, None)
-
-    def answer(self, error: Exception | None) -> None:
-        """Answer the oldest."""
-        stored = next(iter(self.waiting))
-        del self.waiting[stored]
-        if error is None:
-            stored.set_result(MessageId(1, 1))
-        else:
-            stored.set_exception(error)
 
 
 class World:
@@ -183,7 +90,7 @@ class World:
             core = Core(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
             told = SubscribeOptions(
                 NAME,
-                type=self.kind,
+                type=self.kind,  # type: ignore[arg-type]
                 initial_position="earliest",
                 consumer_name=f"w{number}",
                 batch_index_ack=True,
@@ -292,7 +199,7 @@ class World:
         self._is_ending = False
         self.wrong.clear()
         for notes in (self.nacked_at, self.gone_at, self.shown_gone):
-            notes.clear()  # type: ignore[attr-defined]
+            notes.clear()
         self.broker.always("ACK", self._hold_ack)
         self.letters.is_prompt = False
         self.subscription.is_paused = True
@@ -418,7 +325,7 @@ class World:
     async def end(self) -> None:
         """Let everything come to its end.
 
-        :raises Violation: says what is wrong
+        :raises WrongError: says what is wrong
         """
         self._is_ending = True
         self._note_gone()
@@ -465,7 +372,7 @@ class World:
 
     def _judge(self) -> None:
         if self.wrong:
-            raise Violation("; ".join(dict.fromkeys(self.wrong)))
+            raise WrongError("; ".join(dict.fromkeys(self.wrong)))
 
     def _judge_memory(self, worker: Worker) -> None:
         told = worker.consumer.statistics()
