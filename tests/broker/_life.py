@@ -412,7 +412,7 @@ class Life:
             if not unacked and not any(left) and not any(worker.hand for worker in self.workers):
                 break
             if self.now() > ends_at:
-                first = (unacked or self._known_to_workers() or [None])[0]
+                first = next(iter(unacked or self._known_to_workers()), None)
                 hands = [list(worker.hand) for worker in self.workers]
                 what = (
                     f"all is acknowledged, but {len(unacked)} messages at the broker, {hands} in hand, {left} in memory"
