@@ -304,7 +304,7 @@ class World:
         self.subscription.rewind(self.start)
 
     def _clear(self) -> None:
-        self.subscription.clear()
+        self.subscription.skip_all()
 
     def _closed(self) -> None:
         self.broker.close_consumers(self.subscription)

@@ -52,6 +52,8 @@ class FakeBroker:
         self.deduplicates = False
         self.tells_of_topics = False
         """Whether clients may watch the topics of a namespace."""
+        self.tells_mark_delete = True
+        """Whether an answer with the last message id has the mark-delete position."""
         self._once: defaultdict[str, deque[Answer]] = defaultdict(deque)
         self._always: dict[str, Answer] = {}
         self.node(url)
@@ -76,6 +78,27 @@ class FakeBroker:
         for link in self.links:
             link.close_users_of(topic)
         self._tell_of(name, deleted_topics=[name])
+
+    def reset(self, name: str, subscription: str = "s", start: int = 0) -> None:
+        """Move a subscription as an administrator does: its consumers are closed."""
+        moved = self.topics[name].subscriptions[subscription]
+        self.close_consumers(moved)
+        moved.rewind(start)
+
+    def unload(self, name: str) -> None:
+        """Close the consumers and producers of a topic."""
+        for link in self.links:
+            link.close_users_of(self.topics[name])
+
+    def close_consumers(self, subscription: FakeSubscription) -> None:
+        """Close all consumers of a subscription, on connections that live on."""
+        for link in self.links:
+            for consumer_id, (other, consumer) in list(link.consumers.items()):
+                if other is subscription:
+                    link.drop_consumer(consumer_id)
+                    closing = command("CLOSE_CONSUMER")
+                    closing.close_consumer.consumer_id, closing.close_consumer.request_id = consumer.id, 0
+                    link.send(closing)
 
     def _tell_of(self, name: str, **changes: list[str]) -> None:
         for link in self.links:
@@ -136,16 +159,6 @@ class FakeBroker:
         """End all connections at once."""
         for link in self.links:
             link.transport.cut(error)
-
-    def close_consumers(self, subscription: FakeSubscription) -> None:
-        """Close the consumers of a subscription on living connections, as a seek, a reset and an unload do."""
-        for link in self.links:
-            for consumer_id, (of, _) in list(link.consumers.items()):
-                if of is subscription:
-                    link.drop_consumer(consumer_id)
-                    closing = command("CLOSE_CONSUMER")
-                    closing.close_consumer.consumer_id, closing.close_consumer.request_id = consumer_id, 0
-                    link.send(closing)
 
     def move(self, name: str, url: str, *, tell_where: bool = False) -> None:
         """Give a topic to another node; its consumers and producers are closed, told where it is or not."""
@@ -543,9 +556,11 @@ def _last_id(call: Call) -> None:
         last.partition = subscription.topic.partition
         if entries[-1].messages > 1:
             last.batch_index = entries[-1].messages - 1
-    ledger, entry = subscription.mark_delete
-    mark_delete = pb.MessageIdData(ledgerId=ledger, entryId=entry % 2**64)
-    call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=last, consumer_mark_delete_position=mark_delete)
+    mark: dict[str, Any] = {}
+    if call.broker.tells_mark_delete:
+        ledger, entry = subscription.mark_delete_position
+        mark["consumer_mark_delete_position"] = pb.MessageIdData(ledgerId=ledger, entryId=entry % 2**64)
+    call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=last, **mark)
 
 
 def _unsubscribe(call: Call) -> None:

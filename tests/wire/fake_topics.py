@@ -112,6 +112,16 @@ class FakeSubscription:
                 whole.append(place)
             self._settle(whole)
 
+    @property
+    def mark_delete_position(self) -> tuple[int, int]:
+        """Return the last entry up to which all are acknowledged."""
+        first = next((entry.entry for entry in self.topic.entries if entry.place not in self.acked), None)
+        return self.topic.ledger, len(self.topic.entries) - 1 if first is None else first - 1
+
+    def skip_all(self) -> None:
+        """Acknowledge everything, as an administrator does and an expiry; nobody is told."""
+        self._settle([entry.place for entry in self.topic.entries])
+
     def rewind(self, start: int) -> None:
         """Begin at an entry of the topic, as if nothing from there on were acknowledged."""
         later = {entry.place for entry in self.topic.entries[start:]}
@@ -121,17 +131,6 @@ class FakeSubscription:
         self._again.clear()
         self.counts.clear()
         self._next = start
-
-    @property
-    def mark_delete(self) -> tuple[int, int]:
-        """Return the place up to which everything is acknowledged; entry -1: nothing is."""
-        entries = self.topic.entries
-        first = next((at for at, entry in enumerate(entries) if entry.place not in self.acked), len(entries))
-        return entries[first - 1].place if first else (self.topic.ledger, -1)
-
-    def clear(self) -> None:
-        """Acknowledge everything, as an administrator's skip of all does; consumers are told nothing."""
-        self._settle([entry.place for entry in self.topic.entries])
 
     def switch(self) -> None:
         """Let the next consumer of a Failover subscription be the active one."""
