@@ -170,6 +170,7 @@ class Life:
         self.note("acked", sent.number)
         is_certain = replay == self.replays[sent.partition]
         sent.acked_in = replay if is_certain else None
+        sent.is_doubtful |= not is_certain
         if is_certain and sent.gone_at is None:
             sent.gone_at = self.now()
 
@@ -364,7 +365,7 @@ class Life:
     async def _judge(self) -> None:
         self.note("rest")
         await self._settled(patience(10))
-        ends_at = self.now() + patience(max(DELAYS) + GRACE)
+        began_at = self.now()
         while True:
             if self.wrong is not None:
                 raise self.wrong
@@ -372,8 +373,9 @@ class Life:
             hidden = [each for each in unacked if not self._is_shown(each)]
             if not hidden:
                 break
-            if self.now() > ends_at:
-                raise self._fault("unacknowledged, and shown to nobody", hidden[0])
+            late = [each for each in hidden if self.now() > began_at + patience(max(DELAYS) + GRACE + each.extra_delay)]
+            if late:
+                raise self._fault("unacknowledged, and shown to nobody", late[0])
             await asyncio.sleep(0.2)
         self._judge_gone({each.number for each in unacked})
 
@@ -386,9 +388,8 @@ class Life:
     def _judge_gone(self, unacked: set[int]) -> None:
         now = self.now()
         for each in self._known():
-            is_in_part = each.id is not None and each.id.is_chunked  # skipped, and nobody can put it together
-            if is_in_part or each.number in unacked or each.gone_at is not None:
-                continue
+            if each.is_chunked or each.number in unacked or each.gone_at is not None:
+                continue  # chunked: a part of it may have been skipped
             if not each.is_letter and self._gone_op_at > self._replayed_at:
                 many = each.shown_since(self._gone_op_at + TOLD_WITHIN)
                 if many > 1:

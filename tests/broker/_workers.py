@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tests.broker._life import Life
 
 NAME: Final = "sub"
+CHUNK_TIMEOUT: Final = 0.5
+"""Brokers may hand the parts of a message to two workers of a Shared subscription; several tries may be needed."""
 _RANGE: Final = re.compile(r"\((\d+):(-?\d+)\.\.(\d+):(-?\d+)\]")
 
 
@@ -38,13 +40,23 @@ class Sent:
     """The replay after which a worker's acknowledgement was confirmed, None: it was not, or one was under way then."""
     is_letter: bool = False
     is_doubtful: bool = False
-    """It was acknowledged shortly before it was to be shown again, and a connection was lost."""
+    """Its acknowledgement was under way when it was to be shown again, or may have been lost with a connection."""
     shown: list[float] = field(default_factory=list)
 
     @property
     def is_member(self) -> bool:
         """Return whether it is one of a batch."""
         return self.id is not None and self.id.batch_index >= 0
+
+    @property
+    def is_chunked(self) -> bool:
+        """Return whether it is in parts."""
+        return self.id is not None and self.id.is_chunked
+
+    @property
+    def extra_delay(self) -> float:
+        """Return how many seconds it may take beyond its delay to get it together."""
+        return 20 * CHUNK_TIMEOUT if self.is_chunked else 0.0
 
     @property
     def partition(self) -> int:
@@ -82,6 +94,7 @@ class Worker:
                 initial_position="earliest",
                 consumer_name=f"w{self.number}",
                 batch_index_ack=True,
+                chunk_timeout=CHUNK_TIMEOUT,
                 config=EXACT,
                 dead_letter=DeadLetterPolicy(3, topic="dead", publisher=life),
             )

@@ -31,7 +31,7 @@ _OLD: Final = object()
 DISTURBANCES: Final = {
     *("copy", "fail", "refused", "seek", "reset", "clear", "closed", "lost", "late", "switch"),
 }
-"""The events that are none of a quiet day."""
+"""The events that do not happen on a quiet day."""
 _BEGIN_S: Final = 1_000_000.0
 _ROUNDS: Final = 40
 """After so many a world is made new, as a topic with many messages is slow."""
@@ -154,6 +154,7 @@ class Explored:
     wrong: dict[str, tuple[tuple[str, ...], int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        """Return the sizes, and what is wrong."""
         size = f"{self.orders} orders, {self.states} states, {self.seconds:.1f} s of processor time"
         faults = [f"{what}\n    after {', '.join(order)} ({many} orders)" for what, (order, many) in self.wrong.items()]
         return "\n".join([size, *faults])
@@ -164,8 +165,9 @@ class Bounds:
     """Which orders are tried.
 
     :param events: how many at most
-    :param disturbances: how many of them at most may be such that nobody of the two workers wanted them
+    :param disturbances: how many of them at most may be in :data:`DISTURBANCES`
     :param about: the messages that workers do something about, of ``a`` and ``b``
+    :param placed: which worker has which message at first
     """
 
     kind: str
@@ -173,6 +175,11 @@ class Bounds:
     disturbances: int
     about: str = "ab"
     placed: Mapping[str, int] = field(default_factory=lambda: {"a": 1, "b": 1})
+
+    def __str__(self) -> str:
+        """Return them in short."""
+        where = " ".join(f"{name}{number}" for name, number in self.placed.items())
+        return f"{self.kind} {self.events} events {self.disturbances} disturbances about {self.about} at {where}"
 
 
 async def explore(bounds: Bounds) -> Explored:
