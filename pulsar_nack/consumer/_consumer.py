@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -178,6 +179,8 @@ class Consumer:
         self._wall_clock = wall_clock or WallClock()
         self._max_ack_state_bytes = settings.max_ack_state_bytes
         self._durable: DurableNacks | None = None
+        self._opened: asyncio.Future[None]
+        self._ends_at = math.inf
         self._gated: Gated | None = None
         self._acks: Acks | None = None
         self._server: asyncio.Task[None] | None = None
@@ -202,7 +205,7 @@ class Consumer:
             raise ClosedError("the consumer")
         if self._server is None:
             self._loop = asyncio.get_running_loop()
-            opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            opened = self._opened = asyncio.get_running_loop().create_future()
             self._server = asyncio.create_task(self._serve(opened), name="pulsar_nack.Consumer")
             self._server.add_done_callback(self._on_end)
             try:
@@ -210,6 +213,8 @@ class Consumer:
             except asyncio.CancelledError:
                 await self.aclose()
                 raise
+            if self._server.cancelled():
+                raise ClosedError("the consumer")
             if self._server.done():
                 await self._server
         return self
@@ -227,8 +232,11 @@ class Consumer:
 
         Acknowledgements and dead letters under way are finished first, for at most the configuration's
         ``close_timeout``; dead letters that are not published by then are given back too. Calls that wait raise
-        :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled.
+        :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled. Storage of durable
+        state that does not answer by then is let go as soon as it does; what was not written is logged, and counted.
         """
+        if not self._stopping.is_set():
+            self._ends_at = asyncio.get_running_loop().time() + self._config.close_timeout.total_seconds()
         self._is_closed = True
         self._inbox.close(ClosedError("the consumer"))
         self._room.close(ClosedError("the consumer"))
@@ -237,8 +245,12 @@ class Consumer:
             if self._dead is not None:
                 await self._dead.aclose()
             await self._port.close()
-        else:
-            await asyncio.shield(self._server)
+            return
+        if not self._opened.done():
+            self._server.cancel()
+        await asyncio.wait([self._server])
+        if not self._server.cancelled():
+            self._server.result()
 
     close = aclose
 
@@ -270,7 +282,7 @@ class Consumer:
                     await self._finish(self._acks)
                     self._note_cancelled("close")
                     if durable is not None:
-                        await durable.finish()
+                        await durable.finish(self._remaining_s())
                     for task in background:
                         task.cancel()
         finally:
@@ -281,11 +293,13 @@ class Consumer:
             await self._port.close()
 
     async def _finish(self, acks: Acks) -> None:
-        loop, timeout = asyncio.get_running_loop(), self._config.close_timeout.total_seconds()
-        ends_at = loop.time() + timeout
         if self._dead is not None:
-            await self._dead.finish(timeout)
-        await acks.finish(max(ends_at - loop.time(), 0.0))
+            await self._dead.finish(self._remaining_s())
+        await acks.finish(self._remaining_s())
+
+    def _remaining_s(self) -> float:
+        """Return how long closing may still take."""
+        return max(self._ends_at - asyncio.get_running_loop().time(), 0.0)
 
     async def _open_durable(self, stack: AsyncExitStack) -> DurableNacks | None:
         if self._durable_home is None:
@@ -306,7 +320,11 @@ class Consumer:
             ),
         )
         self._gated = Gated(durable, self._inbox)
-        stack.push_async_callback(durable.aclose)
+
+        async def let_go() -> None:
+            await durable.aclose(self._remaining_s())
+
+        stack.push_async_callback(let_go)
         await durable.restore(self._states, self._holds, self._clock.now_ms())
         return durable
 
