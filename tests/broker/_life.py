@@ -1,47 +1,35 @@
 """A life of random operations on a broker: two workers on one subscription, producers, and an administrator.
 
-The broker is asked for what it counts as acknowledged; :class:`Life` compares that with what the workers were shown:
-
-- a message that is not acknowledged is in the hands of a worker that was shown it, within its delay and two seconds;
-- one that is acknowledged, or gone by whatever means, is shown at most once more;
-- none of these becomes a dead letter;
-- what ``send`` reported is stored under the id that it returned;
-- when all is acknowledged the backlog is empty, and nothing is left in the consumers' memory.
-
-The first two are looked at while all rest, which every few operations they do.
+What must hold is in ``_judge.py``; it is looked at while all rest, which every few operations they do.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from random import Random
 from typing import Any, Final
 
 from pulsar_nack import BrokerError, MessageId
+from pulsar_nack.consumer._dead_letter import ORIGIN_MESSAGE_ID
 from pulsar_nack.wire import Client, ClientOptions, Producer
 from tests.broker._admin import Admin, AdminError
+from tests.broker._judge import TOLD_WITHIN, Judge, WrongError
 from tests.broker._native import port_of, through
 from tests.broker._proxy import TcpProxy
 from tests.broker._workers import NAME, Sent, Worker, acked_by, places_of
 from tests.patience import patience
 
 DELAYS: Final = (0.0, 0.1, 0.3, 1.0)
-GRACE: Final = 2.0
 ACK_MEMORY: Final = 12.0
 """Seconds after a lost connection in which acknowledgements from before it may hide what is shown again on purpose."""
-TOLD_WITHIN: Final = 1.5
-"""Seconds in which a consumer has asked for what is gone, also where that takes a new connection."""
+READER: Final = "reader"
+"""A subscription that keeps all that is stored."""
 _AT_REST_AFTER: Final = 25
 """Operations, on average."""
 _CHUNK: Final = 1_024
-_KEPT: Final = ("in_work", "ready", "held", "requested", "kept", "dead_letters_waiting")
-
-
-class WrongError(AssertionError):
-    """What is wrong, with the seed and what happened to the message."""
 
 
 class Life:
@@ -67,11 +55,14 @@ class Life:
         self._log: list[tuple[float, str, int | None]] = []
         self._calls: set[asyncio.Task[Any]] = set()
         self._producers: list[Producer] = []
+        self._by_id: dict[MessageId, Sent] = {}
         self._proxy: TcpProxy
-        self._gone_op_at = 0.0
+        self.gone_op_at = 0.0
         """When an operation ended last that acknowledges without a worker."""
-        self._replayed_at = 0.0
+        self.replayed_at = 0.0
+        """When one ended last that shows messages again."""
         self._cut_at = -ACK_MEMORY
+        self._judge = Judge(self)
 
     # --- running it --------------------------------------------------------------------------------------------------
 
@@ -84,8 +75,8 @@ class Life:
             for _ in range(operations):
                 await self._one()
                 if self._random.random() < 1 / _AT_REST_AFTER:
-                    await self._judge()
-            await self._end()
+                    await self._judge.rest()
+            await self._judge.end()
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
@@ -121,8 +112,11 @@ class Life:
             await asyncio.to_thread(self._admin.create_partitions, self.topic, self.partitions)
         else:
             await asyncio.to_thread(self._admin.request, "PUT", path)
+        for name in self._names():
+            await asyncio.to_thread(self._admin.create_subscription, name, READER)
 
-    def _begin(self, call: Coroutine[Any, Any, None]) -> None:
+    def begin(self, call: Coroutine[Any, Any, None]) -> None:
+        """Let a worker do something that may take a while."""
         task = asyncio.create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._ended)
@@ -130,7 +124,7 @@ class Life:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._calls.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and self.wrong is None:
-            self.wrong = self._fault(f"a call raised {error!r}", None)
+            self.wrong = self.fault(f"a call raised {error!r}", None)
 
     # --- what is noted -----------------------------------------------------------------------------------------------
 
@@ -142,7 +136,8 @@ class Life:
         """Write what happens into the log."""
         self._log.append((self.now(), what, number))
 
-    def _fault(self, what: str, sent: Sent | None) -> WrongError:
+    def fault(self, what: str, sent: Sent | None) -> WrongError:
+        """Return an error that tells what is wrong with a message, and what happened to it."""
         number = None if sent is None else sent.number
         lines = [
             f"{at - self._log[0][0]:7.2f} {text}" + ("" if of is None else f" {of}")
@@ -157,13 +152,25 @@ class Life:
         """Return the messages of a partition that are known to be stored."""
         return [each for each in self.messages if each.id is not None and each.id.partition == partition]
 
-    def on_shown(self, sent: Sent, message_id: MessageId, worker: Worker) -> None:
+    def stored_as(self, number: int, message_id: MessageId) -> Sent:
+        """Return what is known of a message by its id; where it was stored once more, that is another one."""
+        found = self._by_id.get(message_id)
+        if found is None:
+            found = self.messages[number]
+            if found.id is not None:
+                found = Sent(len(self.messages))
+                self.messages.append(found)
+                self.note(f"stored once more, from now on {found.number}:", number)
+            found.id = message_id
+            self._by_id[message_id] = found
+        return found
+
+    def on_shown(self, sent: Sent, worker: Worker) -> None:
         """Note that a message is shown."""
         self.note(f"shown to {worker.number}:", sent.number)
-        sent.id = message_id
         sent.shown.append(self.now())
         if sent.gone_at is not None and (many := sent.shown_since(sent.gone_at + TOLD_WITHIN)) > 1:
-            self.wrong = self.wrong or self._fault(f"shown {many} times after it was gone", sent)
+            self.wrong = self.wrong or self.fault(f"shown {many} times after it was gone", sent)
 
     def on_acked(self, sent: Sent, replay: int) -> None:
         """Note that a worker's acknowledgement is confirmed, which began after a replay."""
@@ -174,14 +181,15 @@ class Life:
         if is_certain and sent.gone_at is None:
             sent.gone_at = self.now()
 
-    async def publish(self, topic: str, data: bytes, **_: Any) -> MessageId:
+    async def publish(self, topic: str, data: bytes, *, properties: Mapping[str, str], **_: Any) -> MessageId:
         """Publish a dead letter; now and then that fails."""
-        del topic
-        sent = self.messages[int(data.split()[0])]
+        del topic, data
+        origin = MessageId(*map(int, properties[ORIGIN_MESSAGE_ID].split(":")))
+        sent = self._by_id[origin]
         self.note("dead letter", sent.number)
         sent.is_letter = True
-        if sent.gone_at is not None and self.now() - sent.gone_at > GRACE:
-            self.wrong = self.wrong or self._fault("a dead letter of what was gone", sent)
+        if sent.gone_at is not None and self.now() - sent.gone_at > TOLD_WITHIN:
+            self.wrong = self.wrong or self.fault("a dead letter of what was gone", sent)
         await asyncio.sleep(0.01)
         if self._random.random() < 0.2:
             raise BrokerError("the dead letter is refused, as a test wants it")
@@ -201,7 +209,7 @@ class Life:
     async def _send(self, _: Worker) -> None:
         at = self._random.choices(range(3), [3, 4, 1])[0]
         for _each in range(self._random.choice((1, 5, 20))):
-            self._begin(self._send_one(self._producers[at], at == 2))
+            self.begin(self._send_one(self._producers[at], at == 2))
 
     async def _send_one(self, producer: Producer, is_large: bool) -> None:
         sent = Sent(len(self.messages))
@@ -214,8 +222,7 @@ class Life:
             self.note(f"not sent: {error}", sent.number)
             return
         self.note(f"stored as {message_id!r}", sent.number)
-        sent.id = message_id if sent.id is None else sent.id
-        sent.is_reported = True
+        self.stored_as(sent.number, message_id).is_reported = True
 
     def _some(self, worker: Worker) -> list[int]:
         hand = list(worker.hand)
@@ -225,12 +232,12 @@ class Life:
         for number in self._some(worker):
             delay = self._random.choice(DELAYS)
             self.note(f"nack at {worker.number}, {delay} s:", number)
-            self._begin(worker.nack(number, delay))
+            self.begin(worker.nack(number, delay))
 
     async def _ack(self, worker: Worker) -> None:
         for number in self._some(worker):
             self.note(f"ack at {worker.number}:", number)
-            self._begin(worker.ack(number))
+            self.begin(worker.ack(number))
 
     async def _ack_through(self, worker: Worker) -> None:
         if self.kind != "shared" and worker.hand:
@@ -254,23 +261,24 @@ class Life:
         await self._replay(self._admins(lambda topic: self._admin.reset_cursor(topic, NAME, 1)))
 
     async def _clear(self, _: Worker) -> None:
-        known = [each for each in self.messages if each.is_reported]
+        known = [each for each in self.messages if each.is_reported and each.gone_at is None]
         self.note("clear-backlog")
         await self._admins(lambda topic: self._admin.clear(topic, NAME))
-        self._gone_op_at = now = self.now()
+        self.gone_op_at = now = self.now()
+        acked = list(map(acked_by, await self.cursors()))
         for each in known:
-            if each.gone_at is None:
+            if each.is_deleted or all(map(acked[max(each.partition, 0)], places_of(each))):
                 each.gone_at = now
 
     async def _skip(self, _: Worker) -> None:
         self.note("skip 5")
         await self._admins(lambda topic: self._admin.skip(topic, NAME, 5))
-        self._gone_op_at = self.now()
+        self.gone_op_at = self.now()
 
     async def _expire(self, _: Worker) -> None:
         self.note("expire what is older than 1 s")
         await self._admins(lambda topic: self._admin.expire(topic, NAME, 1))
-        self._gone_op_at = self.now() + 1.0  # the broker looks for it after it has answered
+        self.gone_op_at = self.now() + 1.0  # the broker looks for it after it has answered
 
     async def _unload(self, _: Worker) -> None:
         self.note("unload")
@@ -293,8 +301,7 @@ class Life:
     async def _delete(self, _: Worker) -> None:
         if self.partitions or self._random.random() < 0.5:
             return
-        await self._settled(patience(10))
-        await self._check_stored()
+        await self._judge.storage()
         self.note("delete the topic, and make it again")
         self.replays[-1] += 1
         await asyncio.to_thread(self._admin.delete, self.topic)
@@ -305,7 +312,7 @@ class Life:
             each.gone_at = self.now()
         for worker in self.workers:  # there is nothing left to acknowledge, which is as good
             for number in list(worker.hand):
-                self._begin(worker.ack(number))
+                self.begin(worker.ack(number))
 
     async def _admins(self, do: Callable[[str], None]) -> None:
         for topic in self._names():
@@ -325,7 +332,7 @@ class Life:
         self._forget_gone(partition)
         await call
         self._forget_gone(partition)
-        self._gone_op_at = self._replayed_at = self.now()
+        self.gone_op_at = self.replayed_at = self.now()
 
     def _forget_gone(self, partition: int | None) -> None:
         for at in range(-1, self.partitions):
@@ -335,18 +342,24 @@ class Life:
                 each.is_doubtful |= each.gone_at is not None and self.now() - self._cut_at < ACK_MEMORY
                 each.gone_at = each.acked_in = None
 
-    # --- the oracle --------------------------------------------------------------------------------------------------
+    # --- at rest -----------------------------------------------------------------------------------------------------
 
-    def _names(self) -> list[str]:
-        return [f"{self.topic}-partition-{at}" for at in range(self.partitions)] or [self.topic]
+    async def settled(self) -> None:
+        """Wait until no call is under way.
 
-    async def _unacked(self) -> list[Sent]:
-        """Ask the broker for those of which nothing is acknowledged; which of a batch are it does not tell."""
-        acked = [acked_by(await asyncio.to_thread(self._cursor, name)) for name in self._names()]
-        return [each for each in self._known() if not any(map(acked[max(each.partition, 0)], places_of(each)))]
+        :raises WrongError: one does not end, or something was wrong meanwhile
+        """
+        calls = [task for task in self._calls if not task.done()]
+        if calls:
+            _, late = await asyncio.wait(calls, timeout=patience(10))
+            if late:
+                raise self.fault(f"calls that have not ended: {late}", None)
+        if self.wrong is not None:
+            raise self.wrong
 
-    def _known(self) -> list[Sent]:
-        return [each for each in self.messages if each.id is not None and not each.is_deleted]
+    async def cursors(self) -> list[dict[str, Any]]:
+        """Ask the broker for the subscription's cursor in each partition."""
+        return [await asyncio.to_thread(self._cursor, name) for name in self._names()]
 
     def _cursor(self, name: str) -> dict[str, Any]:
         with suppress(AdminError, KeyError):  # it moves, or nobody has subscribed to the new one yet
@@ -354,101 +367,19 @@ class Life:
             return cursor
         return {"markDeletePosition": "-1:-1", "individuallyDeletedMessages": ""}
 
-    async def _settled(self, timeout: float) -> None:
-        """Wait until no call is under way."""
-        calls = [task for task in self._calls if not task.done()]
-        if calls:
-            _, late = await asyncio.wait(calls, timeout=timeout)
-            if late:
-                raise self._fault(f"calls that have not ended: {late}", None)
+    def _names(self) -> list[str]:
+        return [f"{self.topic}-partition-{at}" for at in range(self.partitions)] or [self.topic]
 
-    async def _judge(self) -> None:
-        self.note("rest")
-        await self._settled(patience(10))
-        began_at = self.now()
-        while True:
-            if self.wrong is not None:
-                raise self.wrong
-            unacked = await self._unacked()
-            hidden = [each for each in unacked if not self._is_shown(each)]
-            if not hidden:
-                break
-            late = [each for each in hidden if self.now() > began_at + patience(max(DELAYS) + GRACE + each.extra_delay)]
-            if late:
-                raise self._fault("unacknowledged, and shown to nobody", late[0])
-            await asyncio.sleep(0.2)
-        self._judge_gone({each.number for each in unacked})
-
-    def _is_shown(self, sent: Sent) -> bool:
-        if any(sent.number in worker.hand for worker in self.workers):
-            return True
-        is_acked = sent.acked_in == self.replays[sent.partition]
-        return sent.is_member and (is_acked or sent.is_letter or sent.is_doubtful)
-
-    def _judge_gone(self, unacked: set[int]) -> None:
-        now = self.now()
-        for each in self._known():
-            if each.is_chunked or each.number in unacked or each.gone_at is not None:
-                continue  # chunked: a part of it may have been skipped
-            if not each.is_letter and self._gone_op_at > self._replayed_at:
-                many = each.shown_since(self._gone_op_at + TOLD_WITHIN)
-                if many > 1:
-                    raise self._fault(f"shown {many} times after it was gone", each)
-            each.gone_at = now
-
-    async def _end(self) -> None:
-        await self._judge()
-        self.note("acknowledge all")
-        ends_at = self.now() + patience(5 + 2 * GRACE)
-        while True:
-            for worker in self.workers:
-                for number in list(worker.hand):
-                    self._begin(worker.ack(number))
-            await self._settled(patience(10))
-            await asyncio.sleep(0.2)
-            if self.wrong is not None:
-                raise self.wrong
-            unacked = await self._unacked()
-            left = [_left(worker) for worker in self.workers]
-            if not unacked and not any(left) and not any(worker.hand for worker in self.workers):
-                break
-            if self.now() > ends_at:
-                first = next(iter(unacked or self._known_to_workers()), None)
-                hands = [list(worker.hand) for worker in self.workers]
-                what = (
-                    f"all is acknowledged, but {len(unacked)} messages at the broker, {hands} in hand, {left} in memory"
-                )
-                raise self._fault(what, first)
-        await self._check_stored()
-
-    def _known_to_workers(self) -> list[Sent]:
-        """Return what is in the consumers' memory."""
-        known = {each for worker in self.workers for each in worker.consumer._states._records}
-        return [each for each in self.messages if each.id in known]
-
-    async def _check_stored(self) -> None:
-        """Read the whole topic, and compare it with what was reported."""
-        wanted = {each.number: each for each in self.messages if each.is_reported and not each.is_deleted}
-        if not wanted:
-            return
-        found: set[int] = set()
-        name = f"reader-{len(self._log)}"
-        async with (
-            Client(self.url) as client,
-            client.subscribe(self.topic, name, initial_position="earliest") as reader,
-        ):
-            with suppress(TimeoutError):
-                while not wanted.keys() <= found:
-                    message = await reader.receive(patience(3))
-                    found.add(int(message.data.split()[0]))
-        lost = sorted(wanted.keys() - found)
-        if lost:
-            raise self._fault(f"{len(lost)} messages were reported as stored, and are not", wanted[lost[0]])
-
-
-def _left(worker: Worker) -> dict[str, int]:
-    told = worker.consumer.statistics()
-    return {name: value for name in _KEPT if (value := getattr(told, name))}
+    async def stored(self) -> set[MessageId]:
+        """Read the whole topic; return the ids, once those that were reported are among them."""
+        wanted = {each.id for each in self.messages if each.is_reported and not each.is_deleted}
+        found: set[MessageId] = set()
+        if wanted:
+            async with Client(self.url) as client, client.subscribe(self.topic, READER) as reader:
+                with suppress(TimeoutError):
+                    while not wanted <= found:
+                        found.add((await reader.receive(patience(3))).id)
+        return found
 
 
 Operation = Callable[[Life, Worker], Coroutine[Any, Any, None]]

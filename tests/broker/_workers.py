@@ -110,9 +110,9 @@ class Worker:
 
     async def _receive(self, consumer: Consumer) -> None:
         async for message in consumer:
-            sent = self._life.messages[int(message.data.split()[0])]
+            sent = self._life.stored_as(int(message.data.split()[0]), message.id)
             self.hand[sent.number] = message
-            self._life.on_shown(sent, message.id, self)
+            self._life.on_shown(sent, self)
 
     async def nack(self, number: int, delay: float) -> None:
         """Give one back."""
