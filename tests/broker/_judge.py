@@ -24,6 +24,7 @@ GRACE: Final = 2.0
 TOLD_WITHIN: Final = 1.5
 """Seconds in which a consumer has asked for what is gone, also where that takes a new connection."""
 _LONGEST_DELAY: Final = 1.0
+_MOST_STUCK: Final = 3
 _KEPT: Final = ("in_work", "ready", "held", "requested", "kept", "dead_letters_waiting")
 
 
@@ -49,9 +50,13 @@ class Judge:
             hidden = [each for each in unacked if not self._is_shown(each)]
             if not hidden:
                 break
-            for each in hidden:
-                if life.now() > began_at + patience(_LONGEST_DELAY + GRACE + each.extra_delay):
-                    raise life.fault("unacknowledged, and shown to nobody", each)
+            waited = life.now() - began_at
+            late = [each for each in hidden if waited > patience(_LONGEST_DELAY + GRACE + each.extra_delay)]
+            if late and life.times_stuck < _MOST_STUCK and await life.got_moving():
+                began_at = life.now()
+            elif late:
+                life.note(f"hidden are {[each.number for each in hidden]}, in memory {list(map(_left, life.workers))}")
+                raise life.fault("unacknowledged, and shown to nobody", late[0])
             await asyncio.sleep(0.2)
         self._judge_gone({each.number for each in unacked})
 

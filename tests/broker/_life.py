@@ -50,6 +50,7 @@ class Life:
         """How often the subscription was moved in each partition."""
         self.workers: list[Worker] = []
         self.wrong: WrongError | None = None
+        self.times_stuck = 0
         self._admin = Admin(urls[1])
         self._random = Random(seed)
         self._log: list[tuple[float, str, int | None]] = []
@@ -107,11 +108,11 @@ class Life:
                 await asyncio.gather(*self._calls, return_exceptions=True)
 
     async def _make_topic(self) -> None:
-        path = self.topic.replace("://", "/")
-        if self.partitions:
-            await asyncio.to_thread(self._admin.create_partitions, self.topic, self.partitions)
-        else:
-            await asyncio.to_thread(self._admin.request, "PUT", path)
+        with suppress(AdminError):  # a client was faster
+            if self.partitions:
+                await asyncio.to_thread(self._admin.create_partitions, self.topic, self.partitions)
+            else:
+                await asyncio.to_thread(self._admin.request, "PUT", self.topic.replace("://", "/"))
         for name in self._names():
             await asyncio.to_thread(self._admin.create_subscription, name, READER)
 
@@ -305,8 +306,7 @@ class Life:
         self.note("delete the topic, and make it again")
         self.replays[-1] += 1
         await asyncio.to_thread(self._admin.delete, self.topic)
-        with suppress(AdminError):  # a client was faster
-            await self._make_topic()
+        await self._make_topic()
         for each in self.messages:
             each.is_deleted = True
             each.gone_at = self.now()
@@ -366,6 +366,23 @@ class Life:
             cursor: dict[str, Any] = self._admin.internal_stats(name)["cursors"][NAME]
             return cursor
         return {"markDeletePosition": "-1:-1", "individuallyDeletedMessages": ""}
+
+    async def got_moving(self) -> bool:
+        """Unload the topic where the broker has stopped to hand out; return whether it had.
+
+        Seen on 3.0.7 after resets and skips while consumers come and go: it waits for messages to send again, which
+        nobody reads, whatever permits there are, until the topic is unloaded.
+        """
+        is_stuck = False
+        for name in self._names():
+            told = [await asyncio.to_thread(self._cursor, name), await asyncio.to_thread(self._cursor, name)]
+            if all(each.get("subscriptionHavePendingReplayRead") and not each["pendingReadOps"] for each in told):
+                self.note(f"the broker is stuck at {name}")
+                is_stuck = True
+        if is_stuck:
+            self.times_stuck += 1
+            await self._unload(self.workers[0])
+        return is_stuck
 
     def _names(self) -> list[str]:
         return [f"{self.topic}-partition-{at}" for at in range(self.partitions)] or [self.topic]

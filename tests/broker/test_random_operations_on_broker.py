@@ -34,21 +34,25 @@ def test_random_operations_lose_hide_and_repeat_nothing(broker_urls: tuple[str, 
 
 
 async def _live(urls: tuple[str, str]) -> None:
-    lives = list(range(max(OPERATIONS // _EACH, 1))) if LIFE is None else [int(LIFE)]
+    numbers = range(max(OPERATIONS // _EACH, 1)) if LIFE is None else [int(LIFE)]
     running = asyncio.Semaphore(_AT_ONCE)
     failures: list[str] = []
+    times_stuck = 0
 
     async def one(number: int) -> None:
+        nonlocal times_stuck
         kind, partitions = _KINDS[number % len(_KINDS)]
         topic = f"persistent://public/default/random-{uuid.uuid4().hex[:8]}"
+        life = Life(urls, topic, kind, partitions, f"{SEED} {number}")
         async with running:
             try:
-                await Life(urls, topic, kind, partitions, f"{SEED} {number}").run(_EACH)
+                await life.run(_EACH)
             except AssertionError as error:
                 failures.append(f"SEED={SEED} LIFE={number}: {error}")
             finally:
-                admin = Admin(urls[1])
-                await asyncio.to_thread(admin.delete, topic, partitioned=bool(partitions))
+                times_stuck += life.times_stuck
+                await asyncio.to_thread(Admin(urls[1]).delete, topic, partitioned=bool(partitions))
 
-    await asyncio.gather(*map(one, lives))
-    assert not failures, f"{len(failures)} of {len(lives)} lives went wrong\n\n" + "\n\n".join(failures[:5])
+    await asyncio.gather(*map(one, numbers))
+    print(f"\n{len(numbers)} lives, {len(failures)} went wrong; the broker was stuck {times_stuck} times", end="")
+    assert not failures, f"{len(failures)} of {len(numbers)} lives went wrong\n\n" + "\n\n".join(failures[:5])
