@@ -64,6 +64,7 @@ class Judge:
         """Acknowledge all, and look that nothing is left."""
         life = self._life
         await self.rest()
+        await self._poison()
         life.note("acknowledge all")
         ends_at = life.now() + patience(5 + 2 * GRACE)
         while True:
@@ -82,6 +83,18 @@ class Judge:
                 broker = f"{len(unacked)} messages at the broker"
                 raise life.fault(f"all is acknowledged, but {broker}, {hands} in hand, {left} in memory", first)
         await self.storage()
+
+    async def _poison(self) -> None:
+        """Give back for some seconds what is gone, whenever it is shown."""
+        life = self._life
+        life.note("give back what is gone")
+        for _ in range(6):
+            for worker in life.workers:
+                for number in list(worker.hand):
+                    if life.messages[number].gone_at is not None:
+                        life.begin(worker.nack(number, 0.3))
+            await asyncio.sleep(0.5)
+            await life.settled()
 
     async def storage(self) -> None:
         """Read the whole topic, and compare it with what was reported."""
