@@ -13,16 +13,17 @@ import math
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from .._delays import Delay, delay_ms
+from .._delays import Delay, delay_ms, seek_position
 from ..backoff import Backoff
 from ..clock import Clock, LoopClock, WallClock
 from ..config import NackConfig
 from ..errors import (
     AlreadySettledError,
+    BrokerError,
     ClosedError,
     InvalidArgumentError,
     NoDeadLetterError,
@@ -47,6 +48,7 @@ from ._port import (
     SupportsActiveChanges,
     SupportsConnectionState,
     SupportsCumulativeAck,
+    SupportsHeldBack,
     SupportsNowait,
     SupportsSeek,
 )
@@ -67,6 +69,10 @@ DEFAULT_UNACKED_LIMIT: Final = 50_000
 DEFAULT_DURABLE_TTL: Final = timedelta(days=7)
 DEFAULT_MAX_ACK_STATE_BYTES: Final = 5_242_880
 _YIELD_AFTER_MS: Final = 5
+_HELD_BACK_S: Final = 10.0
+"""How long nothing has to come, while somebody waits and something is unacknowledged, until the broker is asked why."""
+_MOST_REFUSALS: Final = 3
+"""A broker that so often did not tell is not asked any more."""
 
 
 class Consumer:
@@ -190,6 +196,7 @@ class Consumer:
         self._is_plain = durable is None and trace is None and not self._holds.ways.may_keep_all
         self._receive_nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
         self._is_pumping = False
+        self._held_back_at: int | None = None
         self._received = self._shown = self._copies = self._replayed = self._nacked = 0
 
     # --- opening and closing ---------------------------------------------------------------------------------------
@@ -275,6 +282,8 @@ class Consumer:
                     background = [tasks.create_task(run) for run in runs]
                     if durable is not None:
                         background.append(tasks.create_task(durable.run()))
+                    if isinstance(self._port, SupportsHeldBack):
+                        background.append(tasks.create_task(self._watch_held_back(self._port)))
                     if isinstance(self._port, SupportsActiveChanges):
                         self._port.watch_inactive(self._on_inactive)
                     opened.set_result(None)
@@ -345,6 +354,7 @@ class Consumer:
         :param timeout: seconds or a timedelta; None: wait for ever
         :raises TimeoutError: nothing came in time
         :raises ClosedError: the consumer is closed, also while this waits
+        :raises TopicNotFoundError: the topic was deleted, and may not be created; a later call looks again
         :raises BrokerError: the transport failed; a later call tries again
         """
         if self._is_closed or self._acks is None or get_running_loop() is not self._loop:
@@ -448,6 +458,32 @@ class Consumer:
                 self._hand_on(delivery)
             finally:
                 self._is_pumping = False
+
+    async def _watch_held_back(self, port: SupportsHeldBack) -> None:
+        """Ask why nothing comes for long though somebody waits, and something is unacknowledged; tell it once."""
+        is_told, refusals = False, 0
+        while refusals < _MOST_REFUSALS:
+            await self._inbox.wanted.wait()
+            received = self._received
+            await asyncio.sleep(_HELD_BACK_S)
+            if self._received != received or not self._inbox.wanted.is_set() or not self._unacked():
+                continue
+            try:
+                reason = await port.held_back()
+            except BrokerError as error:
+                _log.debug("the broker does not tell why nothing comes: %s", error)
+                refusals += 1
+                continue
+            self._held_back_at = None if reason is None else received
+            if reason is not None and not is_told:
+                is_told = True
+                _log.warning(
+                    "nothing comes while %d messages are in work or held here, of at most %s: %s; acknowledge some, "
+                    "raise that limit, or set unacked_limit below it",
+                    self._unacked(),
+                    "any number" if self._room.limit is None else self._room.limit + self._prefetched,
+                    reason,
+                )
 
     def _hand_on(self, delivery: Delivery | None) -> None:
         """Give messages to the calls that wait, one after the other while there are more without waiting."""
@@ -610,12 +646,14 @@ class Consumer:
         if self._durable is not None:
             await self._durable.settled_through(message_id)
 
-    async def seek(self, position: MessageId | int) -> None:
-        """Move the subscription to a message id or a publish time in epoch ms; forgets acks, nacks and holds.
+    async def seek(self, position: MessageId | int | datetime) -> None:
+        """Move the subscription to a message id or a publish time; forgets acks, nacks and holds.
 
         What was held and is not moved comes again soon: where this fails or is cancelled, and in other partitions.
 
-        :raises InvalidArgumentError: neither of both; nothing changed
+        :param position: the message, or the publish time of the first one, to be shown next: a datetime (local time if
+            it names no zone) or epoch ms; 0 is before all
+        :raises InvalidArgumentError: neither of both, as seconds are that are meant as ms; nothing changed
         :raises NotImplementedError: the port cannot
         :raises NotDurableError: the consumer is durable and this could not be written; nothing changed
         :raises BrokerError: the broker refused
@@ -624,8 +662,7 @@ class Consumer:
         self._ensure_open()
         if not isinstance(self._port, SupportsSeek):
             raise NotImplementedError(f"{type(self._port).__name__} cannot seek")
-        if not isinstance(position, MessageId) and (type(position) is not int or not 0 <= position < 1 << 63):
-            raise InvalidArgumentError("position", position, "a MessageId, or epoch ms")
+        position = seek_position(position)
         if self._durable is not None and (error := await self._durable.cleared()) is not None:
             raise NotDurableError(
                 "the subscription was not moved, for that could not be made durable", error
@@ -876,6 +913,7 @@ class Consumer:
             prefetched=self._prefetched,
             unacked_limit=None if self._room.limit is None else self._room.limit + self._prefetched,
             is_near_unacked_limit=self._room.is_near_limit,
+            is_held_back=self._held_back_at == self._received,
             waiting_nacks=self._room.waiting,
             dead_lettered=0 if dead is None else dead.done,
             dead_letters_waiting=0 if dead is None else len(dead),

@@ -12,6 +12,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
+from .._delays import FIRST_PUBLISH_MS, seek_position
 from ..clock import Clock, WallClock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
@@ -472,12 +473,15 @@ class LocalTopic:
         """Acknowledge everything that a subscription has not."""
         await (await self._get(subscription)).clear_backlog()
 
-    async def seek(self, subscription: str, position: MessageId | int) -> None:
-        """Make this message, or the first that was published at or after this time (epoch ms), a subscription's next.
+    async def seek(self, subscription: str, position: MessageId | int | datetime) -> None:
+        """Make this message, or the first that was published at or after this time, a subscription's next.
 
-        :raises InvalidArgumentError: it lies beyond the end; nothing has changed
+        :param position: a time is epoch ms, or a datetime (local time if it names no zone); 0 is before all
+        :raises InvalidArgumentError: it lies beyond the end, or is in seconds; nothing has changed
         """
-        await (await self._get(subscription)).seek_to(position)
+        is_later = self._settings.clock.now_ms() >= FIRST_PUBLISH_MS  # not so by a clock of tests
+        target = seek_position(position, earliest_ms=FIRST_PUBLISH_MS if is_later else 0)
+        await (await self._get(subscription)).seek_to(target)
 
     async def flush(self) -> None:
         """Return when everything that was acknowledged before the call is durable."""

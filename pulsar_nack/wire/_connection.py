@@ -49,6 +49,7 @@ _ANSWERS: Final[dict[int, str]] = {
     pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: "getLastMessageIdResponse",
     pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE: "getTopicsOfNamespaceResponse",
     pb.BaseCommand.ACK_RESPONSE: "ackResponse",
+    pb.BaseCommand.CONSUMER_STATS_RESPONSE: "consumerStatsResponse",
     pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: "watchTopicListSuccess",
 }
 """Which part of an answer the request id is in."""

@@ -36,6 +36,8 @@ BASE = "persistent://public/default/"
 class NoPool:
     """Has no connections."""
 
+    is_closed = False
+
     async def service(self) -> Any:
         """Fail as an authentication of the user's may."""
         raise RuntimeError("nobody there")
@@ -52,7 +54,15 @@ class Stage:
         self.fails: dict[str, dict[str, Exception]] = {}
 
     def member(
-        self, core: Core, name: str, options: SubscribeOptions, sink: Any, *, partition: int, became_inactive: Any
+        self,
+        core: Core,
+        name: str,
+        options: SubscribeOptions,
+        sink: Any,
+        *,
+        partition: int,
+        became_inactive: Any,
+        became_missing: Any,
     ) -> FakeMember:
         """Stand for the class that makes members."""
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
