@@ -122,12 +122,6 @@ class FakeSubscription:
         first = next((entry.entry for entry in self.topic.entries if entry.place not in self.acked), None)
         return self.topic.ledger, len(self.topic.entries) - 1 if first is None else first - 1
 
-    @property
-    def mark_delete_position(self) -> tuple[int, int]:
-        """Return the last entry up to which all are acknowledged."""
-        first = next((entry.entry for entry in self.topic.entries if entry.place not in self.acked), None)
-        return self.topic.ledger, len(self.topic.entries) - 1 if first is None else first - 1
-
     def skip_all(self) -> None:
         """Acknowledge everything, as an administrator does and an expiry; nobody is told."""
         self._settle([entry.place for entry in self.topic.entries])
