@@ -14,9 +14,11 @@ from ._port import (
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsNowait,
+    SupportsPause,
     SupportsPublishing,
     SupportsRedeliverNowait,
     SupportsSeek,
+    SupportsUnsubscribe,
 )
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
@@ -41,9 +43,11 @@ __all__ = [
     "SupportsConnectionState",
     "SupportsCumulativeAck",
     "SupportsNowait",
+    "SupportsPause",
     "SupportsPublishing",
     "SupportsRedeliverNowait",
     "SupportsSeek",
+    "SupportsUnsubscribe",
     "TraceNote",
     "subscribe",
     "wrap",

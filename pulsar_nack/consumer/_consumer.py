@@ -7,6 +7,7 @@ waits for one, and the acknowledgements. Opening starts it, closing ends it, fro
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 from asyncio import get_running_loop
@@ -24,6 +25,7 @@ from ..errors import (
     AlreadySettledError,
     ClosedError,
     InvalidArgumentError,
+    MissingExtraError,
     NoDeadLetterError,
     NotDurableError,
     NotOpenError,
@@ -47,7 +49,9 @@ from ._port import (
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsNowait,
+    SupportsPause,
     SupportsSeek,
+    SupportsUnsubscribe,
 )
 from ._redelivery import Holds
 from ._room import Room
@@ -66,6 +70,8 @@ DEFAULT_UNACKED_LIMIT: Final = 50_000
 DEFAULT_DURABLE_TTL: Final = timedelta(days=7)
 DEFAULT_MAX_ACK_STATE_BYTES: Final = 5_242_880
 _YIELD_AFTER_MS: Final = 5
+_UNWANTED_AFTER_S: Final = 0.1
+"""How long a message waits for a call of ``receive`` where there is no queue, before others get it."""
 
 
 class Consumer:
@@ -156,7 +162,8 @@ class Consumer:
         self._states = States(ack_memory_ms=self._ack_memory_ms, most_in_work=2 * (limit or 500_000))
         self._store = LocalStore(most)
         self._recent = Recent(most)
-        self._inbox = Inbox(self._is_current)
+        has_queue = port.traits.receiver_queue_size > 0 or not isinstance(port, SupportsPause)
+        self._inbox = Inbox(self._is_current, None if has_queue else self._give_back_unwanted)
         self._room = Room(self._unacked, limit, self._must_let_pass)
         self._holds = Holds(
             port,
@@ -185,7 +192,10 @@ class Consumer:
         self._is_closed = False
         self._now_ms = self._yielded_at_ms = 0
         self._is_plain = durable is None and trace is None and not self._holds.ways.may_keep_all
-        self._receive_nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
+        self._nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
+        self._receive_nowait = self._nowait  # None while it is paused
+        self._unreadable: MissingExtraError | None = None
+        self._watches_idle = self._keeps_what_it_has = False
         self._is_pumping = False
         self._received = self._shown = self._copies = self._replayed = self._nacked = 0
 
@@ -230,6 +240,7 @@ class Consumer:
         :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled.
         """
         self._is_closed = True
+        self._unreadable = None
         self._inbox.close(ClosedError("the consumer"))
         self._room.close(ClosedError("the consumer"))
         self._stopping.set()
@@ -316,7 +327,7 @@ class Consumer:
         if not server.cancelled() and server.exception() is not None:
             error.__cause__ = server.exception()
         self._is_closed = True
-        self._inbox.close(error)
+        self._inbox.close(self._unreadable or error)
         self._room.close(error)
 
     # --- receiving -------------------------------------------------------------------------------------------------
@@ -328,8 +339,13 @@ class Consumer:
         :raises TimeoutError: nothing came in time
         :raises ClosedError: the consumer is closed, also while this waits
         :raises BrokerError: the transport failed; a later call tries again
+        :raises MissingExtraError: a message came that this process cannot read, as what the error names is not
+            installed. It stays for others, and each later call raises this too. The consumer gives back what it fetched
+            ahead, and closes once nothing is in work
         """
         if self._is_closed or self._acks is None or get_running_loop() is not self._loop:
+            if self._unreadable is not None:
+                raise copy.copy(self._unreadable)
             self._ensure_open()
         message = None if self._receive_nowait is None else self._message_here(self._receive_nowait)
         if message is None:
@@ -424,6 +440,10 @@ class Consumer:
             except ClosedError as error:
                 self._inbox.close(error)
                 return
+            except MissingExtraError as error:
+                self._inbox.fail(error)
+                self._unreadable, self._watches_idle = error, True
+                self._note_idle()
             except Exception as error:  # noqa: BLE001 - handed to those who wait
                 self._inbox.fail(error)
             else:
@@ -444,6 +464,19 @@ class Consumer:
                 delivery = receive_nowait()
             except ClosedError:  # as the pump's next call of the port is told
                 return
+
+    @property
+    def _is_idle(self) -> bool:
+        """Return whether nobody works on a message, and none is held."""
+        return self._unacked() <= self._waiting_to_be_shown()
+
+    def _note_idle(self) -> None:
+        """Let others have the rest, if this consumer is paused, or stopped, and nothing is in work any more."""
+        if self._unreadable is not None and self._states.in_work <= self._waiting_to_be_shown():
+            self._stopping.set()
+        elif self._inbox.is_paused and self._is_idle and isinstance(self._port, SupportsPause):
+            self._watches_idle = False
+            self._port.pause(is_idle=True)
 
     def _take(self, delivery: Delivery) -> Message | None:
         """Look a delivery up; return the message that it is to be shown as, None where it is not."""
@@ -524,6 +557,73 @@ class Consumer:
         if not is_current and self._gated is not None:
             self._gated.gone(message)
         return is_current
+
+    # --- pausing -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether nothing is shown until :meth:`resume`."""
+        return self._inbox.is_paused
+
+    def pause(self) -> None:
+        """Show nothing until :meth:`resume`: calls of :meth:`receive` wait, whatever comes.
+
+        On Shared and Key_Shared subscriptions messages that were fetched ahead go back to the broker at once. It gives
+        them to other consumers and counts one more redelivery. On Exclusive and Failover, and over the official client,
+        they stay here. You can settle messages in work. Deadlines go on; what comes due is shown after :meth:`resume`.
+
+        :raises ClosedError: the consumer is closed
+        """
+        self._ensure_open()
+        if self._inbox.is_paused:
+            return
+        self._inbox.pause()
+        self._receive_nowait = None
+        if isinstance(self._port, SupportsPause):
+            self._give_back(list(self._inbox.ready))
+            self._watches_idle = not self._is_idle
+            self._port.pause(is_idle=self._is_idle)
+        elif not self._keeps_what_it_has:
+            self._keeps_what_it_has = True
+            name = type(self._port).__name__
+            _log.warning("%r is paused, and %s cannot give back what it has fetched ahead: that stays here", self, name)
+
+    def resume(self) -> None:
+        """Show messages again after :meth:`pause`.
+
+        :raises ClosedError: the consumer is closed
+        """
+        self._ensure_open()
+        if self._inbox.is_paused:
+            self._receive_nowait = self._nowait
+            self._watches_idle = self._unreadable is not None
+            if isinstance(self._port, SupportsPause):
+                self._port.resume()
+            self._inbox.resume()
+
+    def _give_back(self, messages: Sequence[Message]) -> None:
+        """Have others get what is ready and was not shown; members of batches stay with their mates."""
+        port = self._port
+        if not isinstance(port, SupportsPause) or not port.traits.honours_ids:
+            return
+        given = [each for each in messages if each.id.batch_index < 0 and self._is_current(each)]
+        for each in given:
+            self._inbox.ready.remove(each)
+            self._states.give_back(each.id)
+            if self._gated is not None:
+                self._gated.gone(each)
+            if self._note is not None:
+                self._note("cancel", each.id, each.redelivery_count, reason="given back")
+        port.give_back([each.id for each in given])
+
+    def _give_back_unwanted(self, message: Message) -> None:
+        """Have others get a message that nobody takes, where there is no queue."""
+
+        def look() -> None:
+            if message in self._inbox.ready and not self._is_closed:
+                self._give_back([message])
+
+        get_running_loop().call_later(_UNWANTED_AFTER_S, look)
 
     # --- settling --------------------------------------------------------------------------------------------------
 
@@ -630,6 +730,19 @@ class Consumer:
             self._holds.ask_for(left)
             self._room.changed()
 
+    async def unsubscribe(self) -> None:
+        """Delete the subscription at the broker, and close: nobody gets what is not acknowledged.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: the broker refused, as it does while others consume; this consumer goes on
+        :raises ClosedError: the consumer is closed
+        """
+        self._ensure_open()
+        if not isinstance(self._port, SupportsUnsubscribe):
+            raise NotImplementedError(f"{type(self._port).__name__} cannot unsubscribe")
+        await self._port.unsubscribe()
+        await self.aclose()
+
     def _acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         acks = self._acks
         if acks is None or self._is_closed or get_running_loop() is not self._loop:
@@ -731,6 +844,8 @@ class Consumer:
         self._nacked += 1
         self._recent.pop(message_id)
         self._room.note()
+        if self._watches_idle:
+            self._note_idle()
         if self._durable is None or record.state is not State.HELD:
             return None
         return self._durable.nacked(record.id, record.due_at_ms - self._clock.now_ms(), record.redelivery_count)
@@ -798,6 +913,8 @@ class Consumer:
                 self._recent.pop(record.id)
         if self._room.waiting:
             self._room.changed()
+        if self._watches_idle:
+            self._note_idle()
 
     @staticmethod
     def _note_settled(records: Sequence[Record], note: TraceNote) -> None:

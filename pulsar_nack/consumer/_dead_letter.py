@@ -2,7 +2,7 @@
 
 A message is shown ``max_redeliveries + 1`` times in all. It goes to the dead-letter topic when the last of these is
 negatively acknowledged; or, without being shown, when it comes once more all the same (a process died in the last
-attempt, or it comes from another consumer), or when it cannot be read.
+attempt, or it comes from another consumer), or when nobody can read it.
 """
 
 from __future__ import annotations
@@ -80,8 +80,11 @@ class Rules:
         return redelivery_count >= self._most
 
     def reason_for(self, delivery: Delivery, redelivery_count: int) -> str | None:
-        """Return why a message that has just come goes away without being shown, None if it is to be shown."""
-        if delivery.error is not None:
+        """Return why a message that has just come goes away without being shown, None if it is to be shown.
+
+        One that only this process cannot read is shown, for it may be a letter that others can read.
+        """
+        if delivery.error is not None and not getattr(delivery.error, "is_local", False):
             return f"{type(delivery.error).__name__}: {delivery.error}"
         return attempts_failed(redelivery_count) if redelivery_count > self._most else None
 

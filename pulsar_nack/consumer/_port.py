@@ -153,6 +153,38 @@ class SupportsActiveChanges(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsPause(Protocol):
+    """A port that can give back what it fetched ahead. Only on Shared and Key_Shared is there somebody to get it."""
+
+    def pause(self, *, is_idle: bool) -> None:
+        """Give back what was fetched ahead and not received, and fetch nothing until :meth:`resume`.
+
+        :param is_idle: nothing that was received is unsettled; it may be called again when that is so
+        """
+        ...
+
+    def resume(self) -> None:
+        """Fetch messages again."""
+        ...
+
+    def give_back(self, ids: Sequence[MessageId]) -> None:
+        """Give back, to others at once, what was received and shown to nobody; not on Exclusive and Failover."""
+        ...
+
+
+@runtime_checkable
+class SupportsUnsubscribe(Protocol):
+    """A port that can delete its subscription."""
+
+    async def unsubscribe(self) -> None:
+        """Delete it, and close.
+
+        :raises BrokerError: others consume it; nothing has changed
+        """
+        ...
+
+
 class Publisher(Protocol):
     """What puts dead letters into a topic."""
 

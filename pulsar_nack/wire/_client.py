@@ -19,7 +19,7 @@ from ._core import Core
 from ._lookup import Lookup
 from ._options import ClientOptions
 from ._pool import Pool
-from ._port import WirePort, traits_of
+from ._port import WirePort, no_queue, traits_of
 from ._producer import Producer, Producing
 from ._selection import selection_of
 from ._settings import ProducerSettings, Settings, client_options, producer_options, split
@@ -108,6 +108,8 @@ class Client:
         if consumer_type not in TYPES:
             raise InvalidArgumentError("consumer_type", consumer_type, f"one of {', '.join(TYPES)}")
         options = SubscribeOptions(subscription=subscription, type=consumer_type, **of_subscription)
+        if not options.receiver_queue_size and selection.only is None:
+            raise no_queue()
         interval = delay_ms(discovery_interval, "discovery_interval") / 1000
         if not interval:
             raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")

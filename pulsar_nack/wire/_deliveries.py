@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ..consumer import Delivery
-from ..errors import InvalidArgumentError, ProtocolError, UndecodableMessageError
+from ..errors import InvalidArgumentError, MissingExtraError, ProtocolError, UndecodableMessageError
 from ..ids import MessageId, Position, _delivered_id
 from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
@@ -14,6 +14,7 @@ from ._chunks import Chunks, Part, Whole
 from ._delivery import plain_delivery
 from ._entries import (
     Entry,
+    batch_size_of,
     decode_entry,
     is_batch,
     key_of,
@@ -88,7 +89,8 @@ class EntryReader:
         return plain_delivery(message_id, parts[1], count, parts[0], topic)
 
     def read(self, head: MessageHead, rest: bytes) -> Arrival:
-        """Take an entry apart. One that cannot be read is a delivery that says so.
+        """Take an entry apart. One that cannot be read is a delivery that says so, with a MissingExtraError where that
+        is for want of something in this process.
 
         :raises ProtocolError: its id is none
         """
@@ -103,6 +105,11 @@ class EntryReader:
             except UndecodableMessageError as error:
                 unreadable = self._unreadable(head, rest, error, about=readable_metadata(rest))
                 return Arrival(self._counted(head, error.batch_size), [unreadable])
+            except MissingExtraError as error:
+                about = readable_metadata(rest) or _NOTHING
+                return Arrival(
+                    self._counted(head, batch_size_of(about)), [self._unreadable(head, rest, error, about=about)]
+                )
             if self._first is not None and (head.ledger, head.entry) < self._first:
                 size = entry.metadata.num_messages_in_batch if entry.is_batch else 0
                 return Arrival(self._counted(head, size), [])
@@ -228,7 +235,7 @@ class EntryReader:
             return [self._unreadable(head, whole.payload or b"", wrong, about=metadata)]
         try:
             payload = self._put_together(entry, whole)
-        except UndecodableMessageError as error:
+        except (UndecodableMessageError, MissingExtraError) as error:
             return [self._unreadable(head, whole.payload or b"", error, message_id, about=metadata)]
         return [self._delivery(message_id, head, metadata, metadata, payload)]
 
@@ -246,7 +253,8 @@ class EntryReader:
     def _put_together(self, entry: Entry, whole: Whole) -> bytes:
         total = entry.metadata.total_chunk_msg_size
         if whole.payload is None:
-            raise UndecodableMessageError(f"payload: {total} bytes in chunks, more than max_chunked_bytes")
+            problem = f"payload: {total} bytes in chunks, more than max_chunked_bytes"
+            raise UndecodableMessageError(problem, is_local=True)
         if len(whole.payload) != total:
             raise UndecodableMessageError(f"payload: {len(whole.payload)} bytes in chunks, {total} were to come")
         return unpack(entry.metadata, whole.payload, self._max_bytes)

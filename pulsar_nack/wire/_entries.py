@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, cast
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from ..errors import MissingExtraError, UndecodableMessageError
+from ..errors import UndecodableMessageError
 from . import _pulsar_pb2 as pb
 from ._compression import decompress
 from ._frames import MAGIC_CHECKSUM
@@ -163,6 +163,7 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
 
     :param max_message_bytes: of the payload after decompression; more is refused before memory is taken for it
     :raises UndecodableMessageError: names what is wrong; ``batch_size`` says how many messages the broker counted
+    :raises MissingExtraError: nothing is wrong with it, but what its compression needs is not installed
     """
     if type(rest) is not bytes:
         rest = bytes(rest)
@@ -178,7 +179,7 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
         elif metadata.encryption_keys:
             raise _encrypted(metadata)
     except UndecodableMessageError as error:
-        error.batch_size = _batch_size(metadata)
+        error.batch_size = batch_size_of(metadata)
         raise
     return tuple.__new__(Entry, (metadata, payload, broker_metadata))
 
@@ -213,18 +214,16 @@ def plain_parts(rest: bytes) -> tuple[bytes, bytes] | None:
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
     """Return the payload of an entry, or of all chunks of a message together, decompressed.
 
-    :raises UndecodableMessageError: encrypted, too large, damaged, or compressed by a codec that is unknown or not
-        installed, which concerns this entry only as well
+    :raises UndecodableMessageError: encrypted, too large, damaged, or compressed by a codec that is unknown
+    :raises MissingExtraError: compressed by one that is not installed, so that others may be able to read it
     """
     if metadata.encryption_keys:
         raise _encrypted(metadata)
     if metadata.compression:
-        try:
-            return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
-        except MissingExtraError as error:
-            raise UndecodableMessageError(f"payload: {error}") from error
+        return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
     if len(payload) > max_message_bytes:
-        raise UndecodableMessageError(f"payload: {len(payload)} bytes, at most {max_message_bytes} are taken")
+        problem = f"payload: {len(payload)} bytes, at most {max_message_bytes} are taken"
+        raise UndecodableMessageError(problem, is_local=True)
     return payload
 
 
@@ -295,13 +294,14 @@ def _split(rest: bytes, at: int) -> tuple[pb.MessageMetadata, bytes]:
 def _damaged(rest: bytes, at: int, problem: str) -> UndecodableMessageError:
     """Return the error of an entry with a wrong checksum; the broker has counted it by its metadata all the same."""
     try:
-        batch_size = _batch_size(_split(rest, at)[0])
+        batch_size = batch_size_of(_split(rest, at)[0])
     except UndecodableMessageError:
         batch_size = 0
     return UndecodableMessageError(problem, batch_size=batch_size)
 
 
-def _batch_size(metadata: pb.MessageMetadata) -> int:
+def batch_size_of(metadata: pb.MessageMetadata) -> int:
+    """Return how many messages a batch says that it has, 0 of what is none."""
     return min(max(metadata.num_messages_in_batch, 1), _MOST_MESSAGES) if is_batch(metadata) else 0
 
 
@@ -320,7 +320,7 @@ def _check_required(metadata: pb.MessageMetadata) -> None:
 
 def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
     keys = ", ".join(_text(key.key) for key in metadata.encryption_keys)
-    return UndecodableMessageError(f"payload: encrypted with the key {keys}")
+    return UndecodableMessageError(f"payload: encrypted with the key {keys}", is_local=True)
 
 
 def _members(

@@ -67,6 +67,18 @@ class FakeMember:
         if "redeliver" in self.fails:
             raise self.fails["redeliver"]
 
+    def want(self) -> None:
+        self.calls.append(("want", None))
+
+    def pause(self, queued: Sequence[Delivery], *, is_idle: bool) -> None:
+        self.calls.append(("pause", [delivery.data for delivery in queued]))
+
+    def resume(self) -> None:
+        self.calls.append(("resume", None))
+
+    def give_back(self, ids: Sequence[MessageId]) -> None:
+        self.calls.append(("give_back", list(ids)))
+
     async def seek(self, position: MessageId | int) -> None:
         await self._note("seek", position)
 

@@ -52,11 +52,19 @@ class Stage:
         self.fails: dict[str, dict[str, Exception]] = {}
 
     def member(
-        self, core: Core, name: str, options: SubscribeOptions, sink: Any, *, partition: int, became_inactive: Any
+        self,
+        core: Core,
+        name: str,
+        options: SubscribeOptions,
+        sink: Any,
+        *,
+        partition: int,
+        became_inactive: Any,
+        unreadable: Any,
     ) -> FakeMember:
         """Stand for the class that makes members."""
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
-        self.inactive = became_inactive
+        self.inactive, self.unreadable = became_inactive, unreadable
         self.options[name] = options
         self.sinks[name] = sink
         return self.made[name]
