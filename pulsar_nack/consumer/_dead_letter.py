@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
-from ._port import Delivery, Publisher
+from ._port import Delivery, Publisher, Schema
 
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
@@ -95,13 +95,15 @@ class Rules:
         """
         origin = base_name(delivery.topic or delivery.id.topic or "")
         topic = self._topic or f"{origin}-{self._subscription}-DLQ"
+        is_readable = delivery.error is None
         return Letter(
             topic,
-            delivery.data,
+            None if delivery.is_null and is_readable else delivery.data,
             properties_of(delivery, origin, self._subscription, attempts, reason),
             key_of(delivery),
             delivery.ordering_key,
             delivery.event_time_ms,
+            (origin, delivery.schema_version) if delivery.schema_version and is_readable else None,
         )
 
 
@@ -109,11 +111,12 @@ class Letter(NamedTuple):
     """What is published, and where; as :meth:`~pulsar_nack.Publisher.publish` takes it."""
 
     topic: str
-    data: bytes
+    data: bytes | None
     properties: Mapping[str, str]
     key: str | bytes | None
     ordering_key: str | None
     event_time_ms: int
+    schema: Schema | None
 
 
 def attempts_failed(attempts: int) -> str:

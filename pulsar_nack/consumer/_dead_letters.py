@@ -17,7 +17,7 @@ from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._dead_letter import DeadLetterPolicy, Letter, Rules, as_reason, attempts_failed
 from ._local_store import kept_bytes
-from ._port import ConsumerPort, Delivery, OwnPublisher, Publisher, SupportsPublishing
+from ._port import ConsumerPort, Delivery, OwnPublisher, SupportsPublishing
 from ._states import Record, State, States
 from ._tracing import TraceNote, names_of
 
@@ -66,7 +66,7 @@ class DeadLetters:
         """Clear while it is full."""
         self.has_room.set()
         self._own = None if setting.publisher is not None else _publisher_of(setting, port)
-        self._publisher: Publisher = setting.publisher or self._own  # type: ignore[assignment]  # one of both is there
+        self._publisher = setting.publisher
         self._states = states
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -171,14 +171,16 @@ class DeadLetters:
     async def _publish(self, job: Job) -> None:
         letter = job.letter
         assert letter is not None
-        await self._publisher.publish(
-            letter.topic,
-            letter.data,
-            properties=letter.properties,
-            key=letter.key,
-            ordering_key=letter.ordering_key,
-            event_time_ms=letter.event_time_ms,
-        )
+        about: dict[str, Any] = {
+            "properties": letter.properties,
+            "key": letter.key,
+            "ordering_key": letter.ordering_key,
+            "event_time_ms": letter.event_time_ms,
+        }
+        if self._own is not None:
+            await self._own.publish(letter.topic, letter.data, **about, schema=letter.schema)
+        elif self._publisher is not None:
+            await self._publisher.publish(letter.topic, letter.data, **about)
         self._has_warned = False
 
     async def _acknowledge(self, job: Job) -> None:

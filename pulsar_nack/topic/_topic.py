@@ -226,7 +226,7 @@ class LocalTopic:
     @overload
     async def publish(
         self,
-        payload: bytes,
+        payload: bytes | None,
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -238,7 +238,7 @@ class LocalTopic:
     @overload
     async def publish(
         self,
-        payload: Sequence[bytes],
+        payload: Sequence[bytes | None],
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -250,7 +250,7 @@ class LocalTopic:
 
     async def publish(
         self,
-        payload: bytes | Sequence[bytes],
+        payload: bytes | Sequence[bytes | None] | None,
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -261,7 +261,8 @@ class LocalTopic:
     ) -> MessageId | list[MessageId]:
         """Add a message, or several; durable when it returns.
 
-        :param payload: bytes, or a sequence of bytes: messages of their own, or with ``batch`` one entry of them all
+        :param payload: bytes, or None for a message without a value; or a sequence of them: messages of their own, or
+            with ``batch`` one entry of them all
         :param key: who has the same key gets them in order, on Key_Shared subscriptions
         :param deliver_at: when Shared and Key_Shared subscriptions get it: epoch ms, a datetime with a time zone, or a
             timedelta from now
@@ -270,7 +271,7 @@ class LocalTopic:
         :raises LedgerError: it could not be written; nothing, or not all of several entries, was added
         """
         self._ensure_open()
-        is_one = isinstance(payload, bytes | bytearray | memoryview)
+        is_one = payload is None or isinstance(payload, bytes | bytearray | memoryview)
         if batch and is_one:
             raise InvalidArgumentError("batch", batch, "False for a single payload")
         now = max(self._settings.clock.now_ms(), self._published_at)

@@ -21,6 +21,7 @@ from ._options import ClientOptions
 from ._pool import Pool
 from ._port import WirePort, no_queue, traits_of
 from ._producer import Producer, Producing
+from ._schema_info import SchemaInfo
 from ._selection import selection_of
 from ._settings import ProducerSettings, Settings, client_options, producer_options, split
 from ._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
@@ -174,6 +175,15 @@ class Client:
         :raises BrokerError: the broker refused, or cannot be reached
         """
         return sorted(await self._core().lookup.topics(normalize_namespace(namespace), pattern=None, mode="persistent"))
+
+    async def schema(self, topic: str, version: bytes | None = None) -> SchemaInfo:
+        """Return a schema of a topic, by which its messages can be decoded.
+
+        :param version: a message's ``schema_version``; None: the latest
+        :raises BrokerRefusedError: the broker said no; with the code ``TopicNotFound`` where there is no such schema
+        :raises BrokerError: it cannot be reached
+        """
+        return await self._core().lookup.schema(normalize(topic), version)
 
     def _check_open(self) -> None:
         if self._is_closed:

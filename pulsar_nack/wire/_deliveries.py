@@ -11,7 +11,14 @@ from ..ids import MessageId, Position, _delivered_id
 from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._chunks import Chunks, Part, Whole
-from ._delivery import plain_delivery
+from ._delivery import (
+    plain_delivery,
+    plain_member,
+    producer_name_of,
+    replicated_from_of,
+    schema_version_of,
+    sequence_id_of,
+)
 from ._entries import (
     Entry,
     batch_size_of,
@@ -154,6 +161,10 @@ class EntryReader:
             topic=self._topic,
             error=error,
             is_key_encoded=own.partition_key_b64_encoded,
+            producer_name=None if about is None else producer_name_of(about),
+            sequence_id=None if about is None or is_batch(about) else about.sequence_id,
+            schema_version=None if about is None else schema_version_of(about),
+            replicated_from=None if about is None else replicated_from_of(about),
         )
 
     @staticmethod
@@ -177,15 +188,15 @@ class EntryReader:
         read = 0
         partition, topic = self._partition, self._topic
         extras = {**self._extras, "batch_size": size}
-        count, published = head.redelivery_count, entry.metadata.publish_time
+        count, of_entry = head.redelivery_count, entry.metadata
         try:
             for index, metadata, payload in entry.members():
                 read = index + 1
                 if is_shown is not None and not is_shown[index]:
                     continue
-                if metadata is None:
+                if isinstance(metadata, bytes):
                     member = _delivered_id((ledger, number, partition, index), extras)
-                    deliveries.append(plain_delivery(member, payload, count, published, topic))
+                    deliveries.append(plain_member(member, payload, count, of_entry, metadata, topic))
                 elif metadata.compacted_out:
                     hidden.append(index)
                 else:
@@ -278,6 +289,11 @@ class EntryReader:
             event_time_ms=own.event_time,
             topic=self._topic,
             is_key_encoded=own.partition_key_b64_encoded,
+            is_null=own.null_value,
+            producer_name=producer_name_of(of_entry),
+            sequence_id=sequence_id_of(own, of_entry),
+            schema_version=schema_version_of(of_entry),
+            replicated_from=replicated_from_of(of_entry),
         )
 
 

@@ -94,8 +94,8 @@ class SingleMessage(NamedTuple):
         return isinstance(self.metadata, pb.SingleMessageMetadata) and self.metadata.compacted_out
 
 
-Member = tuple[int, pb.SingleMessageMetadata | None, bytes]
-"""Index, metadata and payload of a message of a batch; None: its metadata tells nothing but sizes and sequence id."""
+Member = tuple[int, pb.SingleMessageMetadata | bytes, bytes]
+"""Index, metadata and payload of a message of a batch; metadata that tells only sizes and sequence id is not parsed."""
 
 
 class Entry(NamedTuple):
@@ -140,12 +140,12 @@ class Entry(NamedTuple):
 
 def properties_of(metadata: Metadata) -> dict[str, str]:
     """Return the properties of a message."""
-    return {_text(pair.key): _text(pair.value) for pair in metadata.properties}
+    return {text_of(pair.key): text_of(pair.value) for pair in metadata.properties}
 
 
 def key_of(metadata: Metadata) -> str:
     """Return the key of a message that has one."""
-    return _text(metadata.partition_key)
+    return text_of(metadata.partition_key)
 
 
 def ordering_key_of(metadata: Metadata) -> str:
@@ -319,7 +319,7 @@ def _check_required(metadata: pb.MessageMetadata) -> None:
 
 
 def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
-    keys = ", ".join(_text(key.key) for key in metadata.encryption_keys)
+    keys = ", ".join(text_of(key.key) for key in metadata.encryption_keys)
     return UndecodableMessageError(f"payload: encrypted with the key {keys}", is_local=True)
 
 
@@ -337,7 +337,8 @@ def _members(
         if middle > end:
             raise _damaged_batch(index, count, f"metadata of {middle - start} bytes where {end - start} are left")
         if is_plain(payload, start, middle):
-            metadata, size = None, payload[start + 1]
+            metadata: pb.SingleMessageMetadata | bytes = payload[start:middle]
+            size = payload[start + 1]
             if size >= 0x80:
                 size += (payload[start + 2] - 1) << 7
         else:
@@ -366,6 +367,6 @@ def _damaged_batch(index: int, count: int, problem: str) -> UndecodableMessageEr
     return UndecodableMessageError(f"batch: message {index} of {count}: {problem}", batch_size=count)
 
 
-def _text(value: str | bytes) -> str:
+def text_of(value: str | bytes) -> str:
     """Return a text of the protocol; where it is none, protobuf hands out the bytes instead."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")

@@ -30,6 +30,8 @@ def refusal_of(command: pb.BaseCommand) -> BrokerRefusedError | None:
     if kind == pb.BaseCommand.PARTITIONED_METADATA_RESPONSE:
         metadata = command.partitionMetadataResponse
         return refused(metadata.error, metadata.message) if metadata.response == metadata.Failed else None
+    if kind == pb.BaseCommand.GET_SCHEMA_RESPONSE and command.getSchemaResponse.HasField("error_code"):
+        return refused(command.getSchemaResponse.error_code, command.getSchemaResponse.error_message)
     if kind == pb.BaseCommand.ACK_RESPONSE and command.ackResponse.HasField("error"):
         return refused(command.ackResponse.error, command.ackResponse.message)
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pulsar_nack import BrokerError, Delivery, MessageId
@@ -76,7 +76,7 @@ class FakeMember:
     def resume(self) -> None:
         self.calls.append(("resume", None))
 
-    def give_back(self, ids: Sequence[MessageId]) -> None:
+    def give_back(self, ids: Iterable[MessageId]) -> None:
         self.calls.append(("give_back", list(ids)))
 
     async def seek(self, position: MessageId | int) -> None:

@@ -242,7 +242,7 @@ async def test_permits_are_given_one_by_one_and_on_request(kind: str) -> None:
     topic = broker.topic(TOPIC)
     topic.publish_batch([b"a", b"b", b"c"])
     for number in range(3):
-        about = {"uuid": "u", "num_chunks_from_msg": 3, "chunk_id": number, "total_chunk_msg_size": 3}
+        about: dict[str, Any] = {"uuid": "u", "num_chunks_from_msg": 3, "chunk_id": number, "total_chunk_msg_size": 3}
         topic.publish(b"d", **about)
     topic.publish(b"e")
     async with workers(broker, receiver_queue_size=0, consumer_type=kind) as consumer:
@@ -381,7 +381,12 @@ async def test_chunks_of_what_cannot_be_read_go_back(monkeypatch: pytest.MonkeyP
     topic = broker.topic(TOPIC)
     whole = compress(pb.LZ4, bytes(range(200)))
     for number in range(2):
-        about = {"uuid": "u", "num_chunks_from_msg": 2, "chunk_id": number, "total_chunk_msg_size": len(whole)}
+        about: dict[str, Any] = {
+            "uuid": "u",
+            "num_chunks_from_msg": 2,
+            "chunk_id": number,
+            "total_chunk_msg_size": len(whole),
+        }
         part = whole[:50] if number == 0 else whole[50:]
         topic.publish(part, compression=pb.LZ4, uncompressed_size=200, **about)
     with monkeypatch.context() as patch:
