@@ -77,58 +77,44 @@ class OfficialPublisher:
 
         :raises BrokerError: the client could not
         """
-        import _pulsar
         import pulsar.asyncio
 
-        builder = _pulsar.MessageBuilder()
-        if data is None:
-            builder.set_null_value()
-        else:
-            builder.content(data)
-        for name, value in properties.items():
-            builder.property(name, value)
-        if key is not None:
-            builder.partition_key(base64.b64encode(key).decode("ascii") if isinstance(key, bytes) else key)
-        if ordering_key is not None:
-            builder.ordering_key(ordering_key)
-        if event_time_ms:
-            builder.event_timestamp(event_time_ms)
-        message = builder.build()
-        loop = asyncio.get_running_loop()
+        about: dict[str, Any] = {
+            "properties": dict(properties),
+            "partition_key": base64.b64encode(key).decode("ascii") if isinstance(key, bytes) else key,
+            "ordering_key": ordering_key,
+            "event_timestamp": event_time_ms or None,
+        }
 
         async def send(producer: Any) -> Any:
-            sent: asyncio.Future[Any] = loop.create_future()
-            producer._producer.send_async(message, partial(_call_soon, loop, _resolve_sent, sent))
-            return await sent
+            return await (_send_null(producer, about) if data is None else producer.send(data, **about))
 
         try:
-            handle = await self._producers.use((topic, schema), send, is_spent=_is_spent)
+            sent = await self._producers.use((topic, schema), send, is_spent=_is_spent)
         except pulsar.asyncio.PulsarException as error:
             raise BrokerError(f"publishing to {topic}: the client says {str(error)!r}") from error
-        return MessageId.from_bytes(handle.serialize(), topic)
+        return MessageId.from_bytes(sent.serialize(), topic)
 
     async def aclose(self) -> None:
         """Close the producers."""
         await self._producers.aclose()
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Any, *args: object) -> None:
-    """Go on in the loop; the client calls from a thread of its own."""
-    try:
-        loop.call_soon_threadsafe(function, *args)
-    except RuntimeError:  # the loop is closed: nobody waits for this any more
-        return
-
-
-def _resolve_sent(sent: asyncio.Future[Any], result: Any, handle: Any) -> None:
+async def _send_null(producer: Any, about: Mapping[str, Any]) -> Any:
+    """Send a message without a value, which the client's asyncio producer cannot."""
+    import _pulsar
     import pulsar.asyncio
 
-    if sent.done():
-        return
-    if result.name == "Ok":
-        sent.set_result(handle)
-    else:
-        sent.set_exception(pulsar.asyncio.PulsarException(result))
+    builder = _pulsar.MessageBuilder()
+    builder.set_null_value()
+    for name, value in about["properties"].items():
+        builder.property(name, value)
+    for name in ("partition_key", "ordering_key", "event_timestamp"):
+        if about[name] is not None:
+            getattr(builder, name)(about[name])
+    sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    producer._producer.send_async(builder.build(), partial(pulsar.asyncio._set_future, sent))
+    return await sent
 
 
 def _is_spent(error: Exception) -> bool:

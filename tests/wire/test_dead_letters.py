@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import pulsar_nack
-from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
+from pulsar_nack import BrokerRefusedError, Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import Client
+from pulsar_nack.wire import Client, SchemaInfo
 from pulsar_nack.wire import _pulsar_pb2 as pb
+from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
 from tests.wire.frames import read_message
 
@@ -147,6 +148,70 @@ async def test_nothing_is_acknowledged_before_the_receipt() -> None:
         assert await quiet(consumer)
         await call
         assert is_settled(broker)
+
+
+@for_each("is_batch", [False, True])
+@virtual_time
+async def test_null_is_told_from_empty(is_batch: bool) -> None:
+    """O14: a message without a value has None as its data, in batches too, and so has its dead letter."""
+    broker = FakeBroker()
+    async with giving_up(broker) as consumer, Client(broker.url, dial=broker.dial) as client:
+        async with client.producer(TOPIC, batching=is_batch) as producer:
+            await asyncio.gather(*(producer.send(data, key="k") for data in (None, b"", b"x")))
+        messages = [await consumer.receive(timeout=1) for _ in range(3)]
+        assert [message.data for message in messages] == [None, b"", b"x"]
+        assert [message.value() for message in messages] == [None, b"", b"x"]
+        assert "attempt 1, null>" in repr(messages[0])
+        for message in messages:
+            await message.dead_letter("why")
+        assert [(about.null_value, payload) for about, payload in letters(broker)] == [
+            (True, b""),
+            (False, b""),
+            (False, b"x"),
+        ]
+        async with client.subscribe(DEAD, "repair", initial_position="earliest") as repair:
+            assert [(await repair.receive(timeout=1)).data for _ in range(3)] == [None, b"", b"x"]
+
+
+@virtual_time
+async def test_dead_letters_have_the_schema_of_their_messages() -> None:
+    """O15: one version after the other; where schemas are enforced the broker takes them, and tells which is which."""
+    broker = FakeBroker()
+    broker.enforces_schemas = True
+    schemas = [SchemaInfo("avro", b"first", "Order"), SchemaInfo("avro", b"second", "Order", {"a": "b"})]
+    broker.topic(DEAD).schemas.append(b"")  # that of somebody else, so that numbers differ
+    async with giving_up(broker) as consumer, Client(broker.url, dial=broker.dial) as client:
+        for schema in (*schemas, schemas[0]):
+            async with client.producer(TOPIC, schema_info=schema, name="shop") as producer:
+                await producer.send(b"x")
+        messages = [await consumer.receive(timeout=1) for _ in range(3)]
+        versions = [message.schema_version for message in messages]
+        assert versions == [number.to_bytes(8, "big") for number in (0, 1, 0)]
+        assert [message.producer_name for message in messages] == ["shop"] * 3
+        assert [await client.schema(message.topic, message.schema_version) for message in messages[:2]] == schemas
+        with pytest.raises(BrokerRefusedError, match="TopicNotFound"):
+            await client.schema(TOPIC, b"\x00" * 7 + b"\x09")
+        for message in messages:
+            await message.dead_letter("why")
+        assert [about.schema_version[-1] for about, _ in letters(broker)] == [1, 2, 1]
+        assert [await client.schema(DEAD, about.schema_version) for about, _ in letters(broker)][:2] == schemas
+        producers = [each for each in broker.commands("PRODUCER") if each.topic == DEAD]
+        assert len(producers) == 2
+        assert is_settled(broker)
+
+
+@virtual_time
+async def test_a_schema_that_the_broker_does_not_tell(caplog: pytest.LogCaptureFixture) -> None:
+    """O15: without it the dead letter goes all the same, with a warning; what may pass is tried again."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"x", schema_version=b"\x05")
+    broker.next("GET_SCHEMA", refuse("ServiceNotReady"))
+    async with giving_up(broker) as consumer:
+        await (await consumer.receive(timeout=1)).dead_letter("why")
+        assert consumer.statistics().dead_letter_failures == 1
+    ((about, payload),) = letters(broker)
+    assert (about.HasField("schema_version"), payload) == (False, b"x")
+    assert sum("without their schema, version 05" in record.message for record in caplog.records) == 1
 
 
 @virtual_time
