@@ -124,7 +124,7 @@ def check_text(field: str, value: object) -> None:
     raise InvalidArgumentError(field, value, "a string without lone surrogates")
 
 
-def check_most(field: str, value: object) -> None:
-    """Check that this is a number of messages, at least 1."""
-    if type(value) is not int or value < 1:
-        raise InvalidArgumentError(field, value, "an integer of at least 1")
+def check_most(field: str, value: object, *, least: int = 1) -> None:
+    """Check that this is a number of messages, at least 1 unless told otherwise."""
+    if type(value) is not int or value < least:
+        raise InvalidArgumentError(field, value, f"an integer of at least {least}")

@@ -325,7 +325,7 @@ class LocalTopic:
         :param consumer_name: the first by name gets the messages of a Failover subscription
         :param delayed: how delayed messages are kept, with a tick and a precision of the subscription's own; it may
             change while nobody consumes
-        :param receiver_queue_size: messages that are handed over before they are asked for
+        :param receiver_queue_size: messages that are handed over before they are asked for; 0: none
         :param unacked_limit: a consumer with so many unacknowledged messages gets no more; None: no limit
         :param batch_index_ack: single messages of a batch are acknowledged in the topic; False: a batch when all are
         :raises InvalidArgumentError: names what was refused
@@ -336,7 +336,7 @@ class LocalTopic:
         check_subscription_name(name)
         check_initial(initial_position)
         check_text("consumer_name", consumer_name)
-        check_most("receiver_queue_size", receiver_queue_size)
+        check_most("receiver_queue_size", receiver_queue_size, least=0)
         if not isinstance(batch_index_ack, bool):
             raise InvalidArgumentError("batch_index_ack", batch_index_ack, "True or False")
         if unacked_limit is not None:
@@ -384,6 +384,7 @@ class LocalTopic:
             self.name,
             subscription,
             join,
+            self.unsubscribe,
             name=label,
             is_shared=kind.is_shared,
             receiver_queue_size=room,
@@ -415,6 +416,7 @@ class LocalTopic:
         consumer_name: str = "",
         initial_position: InitialPosition = "earliest",
         delayed: DelayedDeliveryConfig | None = None,
+        receiver_queue_size: int = 1_000,
         **options: Any,
     ) -> Subscribing:
         """Subscribe with a :class:`~pulsar_nack.Consumer`; ``async with`` it, or await it and close it yourself.
@@ -427,12 +429,18 @@ class LocalTopic:
         check_subscription_name(name)
         check_initial(initial_position)
         check_text("consumer_name", consumer_name)
+        check_most("receiver_queue_size", receiver_queue_size, least=0)
         as_bucket_config(delayed)
         Consumer(NoPort(self.name, name), **options)  # its arguments are checked here, nothing is begun
 
         async def make() -> Consumer:
             port = await self.subscribe(
-                name, type, consumer_name=consumer_name, initial_position=initial_position, delayed=delayed
+                name,
+                type,
+                consumer_name=consumer_name,
+                initial_position=initial_position,
+                delayed=delayed,
+                receiver_queue_size=receiver_queue_size,
             )
             try:
                 return Consumer(port, **options)
