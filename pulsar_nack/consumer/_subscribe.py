@@ -215,10 +215,11 @@ async def _port(client: Any, topic: Any, subscription: str, native_type: Any, op
     )
 
 
-def _full_name(topic: str) -> str:
+def _full_name(topic: Any) -> str:
     if "://" in topic:
-        return topic
-    return f"persistent://{topic}" if topic.count("/") == 2 else f"persistent://public/default/{topic}"
+        return str(topic)
+    name = topic if topic.count("/") == 2 else f"public/default/{topic}"
+    return f"persistent://{name}"
 
 
 def _no_queue() -> InvalidArgumentError:
