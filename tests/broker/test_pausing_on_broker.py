@@ -45,10 +45,10 @@ async def acked(consumer: Consumer, count: int) -> list[bytes]:
 async def test_what_was_fetched_ahead_goes_to_another_one(client: Client, topic: str) -> None:
     """O17, U41: 1 000 fetched ahead go to a second consumer, nothing comes here; what is in work stays in work."""
     sent = numbered(1_000)
-    async with client.subscribe(topic, "sub", receiver_queue_size=1_000) as first:
+    async with client.subscribe(topic, "sub", receiver_queue_size=1_000, redelivery="local") as first:
         await produce(client, topic, sent)
         in_work, held = await take(first, 2)
-        await held.nack(delay=patience(4))
+        await held.nack(delay=0.3)
         async with client.subscribe(topic, "sub", receiver_queue_size=1_000, dead_letter=DeadLetterPolicy(3)) as second:
             first.pause()
             assert await acked(second, 998) == sorted(set(sent) - {in_work.data, held.data})
@@ -56,7 +56,7 @@ async def test_what_was_fetched_ahead_goes_to_another_one(client: Client, topic:
             assert await nothing_comes(first)
             await in_work.ack()
         first.resume()
-        again = await first.receive(timeout=patience(6))
+        (again,) = await take(first, 1)
         assert (again.data, again.attempt) == (held.data, 2)
         await again.ack()
         assert await nothing_comes(first)
