@@ -172,7 +172,7 @@ class LocalPort:
         """Get messages again."""
         self._check_open()
         self._is_paused = False
-        if self._has_queue:
+        if self._has_queue or self._inbox.is_awaited:
             self._subscription.release(self._number)
 
     def give_back(self, ids: Sequence[MessageId]) -> None:

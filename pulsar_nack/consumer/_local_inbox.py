@@ -70,6 +70,11 @@ class LocalInbox:
         self.failure = error
         self.wake_all()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether somebody waits."""
+        return bool(self._waiters)
+
     def wake_all(self) -> None:
         """Let everyone who waits look again."""
         for waiter in self._waiters:

@@ -88,6 +88,11 @@ class WireInbox:
         self._ready.clear()
         self._epochs.clear()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether somebody waits."""
+        return bool(self._waiters)
+
     def wake_all(self) -> None:
         """Let everyone who waits look again."""
         for waiter in self._waiters:

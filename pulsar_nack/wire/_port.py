@@ -169,6 +169,8 @@ class WirePort:
         if self._unreadable is None:
             for member in self._members:
                 member.resume()
+            if self._inbox.is_awaited:
+                self._before_wait()
 
     def give_back(self, ids: Sequence[MessageId]) -> None:
         """Give messages back, to others at once, that were received and not shown; not on Exclusive and Failover."""

@@ -7,17 +7,18 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any
 
 import pytest
 
-from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, MissingExtraError, NackConfig
+from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Message, MissingExtraError, NackConfig
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
 from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._compression import compress
 from tests.for_each import for_each
-from tests.tiers import size
+from tests.tiers import seeds, size
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeTopic, metadata_of
 from tests.wire.frames import batch_payload, message_rest
@@ -396,3 +397,106 @@ async def test_chunks_of_what_cannot_be_read_go_back(monkeypatch: pytest.MonkeyP
                 await consumer.receive(timeout=1)
     async with workers(broker) as other:
         assert await shown(other) == [bytes(range(200))]
+
+
+# --- whatever happens ------------------------------------------------------------------------------------------------
+
+
+NOB = False
+
+
+class Life:
+    """Two consumers of one subscription that do anything in any order; a message belongs to one of them at a time."""
+
+    def __init__(self, broker: FakeBroker, both: list[Consumer], random: Random) -> None:
+        self.topic = broker.topic(TOPIC)
+        self.both = both
+        self.random = random
+        self.published = 0
+        self.in_work: dict[bytes, Message] = {}
+        self.acked: set[bytes] = set()
+
+    async def step(self) -> None:
+        """Do something."""
+        random = self.random
+        consumer = random.choice(self.both)
+        match random.choice(["publish", "publish" if NOB else "batch", *["receive"] * 4, "cancel", "ack", "ack", "nack", "pause", "resume"]):
+            case "publish":
+                self.topic.publish(self.next())
+            case "batch":
+                self.topic.publish_batch([self.next() for _ in range(random.randint(1, 4))])
+            case "receive":
+                await self.receive(consumer, random.choice([0.0005, 0.01, 0.3]))
+            case "cancel":
+                call = asyncio.create_task(consumer.receive())
+                await asyncio.sleep(random.choice([0, 0.002, 0.1]))
+                call.cancel()
+                await asyncio.wait([call])
+                if not call.cancelled():
+                    self.shown(call.result())
+            case "ack" if self.in_work:
+                await self.ack(random.choice(sorted(self.in_work)))
+            case "nack" if self.in_work:
+                await self.in_work.pop(random.choice(sorted(self.in_work))).nack(random.choice([0, 0.05, 2]))
+            case "pause":
+                consumer.pause()
+            case "resume":
+                consumer.resume()
+        if random.random() < 0.3:
+            await asyncio.sleep(random.choice([0.001, 0.05, 0.5, 20]))
+
+    def next(self) -> bytes:
+        """Return a payload."""
+        self.published += 1
+        return b"%d" % self.published
+
+    async def receive(self, consumer: Consumer, seconds: float) -> bool:
+        """Receive; return whether something came."""
+        try:
+            self.shown(await consumer.receive(timeout=seconds))
+        except TimeoutError:
+            return False
+        return True
+
+    def shown(self, message: Message) -> None:
+        """Note what is shown."""
+        assert message.data not in self.in_work, "it is in work"
+        assert message.data not in self.acked, "it is acknowledged"
+        self.in_work[message.data] = message
+
+    async def ack(self, data: bytes) -> None:
+        """Acknowledge."""
+        await self.in_work[data].ack()
+        del self.in_work[data]
+        self.acked.add(data)
+
+    async def end(self) -> None:
+        """Take all that there is."""
+        for consumer in self.both:
+            consumer.resume()
+        quiet = 0
+        while quiet < 4:
+            for data in sorted(self.in_work):
+                await self.ack(data)
+            came = [await self.receive(consumer, 60) for consumer in self.both]
+            quiet = 0 if any(came) else quiet + 1
+        assert len(self.acked) == self.published
+        assert not any(consumer.statistics().unacked for consumer in self.both)
+
+
+@pytest.mark.parametrize("seed", seeds(range(60)))
+@virtual_time
+async def test_whatever_happens_each_message_is_with_one_and_nothing_is_lost(seed: int) -> None:
+    """O16, O17: pauses, cancelled calls, nacks and queues of any size, none too, on one subscription."""
+    random = Random(seed)
+    broker = FakeBroker()
+    publish(broker)
+    kind, ahead = random.choice(["shared", "shared", "key_shared"]), random.choice([0, 1, 3, 1_000])
+    redelivery = "local"
+    about: dict[str, Any] = {"receiver_queue_size": ahead, "consumer_type": kind, "redelivery": redelivery}
+    about["ack_memory"] = 36_000  # copies may wait here for as long as nobody receives
+    async with workers(broker, 2, **about) as both:
+        life = Life(broker, both, random)
+        for _ in range(size(300, fast=100)):
+            await life.step()
+        await life.end()
