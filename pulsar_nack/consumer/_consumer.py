@@ -467,8 +467,8 @@ class Consumer:
 
     @property
     def _is_idle(self) -> bool:
-        """Return whether nobody works on a message, and none is held."""
-        return self._unacked() <= self._waiting_to_be_shown()
+        """Return whether nobody works on a message, and none is held or came due."""
+        return not self._unacked()
 
     def _note_idle(self) -> None:
         """Let others have the rest, if this consumer is paused, or stopped, and nothing is in work any more."""
