@@ -189,13 +189,13 @@ def mix_table(report: Report, name: str, counts: list[int]) -> None:
 def main() -> None:
     """Run every mix and print a table of each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="0.8 million messages, nothing stored")
+    parser.add_argument("--quick", action="store_true", help="0.2 million messages, nothing stored")
     parser.add_argument("--messages", type=float, default=100, help="millions of each mix, 100 by default")
     parser.add_argument(
         "--only", nargs="+", choices=list(MIXES), default=list(MIXES), help="these mixes, nothing stored"
     )
     options = parser.parse_args()
-    most = 0.8 if options.quick else options.messages
+    most = 0.2 if options.quick else options.messages
     counts = [int(most * 1_000_000 / part) // BATCH * BATCH for part in (4, 2, 1)]
     report = Report("A day of delayed messages at full rate")
     report.note(

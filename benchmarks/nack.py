@@ -334,8 +334,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few ids, nothing stored")
     quick = parser.parse_args().quick
-    count = 2_000 if quick else 200_000
-    million = 10_000 if quick else 1_000_000
+    count = 500 if quick else 200_000
+    million = 2_000 if quick else 1_000_000
     report = Report("Negative acknowledgements: time and memory")
     time_table(report, count)
     drain_table(report, million)

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few ids, nothing stored")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these tables, nothing stored")
     options = parser.parse_args()
-    million = 20_000 if options.quick else 1_000_000
+    million = 2_000 if options.quick else 1_000_000
     processes = 1 if options.quick else 3
     report, targets = Report("Time buckets: memory, time, and the longest call"), Targets()
     report.note(NOTES)

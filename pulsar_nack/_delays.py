@@ -1,11 +1,12 @@
-"""One place that turns what users give as a delay into whole milliseconds."""
+"""One place that turns what users give as a delay, or as a time of publishing, into whole milliseconds."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from .errors import InvalidArgumentError
+from .ids import MessageId
 
 Delay = float | timedelta
 """Seconds as a number, or a timedelta."""
@@ -13,6 +14,14 @@ Delay = float | timedelta
 MAX_DELAY_MS: Final = 100 * 366 * 86_400_000
 """A century: more is a mistake of units."""
 
+FIRST_PUBLISH_MS: Final = 978_307_200_000
+"""The year 2001: an earlier time is a mistake of units, but for 0."""
+
+_LAST_PUBLISH_MS: Final = 32_503_680_000_000
+"""The year 3000: likewise."""
+
+_MS: Final = timedelta(milliseconds=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_DELAY_S: Final = MAX_DELAY_MS // 1000
 _FLOAT_ERROR: Final = 1e-15
 _EXPECTED: Final = "seconds as a finite number from 0 to a century, or a timedelta"
@@ -47,3 +56,26 @@ def delay_seconds(value: object, field: str = "delay") -> float:
         return value.total_seconds()
     assert isinstance(value, float | int)
     return float(value)
+
+
+def seek_position(value: object, *, earliest_ms: int = FIRST_PUBLISH_MS) -> MessageId | int:
+    """Return where to seek to: a message, or a publish time in epoch ms, which may be given as a datetime.
+
+    :param earliest_ms: an earlier time is refused, but for 0, which is before all messages
+    :raises InvalidArgumentError: seconds, microseconds or nanoseconds where ms belong, or nothing of the kind
+    """
+    if isinstance(value, MessageId):
+        return value
+    expected = "a MessageId, a datetime, or a publish time in epoch ms"
+    if isinstance(value, datetime):
+        try:
+            return max((value.astimezone(UTC) - _EPOCH) // _MS, 0)
+        except (OverflowError, OSError, ValueError) as error:
+            raise InvalidArgumentError("position", value, expected) from error
+    if type(value) is int or type(value) is float:
+        for unit, per_ms in (("seconds", 1e-3), ("microseconds", 1e3), ("nanoseconds", 1e6)):
+            if FIRST_PUBLISH_MS <= value / per_ms <= _LAST_PUBLISH_MS and not earliest_ms <= value <= _LAST_PUBLISH_MS:
+                expected = f"{expected} (not in {unit}: int(time.time() * 1000) is now)"
+    if type(value) is not int or not (value == 0 or earliest_ms <= value <= _LAST_PUBLISH_MS):
+        raise InvalidArgumentError("position", value, expected)
+    return value

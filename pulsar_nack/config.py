@@ -197,6 +197,8 @@ class BucketConfig(DelayedDeliveryConfig):
     """How long before its first message a segment is loaded."""
     recovery_timeout: DelayField = timedelta(seconds=10)
     """How long a factory waits for storage, and for all snapshots to be tried, before it falls back to memory."""
+    close_timeout: DelayField = timedelta(seconds=10)
+    """How long closing a tracker that has its storage with it waits for that."""
 
     if TYPE_CHECKING:  # as above
 

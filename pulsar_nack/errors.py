@@ -13,6 +13,7 @@
     ├── RedeliveryError                      a port could not ask for a redelivery; the ids stay pending
     ├── BrokerError                          the broker or its client refused or lost something
     │   ├── BrokerRefusedError               the broker said no; has its code and its words
+    │   │   └── TopicNotFoundError           the topic is not there, or not any more, and may not be created
     │   ├── ConnectionLostError              a connection broke, or none could be had
     │   ├── ProtocolError                    bytes came in that are not the protocol
     │   ├── RequestTimeoutError (TimeoutError)   no answer in time
@@ -77,6 +78,7 @@ __all__ = [
     "SnapshotFormatError",
     "SnapshotNotFoundError",
     "TopicFormatError",
+    "TopicNotFoundError",
     "UndecodableMessageError",
     "VirtualDeadlockError",
     "WouldBlockError",
@@ -182,6 +184,13 @@ class BrokerRefusedError(BrokerError):
         self.code = code
         self.text = text
         super().__init__(f"{code}: {text}")
+
+
+class TopicNotFoundError(BrokerRefusedError):
+    """The topic does not exist and may not be created; a consumer of a topic that was deleted raises it in ``receive``.
+
+    The consumer goes on trying: once the topic is created again, so is its subscription, from the first message on.
+    """
 
 
 class ConnectionLostError(BrokerError):

@@ -46,7 +46,7 @@ def test_day() -> None:
     """Every mix of the simulated day ends with all messages taken out, with three loads each."""
     said = run("day", "--quick")
     assert said.count("## ") == 5
-    assert said.count("| 0.8 M ") == 5
+    assert said.count("| 0.2 M ") == 5
 
 
 def test_nack() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import InvalidArgumentError
-from pulsar_nack._delays import MAX_DELAY_MS, delay_ms, delay_seconds
+from pulsar_nack import InvalidArgumentError, MessageId
+from pulsar_nack._delays import MAX_DELAY_MS, delay_ms, delay_seconds, seek_position
 from tests.for_each import for_each
 
 
@@ -88,3 +88,37 @@ def test_whole_milliseconds_survive(milliseconds: int) -> None:
 def test_never_less_than_was_asked_for(seconds: float) -> None:
     """A delay is never made shorter, by more than floats err, and longer by a ms at most."""
     assert seconds * 1000 * (1 - 2e-15) <= delay_ms(seconds) <= seconds * 1000 + 1
+
+
+NOW_S = 1_790_000_000
+
+
+@for_each(
+    ("value", "hint"),
+    [
+        (NOW_S, "not in seconds"),
+        (NOW_S + 0.5, "not in seconds"),
+        (NOW_S * 10**6, "not in microseconds"),
+        (NOW_S * 10**9, "not in nanoseconds"),
+        *((each, "epoch ms, got") for each in (-1, 1, 5.5, True, None, "now", b"", 1 << 80)),
+        (float("nan"), "epoch ms, got nan"),
+        (978_307_199_999, "epoch ms, got 978307199999"),
+    ],
+)
+def test_a_publish_time_in_another_unit_is_refused(value: Any, hint: str) -> None:
+    """O7: what is before 2001 or after 3000 in ms, with a hint where another unit makes sense of it."""
+    with pytest.raises(InvalidArgumentError, match=rf"^position: expected a MessageId, a datetime, .*{hint}"):
+        seek_position(value)
+
+
+def test_publish_times() -> None:
+    """O7: epoch ms, 0 for before all; datetimes with a zone or in local time; messages as they are."""
+    for position in (0, NOW_S * 1000, 978_307_200_000, MessageId(1, 2), MessageId(-1, -1)):
+        assert seek_position(position) == position
+    east = timezone(timedelta(hours=2))
+    noon = datetime(2026, 9, 21, 12, 0, 0, 123_999, tzinfo=east)
+    assert seek_position(noon) == int(datetime(2026, 9, 21, 10, tzinfo=UTC).timestamp()) * 1000 + 123
+    local = noon.astimezone().replace(tzinfo=None)
+    assert seek_position(local) == seek_position(noon)
+    assert seek_position(datetime(1960, 1, 1, tzinfo=UTC)) == 0
+    assert seek_position(5, earliest_ms=0) == 5

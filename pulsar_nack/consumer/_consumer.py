@@ -10,19 +10,21 @@ import asyncio
 import copy
 import inspect
 import logging
+import math
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from .._delays import Delay, delay_ms
+from .._delays import Delay, delay_ms, seek_position
 from ..backoff import Backoff
 from ..clock import Clock, LoopClock, WallClock
 from ..config import NackConfig
 from ..errors import (
     AlreadySettledError,
+    BrokerError,
     ClosedError,
     InvalidArgumentError,
     MissingExtraError,
@@ -48,6 +50,7 @@ from ._port import (
     SupportsActiveChanges,
     SupportsConnectionState,
     SupportsCumulativeAck,
+    SupportsHeldBack,
     SupportsNowait,
     SupportsPause,
     SupportsSeek,
@@ -72,6 +75,10 @@ DEFAULT_MAX_ACK_STATE_BYTES: Final = 5_242_880
 _YIELD_AFTER_MS: Final = 5
 _UNWANTED_AFTER_S: Final = 0.1
 """How long a message waits for a call of ``receive`` where there is no queue, before others get it."""
+_HELD_BACK_S: Final = 10.0
+"""How long nothing has to come, while somebody waits and something is unacknowledged, until the broker is asked why."""
+_MOST_REFUSALS: Final = 3
+"""A broker that so often did not tell is not asked any more."""
 
 
 class Consumer:
@@ -185,6 +192,8 @@ class Consumer:
         self._wall_clock = wall_clock or WallClock()
         self._max_ack_state_bytes = settings.max_ack_state_bytes
         self._durable: DurableNacks | None = None
+        self._opened: asyncio.Future[None]
+        self._ends_at = math.inf
         self._gated: Gated | None = None
         self._acks: Acks | None = None
         self._server: asyncio.Task[None] | None = None
@@ -197,6 +206,7 @@ class Consumer:
         self._unreadable: MissingExtraError | None = None
         self._watches_idle = self._keeps_what_it_has = False
         self._is_pumping = False
+        self._held_back_at: int | None = None
         self._received = self._shown = self._copies = self._replayed = self._nacked = 0
 
     # --- opening and closing ---------------------------------------------------------------------------------------
@@ -212,7 +222,7 @@ class Consumer:
             raise ClosedError("the consumer")
         if self._server is None:
             self._loop = asyncio.get_running_loop()
-            opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            opened = self._opened = asyncio.get_running_loop().create_future()
             self._server = asyncio.create_task(self._serve(opened), name="pulsar_nack.Consumer")
             self._server.add_done_callback(self._on_end)
             try:
@@ -220,6 +230,8 @@ class Consumer:
             except asyncio.CancelledError:
                 await self.aclose()
                 raise
+            if self._server.cancelled():
+                raise ClosedError("the consumer")
             if self._server.done():
                 await self._server
         return self
@@ -237,21 +249,32 @@ class Consumer:
 
         Acknowledgements and dead letters under way are finished first, for at most the configuration's
         ``close_timeout``; dead letters that are not published by then are given back too. Calls that wait raise
-        :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled.
+        :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled. Storage of durable
+        state that does not answer by then is let go as soon as it does; what was not written is logged, and counted.
         """
         self._is_closed = True
         self._unreadable = None
         self._inbox.close(ClosedError("the consumer"))
         self._room.close(ClosedError("the consumer"))
-        self._stopping.set()
+        self._stop()
         if self._server is None:
             if self._dead is not None:
                 await self._dead.aclose()
             await self._port.close()
-        else:
-            await asyncio.shield(self._server)
+            return
+        if not self._opened.done():
+            self._server.cancel()
+        await asyncio.wait([self._server])
+        if not self._server.cancelled():
+            self._server.result()
 
     close = aclose
+
+    def _stop(self) -> None:
+        """Let the server end, within ``close_timeout``."""
+        if not self._stopping.is_set():
+            self._ends_at = asyncio.get_running_loop().time() + self._config.close_timeout.total_seconds()
+        self._stopping.set()
 
     async def _serve(self, opened: asyncio.Future[None]) -> None:
         try:
@@ -274,6 +297,8 @@ class Consumer:
                     background = [tasks.create_task(run) for run in runs]
                     if durable is not None:
                         background.append(tasks.create_task(durable.run()))
+                    if isinstance(self._port, SupportsHeldBack):
+                        background.append(tasks.create_task(self._watch_held_back(self._port)))
                     if isinstance(self._port, SupportsActiveChanges):
                         self._port.watch_inactive(self._on_inactive)
                     opened.set_result(None)
@@ -281,7 +306,7 @@ class Consumer:
                     await self._finish(self._acks)
                     self._note_cancelled("close")
                     if durable is not None:
-                        await durable.finish()
+                        await durable.finish(self._remaining_s())
                     for task in background:
                         task.cancel()
         finally:
@@ -292,11 +317,13 @@ class Consumer:
             await self._port.close()
 
     async def _finish(self, acks: Acks) -> None:
-        loop, timeout = asyncio.get_running_loop(), self._config.close_timeout.total_seconds()
-        ends_at = loop.time() + timeout
         if self._dead is not None:
-            await self._dead.finish(timeout)
-        await acks.finish(max(ends_at - loop.time(), 0.0))
+            await self._dead.finish(self._remaining_s())
+        await acks.finish(self._remaining_s())
+
+    def _remaining_s(self) -> float:
+        """Return how long closing may still take."""
+        return max(self._ends_at - asyncio.get_running_loop().time(), 0.0)
 
     async def _open_durable(self, stack: AsyncExitStack) -> DurableNacks | None:
         if self._durable_home is None:
@@ -317,7 +344,11 @@ class Consumer:
             ),
         )
         self._gated = Gated(durable, self._inbox)
-        stack.push_async_callback(durable.aclose)
+
+        async def let_go() -> None:
+            await durable.aclose(self._remaining_s())
+
+        stack.push_async_callback(let_go)
         await durable.restore(self._states, self._holds, self._clock.now_ms())
         return durable
 
@@ -338,6 +369,7 @@ class Consumer:
         :param timeout: seconds or a timedelta; None: wait for ever
         :raises TimeoutError: nothing came in time
         :raises ClosedError: the consumer is closed, also while this waits
+        :raises TopicNotFoundError: the topic was deleted, and may not be created; a later call looks again
         :raises BrokerError: the transport failed; a later call tries again
         :raises MissingExtraError: a message came that this process cannot read, as what the error names is not
             installed. It stays for others, and each later call raises this too. The consumer gives back what it fetched
@@ -451,6 +483,32 @@ class Consumer:
             finally:
                 self._is_pumping = False
 
+    async def _watch_held_back(self, port: SupportsHeldBack) -> None:
+        """Ask why nothing comes for long though somebody waits, and something is unacknowledged; tell it once."""
+        is_told, refusals = False, 0
+        while refusals < _MOST_REFUSALS:
+            await self._inbox.wanted.wait()
+            received = self._received
+            await asyncio.sleep(_HELD_BACK_S)
+            if self._received != received or not self._inbox.wanted.is_set() or not self._unacked():
+                continue
+            try:
+                reason = await port.held_back()
+            except BrokerError as error:
+                _log.debug("the broker does not tell why nothing comes: %s", error)
+                refusals += 1
+                continue
+            self._held_back_at = None if reason is None else received
+            if reason is not None and not is_told:
+                is_told = True
+                _log.warning(
+                    "nothing comes while %d messages are in work or held here, of at most %s: %s; acknowledge some, "
+                    "raise that limit, or set unacked_limit below it",
+                    self._unacked(),
+                    "any number" if self._room.limit is None else self._room.limit + self._prefetched,
+                    reason,
+                )
+
     def _hand_on(self, delivery: Delivery | None) -> None:
         """Give messages to the calls that wait, one after the other while there are more without waiting."""
         receive_nowait, waiters, dead = self._receive_nowait, self._inbox.waiters, self._dead
@@ -473,7 +531,7 @@ class Consumer:
     def _note_idle(self) -> None:
         """Let others have the rest, if this consumer is paused, or stopped, and nothing is in work any more."""
         if self._unreadable is not None and self._states.in_work <= self._waiting_to_be_shown():
-            self._stopping.set()
+            self._stop()
         elif self._inbox.is_paused and self._is_idle and isinstance(self._port, SupportsPause):
             self._watches_idle = False
             self._port.pause(is_idle=True)
@@ -692,12 +750,14 @@ class Consumer:
         if self._durable is not None:
             await self._durable.settled_through(message_id)
 
-    async def seek(self, position: MessageId | int) -> None:
-        """Move the subscription to a message id or a publish time in epoch ms; forgets acks, nacks and holds.
+    async def seek(self, position: MessageId | int | datetime) -> None:
+        """Move the subscription to a message id or a publish time; forgets acks, nacks and holds.
 
         What was held and is not moved comes again soon: where this fails or is cancelled, and in other partitions.
 
-        :raises InvalidArgumentError: neither of both; nothing changed
+        :param position: the message, or the publish time of the first one, to be shown next: a datetime (local time if
+            it names no zone) or epoch ms; 0 is before all
+        :raises InvalidArgumentError: neither of both, as seconds are that are meant as ms; nothing changed
         :raises NotImplementedError: the port cannot
         :raises NotDurableError: the consumer is durable and this could not be written; nothing changed
         :raises BrokerError: the broker refused
@@ -706,8 +766,7 @@ class Consumer:
         self._ensure_open()
         if not isinstance(self._port, SupportsSeek):
             raise NotImplementedError(f"{type(self._port).__name__} cannot seek")
-        if not isinstance(position, MessageId) and (type(position) is not int or not 0 <= position < 1 << 63):
-            raise InvalidArgumentError("position", position, "a MessageId, or epoch ms")
+        position = seek_position(position)
         if self._durable is not None and (error := await self._durable.cleared()) is not None:
             raise NotDurableError(
                 "the subscription was not moved, for that could not be made durable", error
@@ -975,6 +1034,7 @@ class Consumer:
             prefetched=self._prefetched,
             unacked_limit=None if self._room.limit is None else self._room.limit + self._prefetched,
             is_near_unacked_limit=self._room.is_near_limit,
+            is_held_back=self._held_back_at == self._received,
             waiting_nacks=self._room.waiting,
             dead_lettered=0 if dead is None else dead.done,
             dead_letters_waiting=0 if dead is None else len(dead),

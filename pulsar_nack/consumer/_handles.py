@@ -19,6 +19,7 @@ VERSION_BYTES: Final = 8
 """Of the version of a schema, a number."""
 _MOST_HANDLES: Final = 100_000
 _FIRST_CHUNK_TAG: Final = b"\x3a"
+_LATEST: Final = 2**63 - 1
 _PARTITION: Final = "-partition-"
 
 
@@ -95,13 +96,17 @@ class Handles:
     def build(self, message_id: MessageId) -> Any:
         """Return a new id object of the client, with its topic: without one the client would ignore it silently.
 
+        The ids of the earliest and the latest message need none.
+
         :raises BrokerError: the consumer has several topics and the id does not name its own
         """
         import _pulsar
 
-        topic = message_id.topic or self._partition_topic(message_id)
+        is_end = message_id.entry < 0 or message_id.entry == _LATEST
+        topic = message_id.topic or ("" if is_end else self._partition_topic(message_id))
         handle = _pulsar.MessageId.deserialize(message_id.to_bytes())
-        handle.topic_name(topic)
+        if topic:
+            handle.topic_name(topic)
         return handle
 
     def _partition_topic(self, message_id: MessageId) -> str:

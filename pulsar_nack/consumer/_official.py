@@ -19,7 +19,14 @@ from functools import partial
 from typing import Any, Final
 
 from .._delays import Delay, delay_ms
-from ..errors import BrokerError, ClosedError, InvalidArgumentError, MissingExtraError, RedeliveryError
+from ..errors import (
+    BrokerError,
+    ClosedError,
+    InvalidArgumentError,
+    MissingExtraError,
+    RedeliveryError,
+    TopicNotFoundError,
+)
 from ..ids import MessageId
 from ._handles import Handles, delivery_of
 from ._official_publisher import OfficialPublisher
@@ -30,6 +37,10 @@ NATIVE_DELAY_S: Final = 0.1
 _CLIENT_DEFAULT_DELAY_S: Final = 60.0
 _SLICE: Final = 256
 _CALLBACK_TIMEOUT_S: Final = 2.0
+_LOOK_S: Final = 1.0
+"""How often is looked, while somebody waits for a message, whether the topic is still there."""
+_NOBODY_THERE: Final = {"ConnectError", "NotConnected", "Timeout", "ReadError", "InvalidUrl"}
+_NOT_FOUND: Final = "TopicNotFound"
 _SEVERAL: Final = "TopicsConsumerFakeName"
 """Part of the name that the client gives to a consumer of a list of topics."""
 
@@ -74,7 +85,8 @@ class OfficialPort:
         self._client = client
         self._native = consumer._consumer
         self._schema = consumer._schema
-        self._handles = Handles(None if has_several_topics or _SEVERAL in consumer.topic() else consumer.topic())
+        self._topic = None if has_several_topics or _SEVERAL in consumer.topic() else consumer.topic()
+        self._handles = Handles(self._topic)
         self._loop = asyncio.get_running_loop()
         self._waiters: deque[asyncio.Future[Delivery]] = deque()
         self._arrived: deque[Delivery] = deque()
@@ -83,6 +95,8 @@ class OfficialPort:
         self._outbox: deque[Any] = deque()
         self._burst_timer: asyncio.Handle | None = None
         self._last_burst_at = -1e9
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._closing: asyncio.Future[None] | None = None
 
     @property
@@ -112,13 +126,17 @@ class OfficialPort:
         return None if self._client is None else OfficialPublisher(self._client, initial_subscription)
 
     async def receive(self) -> Delivery:
-        """Wait for the next message; first come, first served, and a cancelled call loses nothing."""
+        """Wait for the next message; first come, first served, and a cancelled call loses nothing.
+
+        :raises TopicNotFoundError: the only topic was deleted, and the broker may not create it
+        """
         self._check_open()
         if self._arrived and not self._waiters:
             return self._arrived.popleft()
         waiter: asyncio.Future[Delivery] = self._loop.create_future()
         self._waiters.append(waiter)
         self._fetch()
+        self._look_later()
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -190,8 +208,37 @@ class OfficialPort:
                     raise
             finally:
                 await self._let_native_receive_end()
+                if self._looking is not None:
+                    await asyncio.wait([self._looking], timeout=_CALLBACK_TIMEOUT_S)
                 self._closing.set_result(None)
         await asyncio.shield(self._closing)
+
+    def _look_later(self) -> None:
+        if self._look_timer is None and self._looking is None and self._client is not None and self._topic is not None:
+            self._look_timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Ask whether the topic is there, where the client is not connected to it, which alone it does not tell."""
+        self._look_timer = None
+        if self._closing is not None or all(waiter.done() for waiter in self._waiters):
+            return
+        if self._native.is_connected():
+            self._look_later()
+        else:
+            self._looking = self._loop.create_task(self._ask_for_topic(), name="pulsar_nack looks for a topic")
+
+    async def _ask_for_topic(self) -> None:
+        error: Exception | None = None
+        try:
+            await self._client.get_topic_partitions(self._topic)
+        except import_pulsar_asyncio().PulsarException as told:
+            error = told
+        self._looking = None
+        if error is not None and result_of(error) == _NOT_FOUND:
+            what = f"{self._topic} was deleted, and may not be created again (the client says: {error})"
+            self._fail_waiters(TopicNotFoundError(_NOT_FOUND, what))
+        elif self._closing is None and self._waiters:
+            self._look_later()
 
     async def _let_native_receive_end(self) -> None:
         """Wait for the callback of the outstanding receive: the process dies if it comes while Python shuts down."""
@@ -254,8 +301,9 @@ class OfficialPort:
         self._burst_timer = self._loop.call_soon(self._burst) if self._outbox else None
 
     def _stop(self) -> None:
-        if self._burst_timer is not None:
-            self._burst_timer.cancel()
+        for timer in (self._burst_timer, self._look_timer):
+            if timer is not None:
+                timer.cancel()
         self._outbox.clear()
         self._fail_waiters(ClosedError("the consumer"))
 
@@ -274,6 +322,21 @@ def import_pulsar_asyncio() -> Any:
     except ImportError as error:
         raise MissingExtraError("the official client's consumer", "pulsar-client>=3.13", "pulsar") from error
     return pulsar.asyncio
+
+
+def result_of(error: Exception) -> str:
+    """Return the client's name of what went wrong."""
+    tell = getattr(error, "error", None)
+    return getattr(tell(), "name", "") if callable(tell) else ""
+
+
+def broker_error(what: str, error: Exception) -> BrokerError:
+    """Return what is raised for an error of the client, with a hint where it fits."""
+    result = result_of(error)
+    if result == _NOT_FOUND:
+        return TopicNotFoundError(result, f"{what}: the client says {str(error)!r}")
+    hint = "; does a broker answer there?" if result in _NOBODY_THERE else ""
+    return BrokerError(f"{what}: the client says {str(error)!r}{hint}")
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:

@@ -152,6 +152,18 @@ class SupportsConnectionState(Protocol):
 
 
 @runtime_checkable
+class SupportsHeldBack(Protocol):
+    """A port that can tell why nothing comes."""
+
+    async def held_back(self) -> str | None:
+        """Return why the broker sends nothing more though there is more, None where it knows no reason.
+
+        :raises BrokerError: the broker does not tell
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsActiveChanges(Protocol):
     """A port that can tell when another consumer of a Failover subscription gets a partition's messages from now on."""
 

@@ -29,6 +29,7 @@ class ConsumerStatistics:
     :param unacked: in work and held; with ``prefetched``, the most that the transport fetches ahead, this counts
         against ``unacked_limit``
     :param is_near_unacked_limit: whether 80 % of the limit are reached
+    :param is_held_back: whether the broker sends nothing more because too much is unacknowledged, as it said last
     :param waiting_nacks: calls of ``nack`` that wait for room
     :param dead_lettered: messages that are in the dead-letter topic, and acknowledged
     :param dead_letters_waiting: messages on their way there
@@ -66,6 +67,7 @@ class ConsumerStatistics:
     prefetched: int
     unacked_limit: int | None
     is_near_unacked_limit: bool
+    is_held_back: bool
     waiting_nacks: int
     dead_lettered: int
     dead_letters_waiting: int

@@ -11,7 +11,7 @@ from .._delays import Delay
 from ..backoff import Backoff
 from ..clock import Clock
 from ..config import NackConfig
-from ..errors import AlreadyEnteredError, BrokerError, InvalidArgumentError
+from ..errors import AlreadyEnteredError, InvalidArgumentError
 from ..nack import HookLike
 from ._checks import refuse_unknown
 from ._consumer import (
@@ -23,7 +23,8 @@ from ._consumer import (
     check_settings,
 )
 from ._dead_letter import DeadLetterPolicy
-from ._official import NATIVE_DELAY_S, OfficialPort, import_pulsar_asyncio
+from ._official import NATIVE_DELAY_S, OfficialPort, broker_error, import_pulsar_asyncio
+from ._patterns import for_official_client
 from ._tracing import ConsumerTrace
 from ._ways import Redelivery
 
@@ -76,7 +77,7 @@ class Subscribing:
 
 def subscribe(
     client: Any,
-    topic: str | list[str],
+    topic: str | Sequence[str],
     subscription: str,
     *,
     consumer_type: Any = "shared",
@@ -99,7 +100,8 @@ def subscribe(
     """Subscribe with the official client, on a Shared subscription unless told otherwise.
 
     :param client: a ``pulsar.asyncio.Client``
-    :param topic: a topic, a list of topics, or a pattern with ``is_pattern_topic=True``
+    :param topic: a topic, a list of topics, or with ``is_pattern_topic=True`` a pattern as text: what regular
+        expressions of ECMAScript, which that client knows, and of Python have in common
     :param subscription: its name
     :param consumer_type: ``"shared"``, ``"key_shared"``, ``"exclusive"``, ``"failover"``, or a ``pulsar.ConsumerType``
     :param options: go to the client's ``subscribe`` as they are (``schema``, ``receiver_queue_size``,
@@ -118,6 +120,8 @@ def subscribe(
     if not isinstance(client, import_pulsar_asyncio().Client):
         raise InvalidArgumentError("client", client, "a pulsar.asyncio.Client (not the synchronous pulsar.Client)")
     native_type = _native_type(consumer_type)
+    topic = _checked_topic(topic, is_pattern=options.get("is_pattern_topic", False))
+    _check_text("subscription", subscription, "a name")
     _check_options(client, options)
     has_queue = options.get("receiver_queue_size", _DEFAULT_QUEUE) != 0
     if not has_queue and (not isinstance(topic, str) or options.get("is_pattern_topic", False)):
@@ -183,6 +187,24 @@ def wrap(
     return Consumer(port, **settings)
 
 
+def _checked_topic(topic: object, *, is_pattern: object) -> Any:
+    """Return what to hand to the client, whose library ends the process where it cannot take a pattern."""
+    if not isinstance(is_pattern, bool):
+        raise InvalidArgumentError("is_pattern_topic", is_pattern, "True or False")
+    if is_pattern:
+        return for_official_client(_check_text("topic", topic, "a pattern as text, with is_pattern_topic=True"))
+    expected = "a name, a list of names, or a pattern as text with is_pattern_topic=True"
+    if isinstance(topic, str) or not isinstance(topic, Sequence) or not topic:
+        return _check_text("topic", topic, expected)
+    return [_check_text("topic", each, expected) for each in topic]
+
+
+def _check_text(field: str, value: object, expected: str) -> str:
+    if not isinstance(value, str) or not value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise InvalidArgumentError(field, value, expected)
+    return value
+
+
 def _check_options(client: Any, options: dict[str, Any]) -> None:
     """Refuse what neither a :class:`Consumer` takes nor the official client."""
     known = inspect.signature(client.subscribe).parameters
@@ -201,9 +223,7 @@ async def _port(client: Any, topic: Any, subscription: str, native_type: Any, op
             **options,
         )
     except import_pulsar_asyncio().PulsarException as error:
-        raise BrokerError(
-            f"subscribing to {topic!r} as {subscription!r}: the client says {str(error)!r}; does a broker answer there?"
-        ) from error
+        raise broker_error(f"subscribing to {topic!r} as {subscription!r}", error) from error
     return OfficialPort(
         consumer,
         honours_ids=native_type.name in _HONOUR_IDS,

@@ -30,6 +30,7 @@ from typing import Final, Self, TypeVar
 from ..config import CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ledger import LocalLogStore, LogStore
+from ..ledger._taking import given_back
 from ._acks import BatchSets
 from ._batch import BatchSet
 from ._flusher import Flusher
@@ -96,6 +97,7 @@ class Cursor(CursorFigures):
             remote topic, whose ledgers are not known
         :param start: the mark-delete position of a new cursor; by default nothing is acknowledged
         :raises LogLockedError: somebody else has it open, in a folder; on object storage it is taken over from them
+        :raises LogFencedError: somebody else opened it at the same time, a moment later, on object storage
         :raises LogVersionError: a later release wrote it
         :raises LogStorageError: the store refused
         :raises MissingExtraError: protobuf is not installed
@@ -121,11 +123,8 @@ class Cursor(CursorFigures):
     ) -> Self:
         """Open the cursor in a folder, made where it is missing; the rest is as in :meth:`open`."""
         store = await LocalLogStore.open(path, threads=2)
-        try:
+        async with given_back([store]):
             self = await cls.open(store, ledgers, config, name=name, start=start)
-        except BaseException:
-            await store.aclose()
-            raise
         self._owned = store
         return self
 

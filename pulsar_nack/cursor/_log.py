@@ -18,10 +18,10 @@ Which log counts
 
 Rollover
     A new log; a snapshot beside it; exactly the records that count, copied; a whole marker; the seal of the old log;
-    then the pending commit, and only then the old log is deleted. The seal fails when somebody else has taken the old
-    log over, as may happen on object storage: then nothing of theirs is deleted. In the old form nothing is copied, for
-    the pending commit is whole. A log that is damaged is neither sealed nor deleted: it stays locked here,
-    and then as it is.
+    then the pending commit, and only then the old log is deleted. On object storage somebody else may take the cursor
+    over meanwhile: then the seal fails, and so does whatever would make, open or delete a log. In the old form nothing
+    is copied, for the pending commit is whole. A log that is damaged is neither sealed nor deleted: it stays locked
+    here, and then as it is.
 
 After an append failed, the log is as it was, and the next commit tries everything again under a new sequence number.
 """
@@ -42,7 +42,8 @@ from ..errors import (
     LogFencedError,
     LogSealedError,
 )
-from ..ledger import Log, LogStore
+from ..ledger import Log
+from ..ledger._taking import Part
 from ._chain import Contents, Head, encode_delta, encode_whole, rough_size
 from ._found import Found
 from ._generations import Names
@@ -79,7 +80,7 @@ class Chain:
 class CursorLog:
     """The log of one cursor, open for writing. Commits are made one at a time, and are never cancelled."""
 
-    def __init__(self, store: LogStore, names: Names, config: CursorConfig, found: Found) -> None:
+    def __init__(self, store: Part, names: Names, config: CursorConfig, found: Found) -> None:
         self.index: dict[int, Stored] = {}
         """Where each ledger's state lies that the last marker names. Read only."""
         self.commits = 0
@@ -217,12 +218,7 @@ class CursorLog:
                 await self._snapshots.advance(self.next_head(self._committed))
         if not self._owes_commit:
             await self._clean()
-        for leftover in self._leftovers:
-            await leftover.aclose()
-        for kept in self._kept:
-            await kept.aclose()
-        await self._snapshots.aclose()
-        await self._log.aclose()
+        await self._store.aclose()
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

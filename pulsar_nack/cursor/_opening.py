@@ -12,6 +12,7 @@ from ..errors import InvalidArgumentError
 from ..ids import Position
 from ..index import varint_bytes
 from ..ledger import LogStore
+from ..ledger._taking import given_back, take
 from ._acks import AckState
 from ._found import Found
 from ._generations import Names
@@ -54,16 +55,14 @@ async def open_state(
     begin = make(_beginning(ledgers, start))
     is_bounded = config.enable_lru_cache_max_unacked_ranges
     limit = config.max_individual_ack_cache_bytes_per_cursor if is_bounded else None
-    found, loaded = await recover(store, names, limit)
-    log = CursorLog(store, names, config, found)
-    try:
+    part = await take(store, names.cursor)
+    async with given_back([part]):
+        found, loaded = await recover(part, names, limit)
         contents = found.contents or found.snapshot
         state = begin if contents is None else make(contents.mark_delete)
         await _fill(state, found, loaded, is_bounded=is_bounded)
-        return Opened(state, log, Properties({} if contents is None else contents.cursor_properties))
-    except BaseException:
-        await log.aclose()
-        raise
+        properties = Properties({} if contents is None else contents.cursor_properties)
+        return Opened(state, CursorLog(part, names, config, found), properties)
 
 
 async def _fill(state: AckState, found: Found, loaded: Loaded, *, is_bounded: bool) -> None:

@@ -80,6 +80,7 @@ async def recover(store: LogStore, names: Names, cache_bytes: int | None) -> tup
 
     :param cache_bytes: up to how much is kept in memory; None: all
     :raises LogLockedError: somebody else has the cursor open
+    :raises LogFencedError: somebody else took it over meanwhile, on object storage
     :raises LogVersionError: a later release wrote it
     :raises LogStorageError: the store refused
     """
@@ -108,7 +109,7 @@ class _Search:
     async def run(self) -> tuple[Found, Loaded]:
         try:
             return await self._run()
-        except BaseException:
+        except Exception:
             for log in self._opened.values():
                 await log.aclose()
             raise

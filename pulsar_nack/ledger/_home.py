@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ..errors import (
     LogCorruptedError,
@@ -61,6 +61,16 @@ class Home:
         for log in sorted(left):
             with suppress(LogLockedError, LogStorageError):
                 self._unlock(log, self._lock(log))
+
+    def part(self) -> Self:
+        """Return itself: each log is locked, and who holds the locks of what counts is the owner."""
+        return self
+
+    def take(self, _name: str) -> None:
+        """Do nothing."""
+
+    def give_up(self) -> None:
+        """Do nothing: what is opened too late is closed again, and gives up its lock."""
 
     def names(self) -> list[str]:
         """Return the names of all logs, sorted."""

@@ -18,11 +18,11 @@ from ._shell_store import StoreShell
 _MIN_SEGMENT: Final = 1 << 10
 
 
-class LocalLogStore(StoreShell[Opened, LocalLog]):
+class LocalLogStore(StoreShell[Home, Opened, LocalLog]):
     """A :class:`~pulsar_nack.ledger.LogStore` in a folder; made by :meth:`open`, and used with ``async with``."""
 
     def __init__(self, home: Home, executor: ThreadPoolExecutor) -> None:
-        super().__init__(home, lambda opened: LocalLog(LocalBackend(home, opened), executor), executor)
+        super().__init__(home, lambda home, opened: LocalLog(LocalBackend(home, opened), executor), executor)
         self._open_damaged = home.open_damaged
 
     async def open_damaged(self, name: str) -> LocalLog:

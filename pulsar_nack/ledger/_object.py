@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import LogStorageError
+from ..errors import LogNotFoundError, LogStorageError
 from ._object_home import ObjectHome, Opened
 from ._shell import READ_ONLY, LogShell
 
@@ -55,7 +55,11 @@ class ObjectBackend:
 
     def read(self, first: int, last: int, limit: int) -> list[bytes]:
         """Return records, at least one, and not many more bytes than the limit."""
-        return self._opened.reader.read(first, last, limit)
+        try:
+            return self._opened.reader.read(first, last, limit)
+        except LogNotFoundError:
+            self._home.check_claim(self.name)
+            raise
 
     def close(self) -> None:
         """Do nothing: there is nothing to give up, and who opens the log next takes it over."""

@@ -5,6 +5,10 @@ version n + 1 is the commit point of a change, and whoever was slower reads it a
 deleted, the newest one never is. So a put into the place of a deleted version, by somebody who slept since, is found
 out: a higher one is there, which does not name the change among the last ones. Such a version never counts, and the
 change is decided anew, knowing its own mark if it was made after all, so long ago that it is not among the last ones.
+
+*Owners.* A version also has a token for each name that somebody took. A change that is made under a claim is refused
+once the token is another one, in the same put that would have made it: so there is no moment between looking whether
+one still owns something and changing it, and somebody who was cut off for hours changes nothing when he is back.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
-from ..errors import LedgerError, LogStorageError
+from ..errors import LedgerError, LogFencedError, LogStorageError
 from ._home import explain
 from ._object_format import Place, decode_whole, encode
 from ._object_names import CATALOG, slot_name, slot_number, token
@@ -32,13 +36,21 @@ class Entry(NamedTuple):
     writer: str
 
 
+class Claim(NamedTuple):
+    """What was taken, and the token that the catalog has for it for as long as nobody else takes it."""
+
+    name: str
+    token: str
+
+
 class _Version(NamedTuple):
     number: int
     logs: Mapping[str, Entry]
+    owners: Mapping[str, str]
     recent: tuple[tuple[int, str], ...]
 
 
-_NONE: Final = _Version(-1, {}, ())
+_NONE: Final = _Version(-1, {}, {}, ())
 
 
 class Catalog:
@@ -58,19 +70,52 @@ class Catalog:
         with self._lock:
             return self._load().logs
 
-    def change(self, name: str, action: str, decide: Callable[[Entry | None], Entry | None]) -> Entry | None:
+    def change(
+        self, name: str, action: str, decide: Callable[[Entry | None], Entry | None], claim: Claim | None = None
+    ) -> Entry | None:
         """Set what there is under a name, or remove it.
 
         :param decide: returns the new entry for the old one, which may be one that it returned before; its errors end
             the change
+        :param claim: nothing is changed once somebody else took what it says
+        :raises LogFencedError: somebody else did
         :raises LogStorageError: it is not known whether it was changed, or will be yet
         """
+        entry: Entry | None = None
+
+        def edit(version: _Version) -> _Version:
+            nonlocal entry
+            if claim is not None:
+                _check(version, name, claim)
+            entry = decide(version.logs.get(name))
+            logs = {other: kept for other, kept in version.logs.items() if other != name}
+            return version._replace(logs=logs if entry is None else {**logs, name: entry})
+
+        self._change(name, action, edit)
+        return entry
+
+    def check(self, name: str, claim: Claim) -> None:
+        """Raise LogFencedError for a log when somebody else took what the claim says.
+
+        :raises OSError: it could not be read
+        """
         with self._lock:
-            try:
-                return self._change(name, action, decide)
-            except OSError as error:
-                self._is_fresh = False
-                raise explain(error, name, action) from error
+            _check(self._load(), name, claim)
+
+    def take(self, name: str, check: Callable[[], None]) -> Claim:
+        """Become the owner of what is called this.
+
+        :param check: raises when that is not wanted any more
+        :raises LogStorageError: it is not known whether that was done, or will be yet
+        """
+        claim = Claim(name, token())
+
+        def edit(version: _Version) -> _Version:
+            check()
+            return version._replace(owners={**version.owners, name: claim.token})
+
+        self._change(name, "take it", edit)
+        return claim
 
     def sweep(self) -> None:
         """Delete the versions that do not count any more."""
@@ -78,26 +123,30 @@ class Catalog:
             numbers = self._numbers()
             self._delete_before(max(numbers, default=-1), numbers)
 
-    def _change(self, name: str, action: str, decide: Callable[[Entry | None], Entry | None]) -> Entry | None:
-        for count in range(_TRIES):
-            version = self._version if self._is_fresh else self._load()
-            was_fresh, self._is_fresh = self._is_fresh, False
+    def _change(self, name: str, action: str, edit: Callable[[_Version], _Version]) -> None:
+        with self._lock:
             try:
-                entry = decide(version.logs.get(name))
-            except LedgerError:
-                if was_fresh:
-                    continue
-                raise
-            change = token()
-            if self._put(_changed(version, name, entry, change)):
-                return entry
-            self._requests.pause(count)
+                for count in range(_TRIES):
+                    if self._try(edit):
+                        return
+                    self._requests.pause(count)
+            except OSError as error:
+                self._is_fresh = False
+                raise explain(error, name, action) from error
         raise LogStorageError(name, action, "others changed the catalog all the time")
+
+    def _try(self, edit: Callable[[_Version], _Version]) -> bool:
+        """Make the next version, or find that somebody else was faster; what refuses it is asked of the newest one."""
+        if self._is_fresh:
+            self._is_fresh = False
+            with suppress(LedgerError):
+                return self._put(_next(self._version, edit))
+        return self._put(_next(self._load(), edit))
 
     def _put(self, version: _Version) -> bool:
         """Make a version; return whether it counts, or did until others followed."""
         logs = {name: list(entry) for name, entry in version.logs.items()}
-        data = encode("catalog", version.number, {"logs": logs, "recent": version.recent})
+        data = encode("catalog", version.number, {"logs": logs, "owners": version.owners, "recent": version.recent})
         if not self._requests.create(self._key(version.number), data):
             return False
         numbers = self._numbers()
@@ -127,10 +176,11 @@ class Catalog:
         fields = decode_whole(self._requests.get(place.key), place, number, "catalog").fields
         try:
             logs = {str(name): _as_entry(entry) for name, entry in fields["logs"].items()}
+            owners = {str(name): str(owner) for name, owner in fields.get("owners", {}).items()}
             recent = tuple((int(at), str(change)) for at, change in fields["recent"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise place.damage(0, f"a catalog that cannot be read: {error!r}") from error
-        return _Version(number, logs, recent)
+        return _Version(number, logs, owners, recent)
 
     def _numbers(self) -> list[int]:
         names = self._requests.list(CATALOG)
@@ -143,12 +193,14 @@ class Catalog:
         return f"{CATALOG}/{slot_name(number)}"
 
 
-def _changed(version: _Version, name: str, entry: Entry | None, change: str) -> _Version:
-    logs = {other: kept for other, kept in version.logs.items() if other != name}
-    if entry is not None:
-        logs[name] = entry
+def _check(version: _Version, log: str, claim: Claim) -> None:
+    if version.owners.get(claim.name) != claim.token:
+        raise LogFencedError(log)
+
+
+def _next(version: _Version, edit: Callable[[_Version], _Version]) -> _Version:
     number = version.number + 1
-    return _Version(number, logs, (*version.recent, (number, change))[-_RECENT:])
+    return edit(version)._replace(number=number, recent=(*version.recent, (number, token()))[-_RECENT:])
 
 
 def _as_entry(value: Any) -> Entry:

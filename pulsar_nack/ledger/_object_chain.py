@@ -125,11 +125,14 @@ class Chain:
         if not self._catalog.is_there():
             return False
         try:
-            manifest = self._folder.load().manifest
+            state = self._folder.load()
         except LogCorruptedError:
             if self._catalog.is_there():
                 raise
             return False
+        manifest = state.manifest
+        if manifest.is_sealed and manifest.writer == self.guard.manifest.writer:
+            return slot <= state.base  # this was the seal: who opened it later found the guard to be rubbish
         fence = manifest.fence_after(self.guard.manifest.epoch, self._begin)
         if fence is None:
             raise OSError("too many others opened it meanwhile to tell whether this was in time")

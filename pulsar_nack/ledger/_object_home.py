@@ -5,17 +5,22 @@ catalog, and then puts a manifest of this epoch into the log's next slot, which 
 on until then, and delete slots too: a look at the slots says whether the manifest came to lie at the end. Deleting
 takes the name out of the catalog, if the epoch is still that of who deletes; the objects go after that. A folder that
 is not in the catalog is that of a deleted log, for ever: a log enters the catalog before it has any object.
+
+Whose state consists of several logs takes a name for all of them (:meth:`ObjectHome.take`), and does everything through
+the home that it gets for that: once somebody else took the name, that one makes, opens for writing and deletes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Final, NamedTuple
+from copy import copy
+from typing import Final, NamedTuple, Self
 
-from ..errors import LogExistsError, LogFencedError, LogNotFoundError, LogStorageError
+from ..errors import ClosedError, LogExistsError, LogFencedError, LogNotFoundError, LogStorageError
 from ._home import storage_errors
-from ._object_catalog import Catalog, Entry
+from ._object_catalog import Catalog, Claim, Entry
 from ._object_chain import Chain, Guard
 from ._object_folder import NEW, Folder, Reader, State, is_own, last_slot
 from ._object_format import encode
@@ -49,6 +54,37 @@ class ObjectHome:
         self._limits = limits
         self._executor = executor
         self._catalog = Catalog(requests)
+        self._claim: Claim | None = None
+        self._is_given_up = False
+
+    def part(self) -> Self:
+        """Return a home that is to own something; one of what is owned is owned already."""
+        return copy(self)
+
+    def take(self, name: str) -> None:
+        """Become the owner of what is called this."""
+        if self._claim is None:
+            self._claim = self._catalog.take(name, self._check_wanted)
+
+    def give_up(self) -> None:
+        """Change nothing any more, also where a request that has hung is answered yet: its caller is gone."""
+        self._is_given_up = True
+
+    def _check_wanted(self) -> None:
+        if self._is_given_up:
+            raise ClosedError("the store of logs")
+
+    def _change(self, log: str, action: str, decide: Callable[[Entry | None], Entry | None]) -> Entry | None:
+        def wanted(old: Entry | None) -> Entry | None:
+            self._check_wanted()
+            return decide(old)
+
+        return self._catalog.change(log, action, wanted, self._claim)
+
+    def check_claim(self, log: str) -> None:
+        """Raise LogFencedError when somebody else took what this home is for, and so has this log."""
+        if self._claim is not None:
+            self._catalog.check(log, self._claim)
 
     def open(self) -> None:
         """Look whether the store can be used, and delete what crashes left; what cannot be deleted stays.
@@ -81,7 +117,7 @@ class ObjectHome:
                 raise LogExistsError(log)
             return old
 
-        entry = self._catalog.change(log, "create it", decide)
+        entry = self._change(log, "create it", decide)
         assert entry is not None
         return self._take_over(log, entry, NEW)
 
@@ -96,7 +132,7 @@ class ObjectHome:
                 raise LogNotFoundError(log)
             return old if old.writer == writer else Entry(old.instance, old.epoch + 1, writer)
 
-        entry = self._catalog.change(log, "open it", decide)
+        entry = self._change(log, "open it", decide)
         assert entry is not None
         return self._take_over(log, entry)
 
@@ -109,7 +145,7 @@ class ObjectHome:
             if old != entry:
                 raise LogFencedError(log)
 
-        self._catalog.change(log, "delete it", decide)
+        self._change(log, "delete it", decide)
         with suppress(OSError):
             self._folder(log, entry).remove_all()
 

@@ -29,14 +29,14 @@ _MIN_OBJECT: Final = 1 << 10
 _MAX_OBJECT: Final = 1 << 28
 
 
-class ObjectLogStore(StoreShell[Opened, ObjectLog]):
+class ObjectLogStore(StoreShell[ObjectHome, Opened, ObjectLog]):
     """A :class:`~pulsar_nack.ledger.LogStore` on object storage; made by :meth:`open` or :meth:`from_url`.
 
     Several machines may use it at the same time. A log has one writer: the one that opened it last.
     """
 
     def __init__(self, home: ObjectHome, executor: ThreadPoolExecutor, fetchers: ThreadPoolExecutor) -> None:
-        super().__init__(home, lambda opened: ObjectLog(ObjectBackend(home, opened), executor), executor)
+        super().__init__(home, lambda home, opened: ObjectLog(ObjectBackend(home, opened), executor), executor)
         self._fetchers = fetchers
 
     @classmethod
@@ -108,9 +108,10 @@ class ObjectLogStore(StoreShell[Opened, ObjectLog]):
         )
 
     async def aclose(self) -> None:
-        """Close the logs that it opened, and then itself. Idempotent."""
+        """Close the logs that it opened, and then itself. Idempotent; goes on when the call is cancelled."""
         await super().aclose()
-        self._fetchers.shutdown(wait=False)
+        if not self._is_part:
+            self._fetchers.shutdown(wait=False)
 
 
 def _check_prefix(prefix: object) -> None:

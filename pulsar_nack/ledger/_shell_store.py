@@ -1,13 +1,19 @@
-"""The async shell of a store of logs: opening in threads, and closing what was opened."""
+"""The async shell of a store of logs: opening in threads, and closing what was opened.
+
+A *part* of a store is what the owner of several logs works with (:mod:`._taking`). It is the same store, in the same
+threads, but for its home, which refuses what is not the owner's any more, and for what it closes: the logs that were
+opened through it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ClosedError
 from ._names import check_name
@@ -16,10 +22,23 @@ from ._shell import LogShell
 _O = TypeVar("_O")
 _O_co = TypeVar("_O_co", covariant=True)
 _L = TypeVar("_L", bound=LogShell)
+_H = TypeVar("_H", bound="HomeBackend[Any]")
 
 
 class HomeBackend(Protocol[_O_co]):
     """A store of logs; blocking, for any thread. What it opens is what a log is made of."""
+
+    def part(self) -> Self:
+        """Return the home of an owner to be; where each log is locked it is the same one."""
+        ...
+
+    def take(self, name: str) -> None:
+        """Become the owner of what is called this."""
+        ...
+
+    def give_up(self) -> None:
+        """Change nothing any more, also when an earlier call is answered yet."""
+        ...
 
     def names(self) -> list[str]:
         """Return the names of all logs, sorted."""
@@ -38,19 +57,42 @@ class HomeBackend(Protocol[_O_co]):
         ...
 
 
-class StoreShell(Generic[_O, _L]):
+class StoreShell(Generic[_H, _O, _L]):
     """A :class:`~pulsar_nack.ledger.LogStore` over its blocking work.
 
-    :param make: makes a log of what the home opened
+    :param make: makes a log of what a home opened
     """
 
-    def __init__(self, home: HomeBackend[_O], make: Callable[[_O], _L], executor: ThreadPoolExecutor) -> None:
+    def __init__(self, home: _H, make: Callable[[_H, _O], _L], executor: ThreadPoolExecutor) -> None:
         self._home = home
         self._make = make
         self._executor = executor
         self._logs: set[_L] = set()
         self._opening: set[asyncio.Future[_O]] = set()
+        self._parts: list[Self] = []
+        self._is_part = False
         self._is_closed = False
+
+    async def take(self, name: str) -> Self:
+        """Become the owner of what is called this; return the part of the store for its logs.
+
+        On object storage who took it before is fenced: whatever is made, opened for writing or deleted through the part
+        raises :class:`~pulsar_nack.LogFencedError` once somebody else has taken it. In a folder, logs are locked.
+        """
+        check_name(name)
+        self._check_open()
+        home = self._home.part()
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, home.take, name)
+        except asyncio.CancelledError:
+            home.give_up()
+            raise
+        part = copy(self)
+        part._home, part._is_part = home, True
+        part._logs, part._opening, part._parts = set(), set(), []
+        self._parts = [each for each in self._parts if not each._is_closed]
+        self._parts.append(part)
+        return part
 
     async def create(self, name: str) -> _L:
         """Make an empty log, durably, and open it for writing."""
@@ -71,15 +113,25 @@ class StoreShell(Generic[_O, _L]):
         self._check_open()
         await asyncio.get_running_loop().run_in_executor(self._executor, self._home.delete, name)
 
-    async def aclose(self) -> None:
-        """Close the logs that it opened, and then itself. Idempotent."""
+    def close_soon(self) -> None:
+        """Begin to close the logs that it opened, and those that are being opened; it goes on whoever waits for it."""
         self._is_closed = True
-        while self._opening:
-            await asyncio.wait(self._opening)
-        closing = [log.close_soon() for log in self._logs]
-        if closing:
+        if self._is_part:
+            self._home.give_up()
+        for part in self._parts:
+            part.close_soon()
+        for log in self._logs:
+            log.close_soon()
+
+    async def aclose(self) -> None:
+        """Close the logs that it opened, and then itself. Idempotent; goes on when the call is cancelled."""
+        self.close_soon()
+        while opening := self._all_opening():
+            await asyncio.wait(opening)
+        if closing := [log.close_soon() for log in self._all_logs()]:
             await asyncio.wait(closing)
-        self._executor.shutdown(wait=False)
+        if not self._is_part:
+            self._executor.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -102,7 +154,9 @@ class StoreShell(Generic[_O, _L]):
             raise
 
     def _keep(self, opened: _O) -> _L:
-        log = self._make(opened)
+        log = self._make(self._home, opened)
+        if self._is_closed:
+            log.close_soon()
         self._logs = {each for each in self._logs if not each.is_closed}
         self._logs.add(log)
         return log
@@ -110,6 +164,12 @@ class StoreShell(Generic[_O, _L]):
     def _give_back(self, opening: asyncio.Future[_O]) -> None:
         if not opening.cancelled() and opening.exception() is None:
             self._keep(opening.result()).close_soon()
+
+    def _all_opening(self) -> set[asyncio.Future[_O]]:
+        return self._opening.union(*(part._all_opening() for part in self._parts))
+
+    def _all_logs(self) -> set[_L]:
+        return self._logs.union(*(part._all_logs() for part in self._parts))
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -15,6 +15,7 @@ from ..config import CursorConfig
 from ..cursor import Cursor
 from ..ids import Position
 from ..ledger import LogStore
+from ..ledger._taking import given_back
 from ._ledgers import TopicLedgers
 
 _PREFIX: Final = "subscription."
@@ -41,14 +42,12 @@ class Cursors:
         :raises LedgerError: one cannot be read; nothing is open then
         """
         found = {match[1] for each in await self._store.names() if (match := _LOG.fullmatch(each))}
-        try:
+        opened: list[Cursor] = []
+        async with given_back(opened):
             for quoted in sorted(found):
                 name = unquote(quoted.replace("#", "%"))
                 self._open[name] = await self._open_one(name, None)
-        except BaseException:
-            for cursor in self._open.values():
-                await cursor.aclose()
-            raise
+                opened.append(self._open[name])
 
     async def make(self, name: str, start: Position | None) -> Cursor:
         """Make a cursor that begins after a position, or with the first entry; durable when this returns."""

@@ -31,6 +31,8 @@ from ._cache import EntryCache
 from ._entry import Entry, decode_entry, encode_entry
 from ._writer import EntryWriter, Place, Written
 
+STATE: Final = "topic"
+"""What a topic takes of its store."""
 _NAME: Final = re.compile(r"ledger-(\d{20})")
 _FIRST: Final = 1
 _IN_USE: Final = "this topic is open already, here or in another process; one process at a time has it open"
@@ -62,7 +64,7 @@ class TopicLedgers:
 
     @classmethod
     async def open(cls, store: LogStore, config: TopicConfig, clock: Clock) -> Self:
-        """Open what is there, or begin the first ledger.
+        """Open what is there, or begin the first ledger; when this fails, whoever took the store closes what is open.
 
         :raises InvalidArgumentError: other logs lie here, and none of a topic
         :raises LogLockedError: somebody else has the topic open
@@ -81,12 +83,8 @@ class TopicLedgers:
             if last is None or last.is_sealed:
                 following = ids[-1] + 1 if ids else _FIRST
                 logs[following] = await store.create(_name(following))
-        except BaseException as error:
-            for log in logs.values():
-                await log.aclose()
-            if isinstance(error, LogLockedError):
-                raise LogLockedError(error.log, _IN_USE) from error
-            raise
+        except LogLockedError as error:
+            raise LogLockedError(error.log, _IN_USE) from error
         return cls(store, logs, config, clock)
 
     def _begin(self, log: Log) -> None:

@@ -12,6 +12,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
+from .._delays import FIRST_PUBLISH_MS, seek_position
 from ..clock import Clock, WallClock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
@@ -20,6 +21,7 @@ from ..cursor import Cursor
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ids import MessageId, Position
 from ..ledger import LocalLogStore, LogStore
+from ..ledger._taking import given_back, take, within
 from ._arguments import (
     InitialPosition,
     SubscriptionTypeName,
@@ -38,7 +40,7 @@ from ._cursors import Cursors
 from ._dispatcher import SubscriptionType
 from ._entry import Entry, messages
 from ._jobs import Jobs
-from ._ledgers import TopicLedgers
+from ._ledgers import STATE, TopicLedgers
 from ._publisher import LocalPublisher
 from ._receiver import Receiver
 from ._statistics import TopicStatistics
@@ -62,7 +64,7 @@ class LocalTopic:
                 await message.nack(delay=2.5)
     """
 
-    _owned: LogStore | None = None
+    _place: LogStore
 
     def __init__(self, name: str, store: LogStore, ledgers: TopicLedgers, settings: _Settings) -> None:
         self.name = name
@@ -110,21 +112,15 @@ class LocalTopic:
         settings = _Settings(config_of("config", config, TopicConfig), as_bucket_config(delayed), clock)
         check_text("name", name)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)
-        store = home if isinstance(home, LogStore) else owned
-        assert store is not None
-        ledgers: TopicLedgers | None = None
-        try:
-            ledgers = await TopicLedgers.open(store, settings.config, settings.clock)
-            self = cls(name, store, ledgers, settings)
+        opened: list[LogStore] = [] if owned is None else [owned]
+        async with given_back(opened):
+            part = await take(home if isinstance(home, LogStore) else opened[0], STATE)
+            opened.append(part)
+            ledgers = await TopicLedgers.open(part, settings.config, settings.clock)
+            self = cls(name, part, ledgers, settings)
             await self._cursors.open_all()
             self._published_at = await ledgers.last_publish_time()
-        except BaseException:
-            if ledgers is not None:
-                await ledgers.aclose()
-            if owned is not None:
-                await owned.aclose()
-            raise
-        self._owned = owned
+        self._place = owned or part
         self._is_closed = False
         self._trimming.look()
         return self
@@ -148,12 +144,16 @@ class LocalTopic:
     async def aclose(self) -> None:
         """Close the consumers' ports, write what was acknowledged, and let go of the topic. Idempotent.
 
+        Takes the ``close_timeout`` of the configuration's ``cursor`` at most.
+
         :raises LedgerError: something could not be written; what is durable is there
+        :raises TimeoutError: storage did not answer in time; the topic is let go as soon as it does
         """
         if self._closing is None:
             self._is_closed = True
             self._closing = self._jobs.begin(self._close())
-        await asyncio.shield(self._closing)
+        async with within(self._settings.config.cursor.close_timeout.total_seconds(), f"LocalTopic {self.name!r}"):
+            await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         async with self._changing:
@@ -162,9 +162,7 @@ class LocalTopic:
         await self._trimming.end()
         closing: list[Callable[[], Awaitable[None]]] = [each.aclose for each in self._subscriptions.values()]
         closing += [each.aclose for name, each in self._cursors.all.items() if name not in self._subscriptions]
-        closing += [self._trackers.aclose, self._ledgers.aclose]
-        if self._owned is not None:
-            closing.append(self._owned.aclose)
+        closing += [self._trackers.aclose, self._ledgers.aclose, self._place.aclose]
         errors: list[Exception] = []
         for close in closing:
             try:
@@ -484,12 +482,15 @@ class LocalTopic:
         """Acknowledge everything that a subscription has not."""
         await (await self._get(subscription)).clear_backlog()
 
-    async def seek(self, subscription: str, position: MessageId | int) -> None:
-        """Make this message, or the first that was published at or after this time (epoch ms), a subscription's next.
+    async def seek(self, subscription: str, position: MessageId | int | datetime) -> None:
+        """Make this message, or the first that was published at or after this time, a subscription's next.
 
-        :raises InvalidArgumentError: it lies beyond the end; nothing has changed
+        :param position: a time is epoch ms, or a datetime (local time if it names no zone); 0 is before all
+        :raises InvalidArgumentError: it lies beyond the end, or is in seconds; nothing has changed
         """
-        await (await self._get(subscription)).seek_to(position)
+        is_later = self._settings.clock.now_ms() >= FIRST_PUBLISH_MS  # not so by a clock of tests
+        target = seek_position(position, earliest_ms=FIRST_PUBLISH_MS if is_later else 0)
+        await (await self._get(subscription)).seek_to(target)
 
     async def flush(self) -> None:
         """Return when everything that was acknowledged before the call is durable."""

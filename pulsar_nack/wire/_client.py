@@ -93,8 +93,11 @@ class Client:
     ) -> Subscribing:
         """Subscribe, on a Shared subscription unless told otherwise.
 
-        :param topic: a topic, with whatever partitions; a list of topics; or a pattern by :func:`re.compile` for the
-            whole names of topics, ``persistent://tenant/namespace/name``
+        While nobody is there, or not ready, it tries again for ``request_timeout``, as all below do.
+
+        :param topic: a topic, with whatever partitions; a list of topics; or a pattern by :func:`re.compile` for whole
+            names of topics, ``persistent://tenant/namespace/name`` or ``tenant/namespace/name``, or for the last part
+            of those in ``public/default``
         :param subscription: its name
         :param discovery_interval: how often is looked for new partitions, and for new topics of a pattern
         :param settings: those of :class:`~pulsar_nack.Consumer`, and those of
@@ -102,7 +105,8 @@ class Client:
         :return: to be used as ``async with``, or awaited
         :raises InvalidArgumentError: names the argument
         :raises ClosedError: the client is closed
-        :raises BrokerError: when entered or awaited: it could not subscribe; with the broker's own words
+        :raises TopicNotFoundError: when entered or awaited: the topic does not exist, and may not be created
+        :raises BrokerError: likewise: it could not subscribe; with the broker's own words, and how often was tried
         """
         selection = selection_of(topic)
         of_consumer, of_subscription = split(settings)
@@ -167,14 +171,16 @@ class Client:
 
         :raises BrokerError: the broker refused, or cannot be reached
         """
-        return await self._core().lookup.partitions(normalize(topic))
+        core, name = self._core(), normalize(topic)
+        return await core.patiently(lambda: core.lookup.partitions(name))
 
     async def topics(self, namespace: str = "public/default") -> list[str]:
         """Return the full names of the persistent topics of a namespace, each partition by itself.
 
         :raises BrokerError: the broker refused, or cannot be reached
         """
-        return sorted(await self._core().lookup.topics(normalize_namespace(namespace), pattern=None, mode="persistent"))
+        core, name = self._core(), normalize_namespace(namespace)
+        return sorted(await core.patiently(lambda: core.lookup.topics(name)))
 
     async def schema(self, topic: str, version: bytes | None = None) -> SchemaInfo:
         """Return a schema of a topic, by which its messages can be decoded.

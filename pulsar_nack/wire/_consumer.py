@@ -18,6 +18,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
@@ -31,6 +32,7 @@ from ..errors import (
     ConnectionLostError,
     InvalidArgumentError,
     MissingExtraError,
+    TopicNotFoundError,
 )
 from ..ids import MessageId
 from . import _consumer_commands as commands
@@ -48,6 +50,7 @@ from ._refusals import is_busy, is_transient
 from ._resuming import Resuming
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
+from ._told import as_text
 
 T = TypeVar("T")
 _EARLIEST: Final = MessageId(-1, -1)
@@ -58,6 +61,9 @@ _LASTING_S: Final = 1.0
 """Sessions that end sooner, one after the other, are begun at longer and longer intervals."""
 _LOG: Final = logging.getLogger(__name__)
 _INT64: Final = 1 << 63
+_MUCH_MORE: Final = 2
+_MANY: Final = 100
+"""A backlog of so many more than are unacknowledged here is told where nothing comes."""
 _TOLD_AFTER: Final = 3
 """A chunked message whose parts went back to the broker so often is told."""
 
@@ -83,6 +89,7 @@ class TopicConsumer:
     :param became_inactive: called when a Failover subscription's messages go to another consumer from now on
     :param unreadable: called when a message comes that cannot be read for want of something in this process; it is not
         delivered, and this consumer is to be paused
+    :param became_missing: called when the topic turns out to be deleted, and may not be created again
     """
 
     def __init__(
@@ -95,6 +102,7 @@ class TopicConsumer:
         partition: int = -1,
         became_inactive: Callable[[TopicConsumer], None] | None = None,
         unreadable: Callable[[MissingExtraError], None] | None = None,
+        became_missing: Callable[[TopicConsumer], None] | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -102,13 +110,17 @@ class TopicConsumer:
         self.is_active: bool | None = None
         self.has_ended = False
         self.subscribed_times = 0
+        self.failed_attempts = 0
         self.last_error: Exception | None = None
+        self.missing: TopicNotFoundError | None = None
+        """What the broker says, while the topic is deleted; it is looked for again and again."""
         self._core = core
         self._loop = core.loop
         self._options = options
         self._sink = sink
         self._became_inactive = became_inactive
         self._unreadable = unreadable
+        self._became_missing = became_missing
         self._was_active = False
         self._prefetched = core.prefetched
         self._has_queue = options.receiver_queue_size > 0
@@ -163,15 +175,20 @@ class TopicConsumer:
 
     # --- opening and closing ---------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Subscribe. What may pass by itself is tried again, for as long as a request may take.
+    async def open(self, ends_at: float | None = None) -> None:
+        """Subscribe. What may pass by itself is tried again, until then, or for as long as a request may take.
 
+        :param ends_at: time of the loop
         :raises BrokerRefusedError: the broker said no
         :raises BrokerError: it cannot be reached
         :raises ClosedError: it is closed
         """
+        await self._core.patiently(self._try_to_open, ends_at=ends_at)
+
+    async def _try_to_open(self) -> None:
         self._check_open()
-        await self._core.tried(self._subscribe, lambda: self.is_connected, self._check_open)
+        if self._session is None:
+            await self._subscribe()
 
     async def aclose(self) -> None:
         """Give back what is not acknowledged, after those acknowledgements that are under way. Idempotent."""
@@ -226,6 +243,14 @@ class TopicConsumer:
         connection = await self._core.connection(self.topic, moved_to)
         start = None if self._resuming is None else self._resuming.begin()
         session = await Session.begin(connection, self, self.topic, self._options, start=start, epoch=self._rewinds)
+        if start is None and self._resuming is not None and self._options.initial_position == "latest":
+            try:
+                await self._note_beginning(session, self._resuming)
+            except BaseException:
+                session.drop()
+                raise
+            if session.is_over:
+                raise ConnectionLostError(f"{self.topic}: the broker closed the consumer at once")
         if self._closing is not None:
             session.drop()
             raise ClosedError("the consumer")
@@ -233,6 +258,21 @@ class TopicConsumer:
         self._enter(session)
         if self._resuming is not None and self._resuming.is_behind:  # what was asked for meanwhile
             self._start_anew()
+
+    async def _note_beginning(self, session: Session, resuming: Resuming) -> None:
+        """Learn where the latest is, so that the next session begins there too if nothing is taken until then.
+
+        Nothing is permitted yet, and nothing acknowledged.
+        """
+        try:
+            told = (await session.ask(commands.last_message_id)).getLastMessageIdResponse
+        except BrokerRefusedError as error:
+            _LOG.debug("%s: where the latest message is, is not known: %s", self.topic, error)
+            return
+        is_told = told.HasField("consumer_mark_delete_position")
+        last = told.consumer_mark_delete_position if is_told else told.last_message_id
+        resuming.move(MessageId(_signed(last.ledgerId), _signed(last.entryId)))
+        resuming.begin()
 
     def _first_shown(self, start: MessageId | None) -> MessageId | None:
         """Return what to show first of an entry of which the broker sends all: in the first session after a seek.
@@ -246,7 +286,11 @@ class TopicConsumer:
         self._session = session
         self._prefetched.consumers += 1
         self._subscribed_at = self._loop.time()
-        self.last_error = None
+        self.last_error = self.missing = None
+        if not self.subscribed_times and self._options.durable:
+            # If the subscription is gone when we come again, so is the topic, or we were away for too long: what is
+            # there then was published after we began.
+            self._options = replace(self._options, initial_position="earliest")
         self.subscribed_times += 1
         self._acks.connected(session)
         if self._session is session:  # not lost while sending
@@ -306,28 +350,29 @@ class TopicConsumer:
             self._subscribe_again()
 
     async def _resubscribe(self) -> None:
-        backoff = self._core.options.backoff()
-        attempt = self._short_lived
-        while self._session is None:
-            if attempt or self._may_subscribe.is_set():
-                await asyncio.sleep(float(backoff(attempt)))
+        async def subscribe() -> None:
             await self._may_subscribe.wait()
-            try:
-                await self._subscribe()
-            except ClosedError:
-                raise
-            except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
-                self._note_failure(error)
-                attempt += 1
+            await self._subscribe()
+
+        await self._core.reconnect(
+            subscribe,
+            lambda: self._session is not None or self._closing is not None,
+            self._note_failure,
+            attempt=self._short_lived,
+            at_once=not self._may_subscribe.is_set(),
+        )
 
     def _note_failure(self, error: Exception) -> None:
+        self.failed_attempts += 1
         if repr(error) != repr(self.last_error):
-            _LOG.warning("%s: cannot subscribe again yet: %s", self.topic, error)
+            _LOG.warning("%s: cannot subscribe again yet: %s", self.topic, as_text(error))
         self.last_error = error
-        code = error.code if isinstance(error, BrokerRefusedError) else ""
-        if code == "TopicNotFound" and not self._options.create_topic:
-            self._acks.fail(None)  # it was deleted, and is not made again: there is nothing to acknowledge any more
-        elif not is_busy(error) and not is_transient(error):
+        if isinstance(error, TopicNotFoundError):
+            self._acks.fail(None)  # there is nothing to acknowledge any more
+            was_missing, self.missing = self.missing, error
+            if was_missing is None and self._became_missing is not None:
+                self._became_missing(self)
+        elif isinstance(error, BrokerRefusedError) and not is_busy(error) and not is_transient(error):
             self._acks.fail(error)
 
     # --- receiving -------------------------------------------------------------------------------------------------
@@ -523,7 +568,7 @@ class TopicConsumer:
         :raises BrokerError: the broker refused, or did not answer; or an id of a batch does not tell its size
         :raises ClosedError: it is closed, also before the broker has confirmed
         """
-        if self._is_deleted:
+        if self._is_deleted or self.missing is not None:
             return
         self._check_open()
         entries = self._entries(ids)
@@ -542,7 +587,9 @@ class TopicConsumer:
         """
         if self._closing is not None:
             self._check_open()
-        if message_id[3] >= 0 or self._resuming is not None:
+        if self.missing is not None:
+            self._loop.call_soon(done, [token], None)
+        elif message_id[3] >= 0 or self._resuming is not None:
             self._acknowledge_member(message_id, token, done)
         elif message_id.is_chunked:
             self._acks.add_all(self._entries([message_id]), partial(done, [token]))
@@ -610,6 +657,8 @@ class TopicConsumer:
         self._check_open()
         if not self._options.only_one_gets_messages:
             raise BrokerError(f"{self.topic}: {self._options.type} subscriptions have no cumulative acknowledgement")
+        if self.missing is not None:
+            return
         remaining = self._ack_sets.acked_through(message_id)
         position = (message_id.ledger, message_id.entry)
         if remaining and not self._options.batch_index_ack:
@@ -785,6 +834,24 @@ class TopicConsumer:
             topic=self.topic,
         )
 
+    async def held_back(self) -> str | None:
+        """Return why the broker sends nothing more, None where it knows no reason, or there is no connection.
+
+        :raises BrokerError: the broker does not tell
+        """
+        session = self._session
+        if session is None or self._options.only_one_gets_messages:
+            return None
+        told = (await session.ask(commands.statistics)).consumerStatsResponse
+        if told.blockedConsumerOnUnackedMsgs:
+            return f"the broker allows this consumer of {self.topic} no more than {told.unackedMessages} unacknowledged"
+        if told.availablePermits and told.msgBacklog > _MUCH_MORE * told.unackedMessages + _MANY:
+            return (
+                f"{self.topic} has a backlog of {told.msgBacklog} of which {told.unackedMessages} are here: other "
+                "consumers have them, or the broker limits the unacknowledged messages of the subscription"
+            )
+        return None
+
     async def _ask(self, make: Callable[[int, int], pb.BaseCommand], *, is_seek: bool = False) -> pb.BaseCommand:
         """Ask what does no harm when it is asked twice: on the next connection if one breaks."""
         limit = self._core.options.request_timeout.total_seconds()
@@ -806,6 +873,8 @@ class TopicConsumer:
             self._check_open()
             if self._session is not None:
                 return self._session
+            if self.missing is not None:
+                raise TopicNotFoundError(self.missing.code, self.missing.text)
             try:
                 async with asyncio.timeout_at(ends_at):
                     await self._is_subscribed.wait()

@@ -138,6 +138,14 @@ def last_message_id(consumer_id: int, request_id: int) -> pb.BaseCommand:
     return command
 
 
+def statistics(consumer_id: int, request_id: int) -> pb.BaseCommand:
+    """Return the question for what the broker counts of the consumer."""
+    command = pb.BaseCommand(type=pb.BaseCommand.CONSUMER_STATS)
+    command.consumerStats.consumer_id = consumer_id
+    command.consumerStats.request_id = request_id
+    return command
+
+
 def _fill_id(data: pb.MessageIdData, message_id: MessageId) -> None:
     """Fill in an id; -1, which is before all, is the largest number of the protocol."""
     data.ledgerId = message_id.ledger & _LARGEST

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..clock import Clock
-from ..errors import BrokerError
+from ..errors import BrokerError, ClosedError, ConnectionLostError, RequestTimeoutError
 from ._prefetched import Prefetched
 from ._refusals import is_busy, is_transient
 
+T = TypeVar("T")
+_LOG: Final = logging.getLogger(__name__)
 _BUSY_S: Final = 1.0
+_LEAST_TRIES: Final = 15
+"""Pauses between tries are at most this part of a request's time: what comes up late is found."""
 
 if TYPE_CHECKING:
     from ._connection import Connection
@@ -46,28 +52,83 @@ class Core:
         """Return a connection to the broker that has a topic: at ``url`` where that was told, else whatever it is."""
         return await (self.lookup.broker(topic) if url is None else self.pool.get(url))
 
-    async def tried(
-        self, connect: Callable[[], Awaitable[None]], is_connected: Callable[[], bool], check_open: Callable[[], None]
-    ) -> None:
-        """Connect what was just made; what may pass by itself is tried again, for as long as a request may take.
+    def deadline(self) -> float:
+        """Return the time of the loop at which a call that begins now has taken long enough."""
+        return self.loop.time() + self.options.request_timeout.total_seconds()
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]], *, ends_at: float | None = None) -> T:
+        """Return the answer. What may pass by itself is asked again until then: nobody is there yet, or not ready.
 
         A place that is taken is tried for a moment only: it may be that of a predecessor whose connection just broke.
 
-        :param check_open: called after each pause; raises where it was closed meanwhile
-        :raises BrokerError: what the last attempt raised
+        :param ends_at: time of the loop, None: as long from now as a request may take
+        :raises BrokerError: the last answer, with how often and for how long was tried
+        """
+        limit = self.options.request_timeout.total_seconds()
+        began_at = self.loop.time()
+        ends_at = began_at + limit if ends_at is None else ends_at
+        backoff = self.options.backoff()
+        last: BrokerError | None = None
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                async with asyncio.timeout_at(ends_at) as time_left:
+                    return await ask()
+            except BrokerError as error:
+                last, may_pass = error, is_transient(error)
+                pause = min(float(backoff(tries - 1)), limit / _LEAST_TRIES)
+                gives_up_at = ends_at if may_pass else min(began_at + _BUSY_S, ends_at) if is_busy(error) else 0.0
+                if self.loop.time() + pause > gives_up_at:
+                    if not may_pass or tries == 1:
+                        raise
+                    raise self._tried(error, tries, began_at) from error.__cause__
+                if may_pass and tries == 1:
+                    _LOG.warning("%s; trying again for up to %.3g s", error, ends_at - self.loop.time())
+            except TimeoutError as error:
+                if not time_left.expired():
+                    raise
+                raise self._tried(last or self._no_answer(), tries, began_at) from error
+            await asyncio.sleep(pause)
+
+    def _no_answer(self) -> BrokerError:
+        if self.pool.connections():
+            return RequestTimeoutError("no answer")
+        return ConnectionLostError(f"{self.pool}: not connected")
+
+    def _tried(self, error: BrokerError, tries: int, began_at: float) -> BrokerError:
+        """Return the same error, with how often and for how long was tried."""
+        times = "once" if tries == 1 else f"{tries} times"
+        copied = copy(error)
+        copied.args = (f"{error} (tried {times} in {self.loop.time() - began_at:.3g} s)",)
+        return copied
+
+    async def reconnect(
+        self,
+        connect: Callable[[], Awaitable[None]],
+        is_over: Callable[[], bool],
+        failed: Callable[[Exception], None],
+        *,
+        attempt: int,
+        at_once: bool,
+    ) -> None:
+        """Connect what was connected before, until it is. Whatever fails, but for a cancellation, is one failed try.
+
+        :param is_over: whether it is connected, or is not to be any more
+        :param failed: called with what each try raised, be it an authentication of the user's
+        :param attempt: from which on to count: the more, the longer the pause before each
+        :param at_once: whether there is no pause before the attempt 0
+        :raises ClosedError: the client is closed
         """
         backoff = self.options.backoff()
-        limit = self.options.request_timeout.total_seconds()
-        started_at = self.loop.time()
-        attempt = 0
-        while not is_connected():
+        while not is_over():
+            if attempt or not at_once:
+                await asyncio.sleep(float(backoff(attempt)))
+            attempt += 1
             try:
                 await connect()
-            except BrokerError as error:
-                pause = float(backoff(attempt))
-                may_take = limit if is_transient(error) else min(_BUSY_S, limit) if is_busy(error) else 0.0
-                if self.loop.time() + pause > started_at + may_take:
-                    raise
-                attempt += 1
-                await asyncio.sleep(pause)
-                check_open()
+            except Exception as error:
+                if self.pool.is_closed:
+                    raise ClosedError("the client") from error
+                if not is_over():
+                    failed(error)

@@ -27,6 +27,7 @@ class Departed:
     is_connected = False
     is_active: bool | None = None
     has_ended = True
+    missing = None
     epoch = 0
 
     def __init__(self, topic: str, partition: int, gone: Callable[[Departed], None]) -> None:
@@ -35,7 +36,7 @@ class Departed:
         self._gone = gone
         self._is_told = False
 
-    async def open(self) -> None:
+    async def open(self, ends_at: float | None = None) -> None:  # noqa: ARG002
         """Fail.
 
         :raises BrokerError: always
@@ -90,6 +91,9 @@ class Departed:
         :raises BrokerError: always
         """
         raise self._error()
+
+    async def held_back(self) -> str | None:
+        """Return nothing."""
 
     async def last_message_id(self) -> MessageId:
         """Fail.

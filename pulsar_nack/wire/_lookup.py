@@ -48,9 +48,11 @@ class Lookup:
             f"{topic}: more than {self._options.max_redirects} redirects, the last one to {connection.address}"
         )
 
-    async def partitions(self, topic: str) -> int:
+    async def partitions(self, topic: str, *, create: bool = True) -> int:
         """Return how many partitions ``topic`` has; 0: it is not partitioned, or not there.
 
+        :param create: whether the broker may create it, where it creates topics with partitions; those before
+            3.0.6 always may
         :raises BrokerRefusedError: the broker said no
         :raises BrokerError: no broker could be reached
         """
@@ -59,6 +61,8 @@ class Lookup:
         command = pb.BaseCommand(type=pb.BaseCommand.PARTITIONED_METADATA)
         command.partitionMetadata.topic = topic
         command.partitionMetadata.request_id = request_id
+        if not create:
+            command.partitionMetadata.metadata_auto_creation_enabled = False
         answer = await self._request(connection, command, request_id)
         return answer.partitionMetadataResponse.partitions
 

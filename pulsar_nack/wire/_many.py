@@ -12,14 +12,13 @@ from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
 from ..consumer import AcksDone, Delivery
-from ..errors import BrokerError
+from ..errors import BrokerError, TopicNotFoundError
 from ..ids import MessageId
+from ._core import Core
 from ._departed import Departed
 from ._inbox import Source
-from ._options import ClientOptions
-from ._patience import patiently
 from ._selection import Directory, Selection, name_of
-from ._together import each_tried, together
+from ._together import MOST_AT_ONCE, each_tried, together
 from ._told import told
 
 T = TypeVar("T")
@@ -49,8 +48,13 @@ class Member(Source, Protocol):
         """Return whether the topic was terminated, and all of it was delivered."""
         ...
 
-    async def open(self) -> None:
-        """Subscribe."""
+    @property
+    def missing(self) -> TopicNotFoundError | None:
+        """Return what the broker says, while the topic is deleted and may not be created."""
+        ...
+
+    async def open(self, ends_at: float | None = None) -> None:
+        """Subscribe, by this time of the loop."""
 
     async def aclose(self) -> None:
         """Give back what is not acknowledged."""
@@ -88,6 +92,10 @@ class Member(Source, Protocol):
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription."""
 
+    async def held_back(self) -> str | None:
+        """Return why the broker sends nothing more."""
+        ...
+
     async def last_message_id(self) -> MessageId:
         """Return the id of the last message of the topic."""
         ...
@@ -112,7 +120,7 @@ class Members:
     :param subscription: its name, for errors
     :param gone: called with each that leaves because its topic was deleted, and again when messages are asked for that
         will not come for that
-    :param options: of the client
+    :param core: the client's
     """
 
     def __init__(
@@ -123,9 +131,9 @@ class Members:
         *,
         subscription: str,
         gone: Callable[[Member], None],
-        options: ClientOptions,
+        core: Core,
     ) -> None:
-        self._options = options
+        self._core = core
         self._subscription = subscription
         self._selection = selection
         self._directory = directory
@@ -150,34 +158,42 @@ class Members:
         return self._selection.may_grow(self._members)
 
     async def open(self) -> None:
-        """Open all; where one cannot, none is open.
+        """Open all, in the time of one request for each 32; where one cannot, none is open.
 
         :raises BrokerError: the first that failed
         """
-        wanted = await self.wanted()
+        ends_at = self._core.deadline()
+        wanted = await self.wanted(ends_at)
         count = len(wanted)
         made = {name: self._make(name, partition, count=count, is_new=False) for name, partition in wanted.items()}
         try:
-            await together(self._open(name, member) for name, member in made.items())
+            more_s = self._core.options.request_timeout.total_seconds()
+            await together(
+                self._open(name, member, ends_at + number // MOST_AT_ONCE * more_s)
+                for number, (name, member) in enumerate(made.items())
+            )
         except BaseException:
             await each_tried(member.aclose() for member in made.values())
             raise
         self._members.update(made)
         self._note_lone()
 
-    async def wanted(self) -> Mapping[str, int]:
+    async def wanted(self, ends_at: float | None = None) -> Mapping[str, int]:
         """Return the names of all that there are to be, and the numbers of partitions.
 
         :raises BrokerError: the broker does not tell
         """
         try:
-            return await patiently(lambda: self._selection.members(self._directory), self._options)
+            return await self._core.patiently(
+                lambda: self._selection.members(self._directory),
+                ends_at=self._core.deadline() if ends_at is None else ends_at,
+            )
         except BrokerError as error:
             raise self._told(self._selection.label, error) from error
 
-    async def _open(self, name: str, member: Member) -> None:
+    async def _open(self, name: str, member: Member, ends_at: float) -> None:
         try:
-            await member.open()
+            await member.open(ends_at)
         except BrokerError as error:
             raise self._told(name, error) from error
 

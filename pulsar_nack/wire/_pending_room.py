@@ -44,6 +44,10 @@ class PendingRoom:
                 self._let_in()  # those behind may be smaller
             raise
 
+    def waiting(self) -> list[asyncio.Future[None]]:
+        """Return what is done when those that wait now have their room, or do not want it any more."""
+        return [turn for _, turn in self._waiting]
+
     def give_back(self, size: int) -> None:
         """Give back the room of one message."""
         self.messages -= 1

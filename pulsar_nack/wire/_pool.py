@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..errors import BrokerError, ClosedError
+from ..errors import BrokerError, ClosedError, ConnectionLostError
 from ._address import Address, parse_service_url
 from ._connection import Connection, Dial
 from ._options import ClientOptions
@@ -49,7 +49,10 @@ class Pool:
         self._turn = choose(len(self._addresses))
         self._open: dict[_Place, Connection] = {}
         self._opening: dict[_Place, asyncio.Task[Connection]] = {}
-        self._is_closed = False
+        self.is_closed = False
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self._addresses))
 
     @property
     def is_secure(self) -> bool:
@@ -96,7 +99,7 @@ class Pool:
             self._turn = (self._turn + 1) % len(self._addresses)
 
     async def _to(self, place: _Place) -> Connection:
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("the client")
         connection = self._open.get(place)
         if connection is not None and connection.is_open:
@@ -110,9 +113,11 @@ class Pool:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if task.cancelled() and not (current is not None and current.cancelling()):  # by aclose, not we
+            if not task.cancelled() or (current is not None and current.cancelling()):  # we, not the attempt
+                raise
+            if self.is_closed:
                 raise ClosedError("the client") from None
-            raise
+            raise ConnectionLostError(f"{place.physical}: connecting was cancelled") from None  # by an authentication
 
     async def _connect(self, place: _Place) -> Connection:
         def forget(closed: Connection) -> None:
@@ -131,7 +136,7 @@ class Pool:
 
     async def aclose(self) -> None:
         """Close all connections and wait until they are gone. Idempotent."""
-        self._is_closed = True
+        self.is_closed = True
         opening = list(self._opening.values())
         for task in opening:
             task.cancel()

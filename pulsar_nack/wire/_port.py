@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from ..consumer import AcksDone, Delivery, PortTraits
-from ..errors import ClosedError, InvalidArgumentError, MissingExtraError, PulsarNackError
+from ..errors import ClosedError, InvalidArgumentError, MissingExtraError, PulsarNackError, TopicNotFoundError
 from ..ids import MessageId
 from ._consumer import TopicConsumer
 from ._core import Core
@@ -20,12 +20,14 @@ from ._publisher import WirePublisher
 from ._selection import Matching, Selection
 from ._subscribe_options import SubscribeOptions
 from ._together import together
+from ._told import as_text
 from ._topic_watch import TopicWatch
 from ._topics import normalize
 
 T = TypeVar("T")
 MAX_IDS: Final = 1_000
 _LATENCY_S: Final = 0.0005
+_MOST_ASKED: Final = 100
 _MOST_AHEAD: Final = 50_000
 """How many messages are fetched ahead in all, where there are many topics or partitions."""
 _LOG: Final = logging.getLogger(__name__)
@@ -45,16 +47,17 @@ class WirePort:
         self._selection = selection
         self._options = options
         self._interval = discovery_interval
-        self._inbox = WireInbox(self._check_open, self._before_wait)
+        self._inbox = WireInbox(self._check_receivable, self._before_wait)
         self._is_paused = False
         self._unreadable: MissingExtraError | None = None
+        self._has_missed = False
         self._members = Members(
             selection,
             core.lookup,
             self._make,
             subscription=options.subscription,
             gone=self._gone,
-            options=core.options,
+            core=core,
         )
         self._inactive: Callable[[str, int], None] | None = None
         self._watch = (
@@ -77,6 +80,12 @@ class WirePort:
         if not options.receiver_queue_size:
             await self._check_lone()
         await self._members.open()
+        if not len(self._members):
+            _LOG.warning(
+                "no topic matches the pattern %r in namespace %s yet: this consumer waits for one",
+                selection.label,
+                getattr(selection, "namespace", ""),
+            )
         if self._members.may_grow:
             self._discovery = asyncio.create_task(self._discover(), name="pulsar_nack.wire discovery")
         return self
@@ -268,6 +277,17 @@ class WirePort:
         self._check_open()
         return await together(member.last_message_id() for member in self._members)
 
+    async def held_back(self) -> str | None:
+        """Return why the broker sends nothing more though there is more, None where it knows no reason.
+
+        Of very many topics or partitions some are asked.
+
+        :raises BrokerError: the broker does not tell
+        """
+        self._check_open()
+        answers = await together(member.held_back() for member in list(self._members)[:_MOST_ASKED])
+        return next(filter(None, answers), None)
+
     async def unsubscribe(self) -> None:
         """Delete the subscription at the broker, and close.
 
@@ -313,6 +333,7 @@ class WirePort:
             partition=partition,
             became_inactive=self._became_inactive,
             unreadable=self._on_unreadable,
+            became_missing=self._became_missing,
         )
         if self._is_paused or self._unreadable is not None:
             made.pause([])
@@ -333,15 +354,37 @@ class WirePort:
         if self._inactive is not None:
             self._inactive(member.topic, member.partition)
 
+    def _became_missing(self, member: TopicConsumer) -> None:
+        """Do the same for one that is not left: it may come again; where none is left, tell those who wait."""
+        self._gone(member)
+        if isinstance(self._selection, Matching):
+            return
+        self._has_missed = True
+        if any(each.missing is None for each in self._members):
+            _LOG.warning("%s was deleted, and may not be created again: the other topics go on", member.topic)
+        else:
+            self._inbox.wake_all()
+
+    def _check_receivable(self) -> None:
+        self._check_open()
+        if self._has_missed:
+            missing = [member.missing for member in self._members]
+            if missing[0] is not None and None not in missing:
+                what = f"{self._selection.label} was deleted, and may not be created again"
+                raise TopicNotFoundError(missing[0].code, f"{what} (the broker says: {missing[0].text})")
+
     async def _discover(self) -> None:
+        last_error = ""
         while True:
             try:
                 await (asyncio.sleep(self._interval) if self._watch is None else self._watch.changed(self._interval))
                 await self._members.refresh()
-            except ClosedError:
-                return
+                last_error = ""
             except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
-                _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, error)
+                if self._core.pool.is_closed:
+                    return
+                if last_error != (last_error := repr(error)):
+                    _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, as_text(error))
 
     def _check_open(self) -> None:
         if self._closing is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,24 +14,27 @@ from ..ids import MessageId
 from ._compression import require_compression
 from ._core import Core
 from ._outgoing import Outgoing
-from ._patience import patiently
 from ._pending_room import PendingRoom
 from ._producer_options import ProducerOptions
 from ._routing import Routing
 from ._together import each_tried
-from ._told import told
+from ._told import as_text, told
 from ._topic_producer import TopicProducer
 from ._topics import partition_name
 
 _LOOK_AGAIN_S: Final = 60.0
 """How often is looked for new partitions."""
 
+_LOG: Final = logging.getLogger(__name__)
+
 
 class Producer:
     """Sends messages to a topic. Get it from :meth:`Client.producer`; close it, or use it as ``async with``.
 
     Messages are confirmed in the order in which they were sent to a partition. When a connection breaks, what is not
-    confirmed is sent again: it may then be stored twice, unless deduplication is on at the broker.
+    confirmed is sent again: it may then be stored twice, unless deduplication is on at the broker. Of a message in
+    chunks all of them are sent again. What fails while it connects again, credentials too, is tried again at longer and
+    longer intervals; ``send_timeout`` bounds how long a message waits for that.
     """
 
     def __init__(self, core: Core, topic: str, options: ProducerOptions) -> None:
@@ -55,12 +58,13 @@ class Producer:
         """
         require_compression(options.compression_type)
         self = cls(core, topic, options)
+        ends_at = core.deadline()
         try:
-            partitions = await patiently(lambda: core.lookup.partitions(topic), core.options)
+            partitions = await core.patiently(lambda: core.lookup.partitions(topic), ends_at=ends_at)
         except BrokerError as error:
             raise told(f"producing to {topic}", error) from error
         names = [partition_name(topic, number) for number in range(partitions)] if partitions else [topic]
-        self._producers = await self._opened(names)
+        self._producers = await self._opened(names, ends_at)
         if partitions:
             self._growing = core.loop.create_task(self._grow(), name=f"pulsar_nack.wire partitions of {topic}")
         return self
@@ -93,6 +97,11 @@ class Producer:
         return max((producer.last_sequence_id for producer in self._producers), default=-1)
 
     @property
+    def failed_attempts(self) -> int:
+        """Return how often it could not connect again to the broker of a partition, each try counted."""
+        return sum(producer.failed_attempts for producer in self._producers)
+
+    @property
     def pending(self) -> int:
         """Return how many messages are not confirmed."""
         return self._room.messages
@@ -123,7 +132,8 @@ class Producer:
         :param event_time_ms: what the application means by it, epoch ms
         :param deliver_at_ms: hold it back on Shared and Key_Shared subscriptions until then, epoch ms
         :param deliver_after: the same, in seconds from now
-        :param sequence_id: grows with each message of a producer of this name; None: the next one
+        :param sequence_id: above that of the message before it in this partition, unless that one failed; a producer
+            may begin with what an earlier one of its name has sent. None: the next one
         :param replicate_to: names of clusters; None: as the namespace has it
         :return: of which ledger and entry are -1 if the broker has had a message of this sequence id already
         :raises InvalidArgumentError: names the argument; or the message is too large
@@ -190,24 +200,30 @@ class Producer:
         self._room.give_back(message.size)
 
     async def flush(self) -> None:
-        """Send what waits in batches, and return when nothing is unconfirmed.
+        """Send what waits in batches, and return when all that was sent before is confirmed or has failed.
 
-        Whether all of it was stored is what each :meth:`send` tells.
+        That includes calls of :meth:`send` that wait for room. Whether all of it was stored is what each of them tells.
         """
+        for turn in self._room.waiting():
+            if not turn.done():
+                self._send_batches()
+                await asyncio.wait([turn])
+        self._send_batches()
+        await asyncio.gather(*(producer.flush() for producer in self._producers))
+
+    def _send_batches(self) -> None:
         for producer in self._producers:
             producer.send_batches()
-        for producer in self._producers:
-            await producer.flush()
 
     # --- partitions ------------------------------------------------------------------------------------------------
 
-    async def _opened(self, names: Sequence[str]) -> list[TopicProducer]:
+    async def _opened(self, names: Sequence[str], ends_at: float | None = None) -> list[TopicProducer]:
         """Return producers that are connected, or close all and raise what is wrong with one."""
         made = [TopicProducer(self._core, name, self._options, self._on_done) for name in names]
         try:
             async with asyncio.TaskGroup() as group:
                 for each in made:
-                    group.create_task(_open(each), name=f"pulsar_nack.wire producing to {each.topic}")
+                    group.create_task(_open(each, ends_at), name=f"pulsar_nack.wire producing to {each.topic}")
         except BaseException as error:
             await each_tried(each.aclose() for each in made)  # whoever cancels may do so again
             if isinstance(error, BaseExceptionGroup):
@@ -217,13 +233,18 @@ class Producer:
 
     async def _grow(self) -> None:
         """Produce to partitions that are added."""
-        while True:
+        last_error = ""
+        while not self._core.pool.is_closed:
             await asyncio.sleep(_LOOK_AGAIN_S)
             known = len(self._producers)
-            with contextlib.suppress(BrokerError, ClosedError):
+            try:
                 partitions = await self._core.lookup.partitions(self.topic)
                 names = [partition_name(self.topic, number) for number in range(known, partitions)]
                 self._producers += await self._opened(names)
+                last_error = ""
+            except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
+                if last_error != (last_error := repr(error)):
+                    _LOG.warning("cannot look for new partitions of %s: %s", self.topic, as_text(error))
 
     # --- closing ---------------------------------------------------------------------------------------------------
 
@@ -249,9 +270,9 @@ class Producer:
             raise ClosedError("the producer")
 
 
-async def _open(producer: TopicProducer) -> None:
+async def _open(producer: TopicProducer, ends_at: float | None) -> None:
     try:
-        await producer.open()
+        await producer.open(ends_at)
     except BrokerError as error:
         raise told(f"producing to {producer.topic}", error) from error
 

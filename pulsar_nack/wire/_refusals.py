@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..errors import BrokerRefusedError, ConnectionLostError, RequestTimeoutError
+from ..errors import BrokerRefusedError, ConnectionLostError, RequestTimeoutError, TopicNotFoundError
 from . import _pulsar_pb2 as pb
 
 _TRANSIENT: Final = frozenset(
     {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
 )
+_WITH_CODES: Final = {pb.BaseCommand.GET_SCHEMA_RESPONSE, pb.BaseCommand.CONSUMER_STATS_RESPONSE}
 _BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 
 
 def refused(code: int, text: str) -> BrokerRefusedError:
     """Return the error for a code of the protocol and the broker's own words."""
     known = pb.ServerError.DESCRIPTOR.values_by_number.get(code)
-    return BrokerRefusedError(f"ServerError {code}" if known is None else known.name, text)
+    kind = TopicNotFoundError if code == pb.TopicNotFound else BrokerRefusedError
+    return kind(f"ServerError {code}" if known is None else known.name, text)
 
 
 def refusal_of(command: pb.BaseCommand) -> BrokerRefusedError | None:
@@ -30,10 +32,11 @@ def refusal_of(command: pb.BaseCommand) -> BrokerRefusedError | None:
     if kind == pb.BaseCommand.PARTITIONED_METADATA_RESPONSE:
         metadata = command.partitionMetadataResponse
         return refused(metadata.error, metadata.message) if metadata.response == metadata.Failed else None
-    if kind == pb.BaseCommand.GET_SCHEMA_RESPONSE and command.getSchemaResponse.HasField("error_code"):
-        return refused(command.getSchemaResponse.error_code, command.getSchemaResponse.error_message)
     if kind == pb.BaseCommand.ACK_RESPONSE and command.ackResponse.HasField("error"):
         return refused(command.ackResponse.error, command.ackResponse.message)
+    for answer in (command.getSchemaResponse, command.consumerStatsResponse) if kind in _WITH_CODES else ():
+        if answer.HasField("error_code"):
+            return refused(answer.error_code, answer.error_message)
     return None
 
 

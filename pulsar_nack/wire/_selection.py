@@ -6,20 +6,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from ..errors import InvalidArgumentError
+from ..consumer._patterns import TopicPattern
+from ..errors import InvalidArgumentError, TopicNotFoundError
 from ._together import together
 from ._topics import TopicName, TopicsMode, normalize, partition_name, split_partition
 
 _SYSTEM_PREFIX: Final = "__"
-_DEFAULT_NAMESPACE: Final = "persistent://public/default/"
-_PREFIX: Final = re.compile(r"(?P<domain>persistent|non-persistent)://(?P<namespace>[\w.=:-]+/[\w.=:-]+)/")
+_DEFAULT_NAMESPACE: Final = "public/default"
 
 
 class Directory(Protocol):
     """What tells about topics; a :class:`~pulsar_nack.wire._lookup.Lookup` does."""
 
-    async def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has, 0 if it has none."""
+    async def partitions(self, topic: str, *, create: bool = True) -> int:
+        """Return how many partitions a topic has, 0 if it has none; see the other one for ``create``."""
         ...
 
     async def topics(self, namespace: str, *, pattern: str | None = None, mode: TopicsMode = "persistent") -> list[str]:
@@ -75,35 +75,44 @@ class Named:
 class Matching:
     """All topics of a namespace whose names match a pattern, those of tomorrow too.
 
-    The whole name has to match, ``persistent://tenant/namespace/name``, and of a topic with partitions that of the
-    topic. A pattern that names no namespace is for ``public/default``. The broker's own topics are left out.
+    The whole name has to match, ``persistent://tenant/namespace/name`` or without the beginning, as the pattern has it,
+    and of a topic with partitions that of the topic. A pattern that names no namespace is for ``public/default``. The
+    broker's own topics are left out.
     """
 
     def __init__(self, pattern: re.Pattern[str]) -> None:
-        found = _PREFIX.match(pattern.pattern)
-        if found is None and "://" in pattern.pattern:
-            raise InvalidArgumentError(
-                "topic", pattern.pattern, "a pattern that begins with a namespace: persistent://tenant/namespace/..."
-            )
-        text = pattern.pattern if found else f"{_DEFAULT_NAMESPACE}(?:{pattern.pattern})"
-        self._pattern = re.compile(text, pattern.flags)
-        self.namespace = TopicName.parse(_persistent((found[0] if found else _DEFAULT_NAMESPACE) + "any")).namespace
-        self.label = text
+        self._pattern = pattern
+        self._parts = TopicPattern.parse(pattern.pattern)
+        self.namespace = self._parts.namespace or _DEFAULT_NAMESPACE
+        _persistent(f"{self._parts.domain or 'persistent'}://{self.namespace}/any")
+        self.label = pattern.pattern
         self.only: str | None = None
 
     async def members(self, directory: Directory) -> dict[str, int]:
         """Return the topics that there are now, or their partitions."""
-        names = await directory.topics(self.namespace, mode="persistent")
-        topics = dict.fromkeys(split_partition(name)[0] for name in names)
-        return await _members(directory, [topic for topic in topics if self._matches(topic)])
+        found: dict[str, int] = {}
+        parts: dict[str, dict[str, int]] = {}
+        for name in await directory.topics(self.namespace, mode="persistent"):
+            topic, number = split_partition(name)
+            if not self._matches(topic):
+                continue
+            if number < 0:
+                found[name] = number
+            else:
+                parts.setdefault(topic, {})[name] = number
+        counts = await together(_count(directory, topic) for topic in parts)
+        for (topic, listed), count in zip(parts.items(), counts, strict=True):
+            found |= {partition_name(topic, number): number for number in range(count)} or listed
+        return found
 
     def matches(self, name: str) -> bool:
         """Return whether a topic belongs to it, or a partition's topic does, by its full name."""
         return self._matches(split_partition(name)[0])
 
     def _matches(self, topic: str) -> bool:
-        is_of_broker = TopicName.parse(topic).local.startswith(_SYSTEM_PREFIX)
-        return not is_of_broker and self._pattern.fullmatch(topic) is not None
+        name = TopicName.parse(topic)
+        is_of_broker = name.local.startswith(_SYSTEM_PREFIX)
+        return not is_of_broker and self._pattern.fullmatch(self._parts.subject(*name)) is not None
 
     def may_grow(self, members: Iterable[str]) -> bool:  # noqa: ARG002
         """Return True."""
@@ -140,6 +149,14 @@ def name_of(topic: str, partition: int) -> str:
     """Return the full name of a topic, or of its partition where the name does not tell it already."""
     name = str(TopicName.parse(topic))
     return partition_name(name, partition) if partition >= 0 and split_partition(name)[1] < 0 else name
+
+
+async def _count(directory: Directory, topic: str) -> int:
+    """Return how many partitions a topic has that was just listed, 0 if it has none, or is gone since."""
+    try:
+        return await directory.partitions(topic, create=False)
+    except TopicNotFoundError:
+        return 0
 
 
 async def _members(directory: Directory, topics: Sequence[str]) -> dict[str, int]:

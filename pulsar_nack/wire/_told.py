@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 
-from ..errors import BrokerError
+from ..errors import BrokerError, PulsarNackError
 
 
 def told(what: str, error: BrokerError) -> BrokerError:
@@ -12,3 +12,8 @@ def told(what: str, error: BrokerError) -> BrokerError:
     copied = copy(error)
     copied.args = (f"{what}: {error}",)
     return copied
+
+
+def as_text(error: BaseException) -> str:
+    """Return an error for a log line: our own tell all by their words, others may have none."""
+    return str(error) if isinstance(error, PulsarNackError) else repr(error)

@@ -7,8 +7,16 @@ A message goes from a batch that is being filled (with batching), to *waiting*, 
 session's connection, and leaves with its receipt. Receipts come in the order of sending. When a session ends, what was
 sent without a receipt goes back to waiting, in order, and is sent again in the next session, under the same name and
 with the same sequence ids: a broker with deduplication drops what it has, without it such messages may be there twice.
+Of a message that was cut up all parts go again, with the uuid that they had: brokers hand out nothing more on Shared
+behind parts that lack the first one, and consumers take parts that they get again for the same message.
 
-Whatever does not fit in with this order ends the session, so that all that is unconfirmed is sent again.
+Whatever does not fit in with this order ends the session, so that all that is unconfirmed is sent again. Sessions in
+which nothing is confirmed are begun at longer and longer intervals, until ``send_timeout`` ends what waits.
+
+What a broker with deduplication has *had* of this producer it tells when a session begins. It looks at the first
+sequence id of a batch, so a batch that begins there and ends behind it is divided; and at the last part of a message
+that was cut up, so of one that it has had that part alone is sent, to be told so, and nothing is stored. It may have
+had what is not stored yet, and then says that it cannot tell: that is asked again in another session.
 """
 
 from __future__ import annotations
@@ -18,17 +26,26 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final
 
-from ..errors import BrokerError, BrokerRefusedError, ClosedError, ConnectionLostError, RequestTimeoutError
+from ..errors import (
+    BrokerError,
+    BrokerRefusedError,
+    ClosedError,
+    ConnectionLostError,
+    InvalidArgumentError,
+    RequestTimeoutError,
+)
 from . import _pulsar_pb2 as pb
 from ._batching import Batches
 from ._core import Core
-from ._operations import Encoding, Operation, batch, single
+from ._operations import Encoding, Operation, batch, divided, single
 from ._outgoing import Outgoing
 from ._producer_options import ProducerOptions
 from ._producer_session import ProducerSession
 from ._refusals import is_busy, is_transient, refused
+from ._told import as_text
 from ._topics import split_partition
 
 _CLOSE_TIMEOUT_S: Final = 5.0
@@ -37,6 +54,9 @@ _FINAL: Final = frozenset({"TopicTerminatedError", "ProducerFenced"})
 
 _SEND_AGAIN: Final = frozenset({"ChecksumError", "ProducerBlockedQuotaExceededError"})
 """What a message is refused with that may be taken when it is sent again, besides what is transient anyway."""
+
+_LASTING_S: Final = 1.0
+"""Sessions that end sooner, with nothing confirmed, are begun at longer and longer intervals."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -51,10 +71,11 @@ class TopicProducer:
 
     def __init__(self, core: Core, topic: str, options: ProducerOptions, on_done: Callable[[Outgoing], None]) -> None:
         self.topic = topic
-        self.last_sequence_id = -1
-        """That of the last message that is confirmed, also of an earlier producer of this name; -1: none."""
         self.last_error: Exception | None = None
+        self.failed_attempts = 0
+        """How often it could not connect again."""
         self._partition = split_partition(topic)[1]
+        self._is_persistent = not topic.startswith("non-persistent:")
         self._core = core
         self._loop = core.loop
         self._options = options
@@ -65,7 +86,15 @@ class TopicProducer:
         self._name = options.name
         self._epoch = 0
         self._topic_epoch: int | None = None
+        self._had_at_first = -1
+        self._had = -1
+        """The highest sequence id that the broker has had, as it told when the session began; -1: none."""
         self._next_sequence_id = -1
+        self._last_id = -1
+        """That of the last message that is under way or confirmed here, which the next one has to exceed."""
+        self._confirmed_id = -1
+        self._spoiled_id = -1
+        """The highest one that was given up in this session after it had been sent."""
         self._encoding: Encoding
         self._waiting: deque[Operation] = deque()
         self._sent: deque[Operation] = deque()
@@ -74,6 +103,10 @@ class TopicProducer:
         self._moved_to: str | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []
+        """Who waits for what was sent up to a sequence id."""
+        self._began: tuple[float, int] = (0.0, -1)
+        self._short_lived = 0
         self._is_over = False
         self._failure: Exception | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -88,6 +121,11 @@ class TopicProducer:
         return self._session is not None
 
     @property
+    def last_sequence_id(self) -> int:
+        """Return that of the last message that is confirmed, also of an earlier producer of this name; -1: none."""
+        return max(self._had_at_first, self._confirmed_id)
+
+    @property
     def name(self) -> str:
         """Return its name, which the broker made up unless it was given."""
         return self._name or ""
@@ -99,15 +137,20 @@ class TopicProducer:
 
     # --- opening and closing ---------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Connect. What may pass by itself is tried again, for as long as a request may take.
+    async def open(self, ends_at: float | None = None) -> None:
+        """Connect. What may pass by itself is tried again, until then, or for as long as a request may take.
 
+        :param ends_at: time of the loop
         :raises BrokerRefusedError: the broker said no
         :raises BrokerError: it cannot be reached
         :raises ClosedError: it is closed
         """
+        await self._core.patiently(self._try_to_open, ends_at=ends_at)
+
+    async def _try_to_open(self) -> None:
         self.check_open()
-        await self._core.tried(self._connect, lambda: self.is_connected, self.check_open)
+        if self._session is None:
+            await self._connect()
 
     async def aclose(self) -> None:
         """Send what there is, wait for its receipts, a few seconds at most, and close. Idempotent."""
@@ -177,10 +220,13 @@ class TopicProducer:
         self._name = answer.producer_name
         if answer.HasField("topic_epoch"):
             self._topic_epoch = answer.topic_epoch
+        self._had = answer.last_sequence_id
+        self._spoiled_id = -1
+        self._began = (self._loop.time(), self._confirmed_id)
         if self._next_sequence_id < 0:
-            self.last_sequence_id = answer.last_sequence_id
+            self._had_at_first = self._had
             first = self._options.initial_sequence_id
-            self._next_sequence_id = answer.last_sequence_id + 1 if first is None else first
+            self._next_sequence_id = self._had + 1 if first is None else first
         most = session.connection.max_message_bytes
         self._batches.max_bytes = min(self._options.batch_max_bytes, most)
         parts = min(self._options.chunk_max_bytes or most, most) if self._options.chunking else None
@@ -195,11 +241,25 @@ class TopicProducer:
         self._session = None
         self.last_error = error
         self._moved_to = assigned_url
-        self._waiting.extendleft(reversed(self._sent))
-        self._sent.clear()
+        began_at, confirmed = self._began
+        has_lasted = self._confirmed_id != confirmed or self._loop.time() - began_at >= _LASTING_S
+        self._short_lived = 0 if has_lasted else self._short_lived + 1
+        self._take_back()
         if self._draining is not None:
             self._draining.cancel()
         self._connect_again()
+
+    def _take_back(self) -> None:
+        """Have what is not confirmed wait again: of a message that was cut up all parts."""
+        again: list[Operation] = []
+        for each in (*self._sent, *islice(self._waiting, 1)):  # which may be a later part of a message
+            if each.parts is not None and not (again and again[-1].parts is each.parts):
+                again += each.parts_before()
+            again.append(each)
+        if self._waiting:
+            self._waiting.popleft()
+        self._waiting.extendleft(reversed(again))
+        self._sent.clear()
 
     def _restart(self, error: Exception) -> None:
         """End the session and begin another."""
@@ -218,36 +278,39 @@ class TopicProducer:
 
     def _on_reconnected(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
-        if task.cancelled():
+        if self._is_over:
             return
-        fault = task.exception()
-        if fault is not None:
+        fault = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if fault is None:
+            if self._session is None:
+                self._connect_again()
+            return
+        error = ClosedError("the producer")
+        error.__cause__ = fault
+        self._fail(error)
+        if not isinstance(fault, ClosedError | asyncio.CancelledError):
             context = {"message": f"{self!r} does not connect again", "exception": fault, "task": task}
             self._loop.call_exception_handler(context)
-            self._fail(ConnectionLostError(f"{self.topic}: not connected any more: {fault!r}"))
-        elif self._session is None:
-            self._connect_again()
 
     async def _reconnect(self) -> None:
-        backoff = self._core.options.backoff()
-        attempt = 0
-        while self._session is None and self._failure is None:
-            if attempt or self._moved_to is None:
-                await asyncio.sleep(float(backoff(attempt)))
-            attempt += 1
-            try:
-                await self._connect()
-            except BrokerError as error:
-                self._note_failure(error)
+        await self._core.reconnect(
+            self._connect,
+            lambda: self._session is not None or self._failure is not None or self._is_over,
+            self._note_failure,
+            attempt=self._short_lived,
+            at_once=self._moved_to is not None,
+        )
 
-    def _note_failure(self, error: BrokerError) -> None:
+    def _note_failure(self, error: Exception) -> None:
+        self.failed_attempts += 1
         if repr(error) != repr(self.last_error):
-            _LOG.warning("%s: cannot produce again yet: %s", self.topic, error)
+            _LOG.warning("%s: cannot produce again yet: %s", self.topic, as_text(error))
         self.last_error = error
-        code = error.code if isinstance(error, BrokerRefusedError) else ""
-        if code in _FINAL:
+        if not isinstance(error, BrokerRefusedError):
+            return  # it may pass: a connection, or credentials that are not there at the moment
+        if error.code in _FINAL:
             self._fail(error)
-        elif not is_transient(error) and not is_busy(error) and code != "ProducerBlockedQuotaExceededError":
+        elif not is_transient(error) and not is_busy(error) and error.code != "ProducerBlockedQuotaExceededError":
             self._fail_all(error)
 
     def _fail(self, error: Exception) -> None:
@@ -260,23 +323,27 @@ class TopicProducer:
     def send(self, message: Outgoing) -> None:
         """Send a message, or put it into a batch; its receipt is a future that gets the result.
 
-        :raises InvalidArgumentError: it is too large
+        :raises InvalidArgumentError: it is too large, or its sequence id is not above that of the message before
         :raises MissingExtraError: its compression is not installed
         """
-        if not self._options.batching or message.goes_alone or self._is_out_of_order(message):
+        by_key = self._options.batch_by_key
+        if not self._options.batching or message.goes_alone or (by_key and message.sequence_id is not None):
             self.send_batches()
-            self._send_single(message)
+            before = self._number(message)
+            try:
+                self._send_single(message, before)
+            except BaseException:
+                self._free_ids()
+                raise
             return
+        if not by_key:  # else they are in the order of the batches
+            self._number(message)
         for full in self._batches.add(message):
             self._send_batch(full)
         if not self._batches:
             self._stop_batch_timer()
         elif self._batch_timer is None:
             self._batch_timer = self._loop.call_later(self._options.batch_delay.total_seconds(), self._on_batch_timer)
-
-    def _is_out_of_order(self, message: Outgoing) -> bool:
-        """Return whether a batch by key would break the order of the sequence ids that the user gives."""
-        return self._options.batch_by_key and message.sequence_id is not None
 
     def _on_batch_timer(self) -> None:
         self._batch_timer = None
@@ -294,20 +361,23 @@ class TopicProducer:
             for messages in self._batches.close_all():
                 self._send_batch(messages)
 
-    def _send_single(self, message: Outgoing) -> None:
-        self._waiting.extend(single(message, self._sequence_id(message), self._encoding, self._ends_at()))
+    def _send_single(self, message: Outgoing, before: int = -1) -> None:
+        self._waiting.extend(single(message, self._encoding, self._ends_at(), before=before))
         message.data = b""  # it is in what is sent
         self._arm()
         self._pump()
 
     def _send_batch(self, messages: list[Outgoing]) -> None:
         try:
+            if self._options.batch_by_key:
+                for message in messages:
+                    self._number(message)
             if len(messages) == 1:
                 self._send_single(messages[0])
                 return
-            ids = [self._sequence_id(message) for message in messages]
-            self._waiting.append(batch(messages, ids, self._encoding, self._ends_at()))
+            self._waiting.append(batch(messages, self._encoding, self._ends_at()))
         except Exception as error:  # noqa: BLE001 - handed to those who wait
+            self._free_ids()
             self._fail_batch(messages, error)
             return
         for message in messages:
@@ -315,12 +385,27 @@ class TopicProducer:
         self._arm()
         self._pump()
 
-    def _sequence_id(self, message: Outgoing) -> int:
-        given = message.sequence_id
-        if given is None:
-            given = self._next_sequence_id
-        self._next_sequence_id = max(self._next_sequence_id, given + 1)
-        return given
+    def _number(self, message: Outgoing) -> int:
+        """Give a message the next sequence id, or take the one that it was given; return that of the one before."""
+        number = message.sequence_id
+        if number is None:
+            message.sequence_id = number = self._next_sequence_id
+        elif number <= self._last_id:
+            expected = f"more than {self._last_id}, that of the message before it: they have to grow"
+            raise InvalidArgumentError("sequence_id", number, expected)
+        elif number <= self._spoiled_id:  # no receipt for the former message is to be taken for one for this
+            self._restart(ConnectionLostError(f"sequence id {number} is used again"))
+        before = min(max(self._last_id, self._had_at_first), number - 1)
+        self._last_id = number
+        if number >= self._next_sequence_id:
+            self._next_sequence_id = number + 1
+        return before
+
+    def _free_ids(self) -> None:
+        """Let the sequence ids at the end that have failed be used again."""
+        if not self._batches:
+            queue = self._waiting or self._sent
+            self._last_id = queue[-1].highest_sequence_id if queue else self._confirmed_id
 
     def _pump(self) -> None:
         """Write what waits, as long as the connection takes it."""
@@ -332,8 +417,19 @@ class TopicProducer:
                 self._pump_later(session)
                 return
             operation = self._waiting.popleft()
+            if operation.sequence_id <= self._had and not self._goes_as_it_is(operation):
+                continue
             self._sent.append(operation)
             session.send(operation)
+
+    def _goes_as_it_is(self, operation: Operation) -> bool:
+        """Return whether to send something that the broker has had in part at least; else divide it, or pass it by."""
+        if operation.is_part:
+            return operation.is_last_part
+        if operation.highest_sequence_id <= self._had:
+            return True
+        self._waiting.extendleft(reversed(divided(operation, self._had, self._encoding)))
+        return False
 
     def _pump_later(self, session: ProducerSession) -> None:
         async def drain() -> None:
@@ -354,17 +450,52 @@ class TopicProducer:
         if session is not self._session or not self._sent:
             return
         head = self._sent[0]
+        place = receipt.message_id
+        ledger = _signed(place.ledgerId)
         if receipt.sequence_id != head.sequence_id:
             if receipt.sequence_id > head.sequence_id:
-                self._restart(ConnectionLostError(f"a receipt for {receipt.sequence_id} before {head.sequence_id}"))
+                self._overtaken(receipt.sequence_id, ledger, _signed(place.entryId))
             return  # a lower one: of what was given up
+        if (head.parts is not None or ledger < 0) and self._is_in_doubt(head, has_had=ledger < 0):
+            told = f"the broker's answer does not tell whether message {head.sequence_id} is stored"
+            self._give_up(head, BrokerError(f"{self.topic}: {told}"))
+            return
         self._sent.popleft()
-        self.last_sequence_id = max(self.last_sequence_id, head.highest_sequence_id)
-        place = receipt.message_id
-        head.stored(_signed(place.ledgerId), _signed(place.entryId), self._partition, self.topic)
-        self._done(head.messages)
-        head.over()
+        self._stored(head, ledger, _signed(place.entryId))
+
+    def _stored(self, operation: Operation, ledger: int, entry: int) -> None:
+        if operation.messages:
+            self._confirmed_id = operation.highest_sequence_id
+        operation.stored(ledger, entry, self._partition, self.topic)
+        self._done(operation.messages)
+        if self._flushes:
+            self._end_flushes()
         self._arm_if_idle()
+
+    def _is_in_doubt(self, operation: Operation, *, has_had: bool) -> bool:
+        """Return whether a receipt says nothing of what happened to a message.
+
+        That the broker has had it proves nothing after a later message was confirmed first. Of a message that was cut
+        up it has either had all parts when the session began, and says so of the last one, or stores all of them.
+        """
+        if not self._is_persistent:
+            return False  # where no message has a place
+        if has_had and operation.is_overtaken:
+            return True
+        return operation.is_part and has_had is not (operation.sequence_id <= self._had)
+
+    def _overtaken(self, sequence_id: int, ledger: int, entry: int) -> None:
+        """Take a receipt that comes before that of an earlier message, and find out about that in another session."""
+        head = self._sent[0].sequence_id
+        for each in list(self._sent):
+            if each.sequence_id >= sequence_id:
+                if each.sequence_id == sequence_id and not each.is_part:
+                    self._sent.remove(each)
+                    self._stored(each, ledger, entry)
+                break
+            for part in each.parts or (each,):
+                part.is_overtaken = True
+        self._restart(ConnectionLostError(f"a receipt for {sequence_id} before {head}"))
 
     def on_send_error(self, session: ProducerSession, error: pb.CommandSendError) -> None:
         """Send again what may be taken then; tell the messages otherwise."""
@@ -376,7 +507,8 @@ class TopicProducer:
         elif is_transient(refusal) or refusal.code in _SEND_AGAIN:
             self._restart(refusal)
         else:
-            found = next((each for each in self._sent if each.sequence_id == error.sequence_id), None)
+            named = error.sequence_id  # brokers name a batch by its last message
+            found = next((each for each in self._sent if named in {each.sequence_id, each.highest_sequence_id}), None)
             if found is not None:
                 self._give_up(found, refusal)
 
@@ -388,13 +520,14 @@ class TopicProducer:
         else:
             gone = [each for queue in (self._sent, self._waiting) for each in queue if each.message is message]
             messages = [message]
+        if self._session is not None:
+            self._spoiled_id = max(self._spoiled_id, operation.highest_sequence_id)
         for each in gone:
             _remove(each, self._sent if each in self._sent else self._waiting)
-        for each_message in messages:
-            each_message.failed(error)
-        self._done(messages)
-        for each in gone:
-            each.over()
+        self._free_ids()
+        self._fail_batch(messages, error)
+        if self._flushes:
+            self._end_flushes()
         self._arm_if_idle()
 
     def _done(self, messages: Sequence[Outgoing]) -> None:
@@ -405,6 +538,7 @@ class TopicProducer:
         self._stop_batch_timer()
         for messages in self._batches.close_all():
             self._fail_batch(messages, error)
+        self._free_ids()
         while queue := self._sent or self._waiting:
             self._give_up(queue[0], error)
 
@@ -416,9 +550,20 @@ class TopicProducer:
     async def flush(self) -> None:
         """Send all batches, and return when what was sent so far is confirmed or failed."""
         self.send_batches()
-        queue = self._waiting or self._sent
-        if queue:
-            await queue[-1].wait_over(self._loop)
+        if not self._sent and not self._waiting:
+            return
+        flush = self._last_id, self._loop.create_future()
+        self._flushes.append(flush)
+        try:
+            await flush[1]
+        finally:
+            self._flushes.remove(flush)
+
+    def _end_flushes(self) -> None:
+        queue = self._sent or self._waiting
+        for last_id, over in self._flushes:
+            if not over.done() and (not queue or queue[0].sequence_id > last_id):
+                over.set_result(None)
 
     # --- time ------------------------------------------------------------------------------------------------------
 

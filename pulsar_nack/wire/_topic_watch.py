@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from ..errors import BrokerError, BrokerRefusedError, ClosedError, ConnectionLostError
+from ..errors import BrokerError, BrokerRefusedError, ConnectionLostError
 from . import _pulsar_pb2 as pb
 from ._connection import Connection
 from ._core import Core
@@ -70,9 +70,9 @@ class TopicWatch:
             if connection.features.supports_topic_watchers:
                 await self._watch(connection)
                 self._changed.set()
-        except ClosedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - who looks for topics tells of what is worse
+        except Exception as error:  # who looks for topics tells of what is worse
+            if self._core.pool.is_closed:
+                raise
             is_final = isinstance(error, BrokerRefusedError) and not is_transient(error)
             self._is_refused = is_final or self._lost >= _MOST_LOST
             _LOG.log(logging.INFO if self._is_refused else logging.DEBUG, "%s is not watched: %s", self, error)

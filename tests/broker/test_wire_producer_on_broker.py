@@ -212,3 +212,64 @@ async def test_an_unloaded_topic(service_url: str, admin: Admin, partitioned_top
     for partition in range(3):
         found |= set(await stored(service_url, f"{topic}-partition-{partition}"))
     assert found == set(NUMBERS)
+
+
+@pytest.mark.parametrize("way", ["batching", "chunking"])
+async def test_a_program_that_starts_again(service_url: str, admin: Admin, deduplicated_topic: str, way: str) -> None:
+    """O10, O45: a producer begins below where it was: what is new is stored once, with real ids, and nothing else."""
+    topic = deduplicated_topic
+    options: dict[str, Any] = {"name": "import", way: True, **({"chunk_max_bytes": 2_000} if way == "chunking" else {})}
+    payloads = [b"%03d" % number * (2_000 if way == "chunking" else 1) for number in range(15)]
+
+    async def send(client: Client, numbers: range) -> list[MessageId]:
+        async with client.producer(topic, **options) as producer:
+            return await asyncio.gather(*(producer.send(payloads[number], sequence_id=number) for number in numbers))
+
+    async with pulsar_nack.connect(service_url) as client:
+        await send(client, range(10))
+        before = entries_of(admin, topic)
+        ids = await send(client, range(5, 15))
+    assert [each.ledger for each in ids[:5]] == [-1] * 5
+    assert all(each.ledger >= 0 for each in ids[5:])
+    assert entries_of(admin, topic) - before == (5 * 4 if way == "chunking" else 1)
+    assert await stored(service_url, topic) == payloads
+
+
+def entries_of(admin: Admin, topic: str) -> int:
+    """Return how many entries a topic has."""
+    entries = admin.request("GET", f"{topic.replace('://', '/')}/internalStats")["numberOfEntries"]
+    assert isinstance(entries, int)
+    return entries
+
+
+@pytest.mark.both_lines
+@pytest.mark.parametrize("deduplicates", [False, True])
+async def test_parts_while_the_topic_is_unloaded(
+    service_url: str, admin: Admin, topic: str, deduplicated_topic: str, deduplicates: bool
+) -> None:
+    """O43, O44: all messages are stored whole, a Shared subscription gets them, and little is stored in vain."""
+    topic = deduplicated_topic if deduplicates else topic
+    chance = random.Random(7)
+    rounds, each_round = 6, 20
+    payloads = [b"%03d" % number * 83_000 for number in range(rounds * each_round)]
+    async with (
+        pulsar_nack.connect(service_url) as client,
+        client.subscribe(topic, "shared", initial_position="earliest") as consumer,
+        client.producer(topic, chunking=True, chunk_max_bytes=100_000) as producer,
+    ):
+        ids: list[MessageId] = []
+        for number in range(rounds):
+            mine = payloads[number * each_round : (number + 1) * each_round]
+            sending = [asyncio.ensure_future(producer.send(payload)) for payload in mine]
+            await asyncio.sleep(chance.uniform(0, 0.06))
+            await asyncio.to_thread(admin.unload, topic)
+            ids += await asyncio.gather(*sending)
+        shown: list[bytes] = []
+        while set(shown) != set(payloads):
+            message = await consumer.receive(timeout=20)
+            shown.append(message.data)
+            await message.ack()
+    assert all(each.ledger == -1 or len(each.parts) == 3 for each in ids)
+    if deduplicates:
+        assert len(shown) == len(payloads)
+        assert entries_of(admin, topic) < 3 * len(payloads) * 1_100 // 720

@@ -449,8 +449,10 @@ async def test_a_base_without_its_log_is_told() -> None:
     async with await LocalLogStore.open(FOLDER, files=MemoryFiles()) as store:
         async with await store.create(generations.base_name(1)) as base:
             await base.seal()
+        part = await store.take(generations.STATE)
         with pytest.raises(LogCorruptedError, match="nacks-0000000002"):
-            await generations.recover(store, Memory(1, 1))
+            await generations.recover(part, Memory(1, 1))
+        await part.aclose()
         await store.delete(generations.base_name(1))
         async with await store.create(generations.base_name(1)):
             pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -13,9 +15,15 @@ import pulsar.asyncio
 import pytest
 
 import pulsar_nack
-from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
+from pulsar_nack import BrokerError, InvalidArgumentError, MessageId, TopicNotFoundError
+from pulsar_nack.consumer import _official as official
 from pulsar_nack.consumer._handles import Handles, delivery_of
-from pulsar_nack.consumer._official import OfficialPort
+from pulsar_nack.consumer._official import OfficialPort, broker_error
+from pulsar_nack.consumer._patterns import for_official_client
+from pulsar_nack.testing import virtual_time
+from tests.for_each import for_each
+
+TOPIC = "persistent://public/default/t"
 
 
 @asynccontextmanager
@@ -47,6 +55,7 @@ async def test_bad_arguments_are_refused_before_anything_happens() -> None:
             {"consumer_type": "sharde"},
             {"consumer_type": 3},
             {"negative_ack_redelivery_delay_ms": 5},
+            {"is_pattern_topic": "yes"},
         ]
         for options in bad:
             with pytest.raises(InvalidArgumentError, match=next(iter(options))):
@@ -116,6 +125,155 @@ def test_what_the_client_tells_of_a_message() -> None:
     assert (plain.is_null, plain.producer_name, plain.schema_version) == (False, None, None)
     secret = delivery_of(NativeMessage(encryption_context=Encryption()), None, message_id)
     assert "encrypted with the key shop" in str(secret.error)
+
+
+NO_TOPICS = [re.compile("x.*"), re.compile(b"x"), 5, None, "", [], ["a", None], [re.compile("x")], "\udc80", b"x"]
+NO_PATTERNS = [
+    *(re.compile("x.*"), 5, None, ["x.*"], b"x"),
+    *(
+        "(?i)ORDERS-.*",
+        "persistent://public/default/(?i)ORDERS-.*",
+        "(?P<x>a)",
+        "(?<=a)b",
+        "(?<!a)b",
+        "a[",
+        "a{",
+        "a(",
+        "a)",
+    ),
+    *(
+        "a**",
+        "a*+",
+        "*a",
+        "a{3,1}",
+        "a{,3}",
+        "(?=a)*",
+        "(?!a)+",
+        "(*a)",
+        r"a\A",
+        r"a\Z",
+        r"\1",
+        r"(a)\1",
+        r"\p",
+        r"\x4",
+        r"\cA",
+        "[z-a]",
+        "[]a]",
+    ),
+    *("[[:nonsense:]]", "[a-z-9]", r"[a-\d]", "x^a", "(?>a)", "(?i:a)", "(?#a)", "a\\", "a\0", "[ä]", "ä+", "\udc80"),
+    *("((a{900}){900}){900}", "a" * 30_000, "a{99999}", "public/.*/a", "a/b", "public/default/a|b"),
+]
+
+
+async def test_what_the_library_cannot_take_is_refused_here() -> None:
+    """O56: it would end the process; topics that are no text are refused as clearly."""
+    async with unreachable() as client:
+        for topic in NO_TOPICS:
+            with pytest.raises(InvalidArgumentError, match=r"^topic: expected a name, a list of names, or a pattern"):
+                pulsar_nack.subscribe(client, topic, "s")  # type: ignore[arg-type]
+        for pattern in NO_PATTERNS:
+            with pytest.raises(InvalidArgumentError, match=r"^topic: expected a pattern"):
+                pulsar_nack.subscribe(client, pattern, "s", is_pattern_topic=True)  # type: ignore[arg-type]
+        for name in ("", None, "\udc80"):
+            with pytest.raises(InvalidArgumentError, match=r"^subscription: expected a name"):
+                pulsar_nack.subscribe(client, "t", name)  # type: ignore[arg-type]
+
+
+@for_each(
+    ("pattern", "told"),
+    [
+        ("x-.*", "persistent://public/default/x-.*"),
+        ("^x-.*", "persistent://public/default/x-.*"),
+        ("public/default/x-.*", "persistent://public/default/x-.*"),
+        ("^persistent://a/b/x-.*$", "persistent://a/b/x-.*$"),
+        (r"^my\-tenant/my\.space/x", "persistent://my-tenant/my.space/x"),
+        ("non-persistent://a/b/x-.*", "non-persistent://a/b/x-.*"),
+        ("x|^y", "persistent://public/default/(?:x|y)"),
+        ("a/b/x|a/b/y", "persistent://a/b/(?:x|y)"),
+        (
+            r"(?:x|(?!y).)-[\w.-]+?\d{1,3}\b\S*[^a-z_]{2}",
+            r"persistent://public/default/(?:x|(?!y).)-[\w.-]+?\d{1,3}\b\S*[^a-z_]{2}",
+        ),
+        ("(a(?:b|c)*)+-{2}", "persistent://public/default/(a(?:b|c)*)+-{2}"),
+        ("größe-.*", "persistent://public/default/größe-.*"),
+    ],
+)
+def test_patterns_for_the_library(pattern: str, told: str) -> None:
+    """O18: anchors and namespaces are made what its library compares with whole names."""
+    assert for_official_client(pattern) == told
+
+
+class Broken:
+    """A consumer of the client that has lost its topic, or its connection; and a client that is asked."""
+
+    def __init__(self, result: str | None, *, is_connected: bool = False) -> None:
+        self.result = result
+        self.is_there = is_connected
+        self.asked: list[str] = []
+
+    def is_connected(self) -> bool:
+        """Tell."""
+        return self.is_there
+
+    def receive_async(self, call: Any) -> None:
+        """Never call."""
+
+    def close_async(self, call: Any) -> None:
+        """Close."""
+        call(pulsar.Result.Ok)
+
+    async def get_topic_partitions(self, topic: str) -> list[str]:
+        """Answer."""
+        self.asked.append(topic)
+        if self.result is not None:
+            raise pulsar.asyncio.PulsarException(getattr(pulsar.Result, self.result))
+        return [topic]
+
+
+@virtual_time
+async def test_a_deleted_topic_is_found_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O57: `receive` raises where the topic is gone, and waits where the client is connected or the broker is away."""
+    monkeypatch.setattr(official, "_CALLBACK_TIMEOUT_S", 0.0)
+    for native, raises in (
+        (Broken("TopicNotFound"), True),
+        (Broken("TopicNotFound", is_connected=True), False),
+        (Broken("Timeout"), False),
+        (Broken(None), False),
+    ):
+        port = port_on(TOPIC, client=native)
+        port._native = native
+        waiting = asyncio.create_task(port.receive())
+        if raises:
+            with pytest.raises(TopicNotFoundError, match=rf"{TOPIC} was deleted, and may not be created again"):
+                await asyncio.wait_for(waiting, 1.5)
+            with pytest.raises(TopicNotFoundError):
+                await asyncio.wait_for(port.receive(), 1.5)
+        else:
+            await asyncio.sleep(10.5)
+            assert not waiting.done()
+            assert len(native.asked) == (0 if native.is_there else 10)
+            waiting.cancel()
+            await asyncio.sleep(10)
+            assert len(native.asked) <= 10
+        await port.close()
+
+
+def test_hints_fit_the_error() -> None:
+    """O56: whether a broker answers is asked only where none did."""
+    there = "does a broker answer there"
+    for name in ("ConnectError", "Timeout"):
+        assert there in str(broker_error("x", pulsar.asyncio.PulsarException(getattr(pulsar.Result, name))))
+    for name in ("AuthorizationError", "ConsumerBusy", "InvalidTopicName", "TopicNotFound"):
+        assert there not in str(broker_error("x", pulsar.asyncio.PulsarException(getattr(pulsar.Result, name))))
+    missing = broker_error("x", pulsar.asyncio.PulsarException(pulsar.Result.TopicNotFound, "no namespace"))
+    assert isinstance(missing, TopicNotFoundError)
+
+
+def test_the_ends_need_no_topic() -> None:
+    """O57: so that a consumer of a list can seek to the earliest and to the latest."""
+    for end in (pulsar.MessageId.earliest, pulsar.MessageId.latest):
+        built = Handles(None).build(MessageId.from_bytes(end.serialize()))
+        assert (built.ledger_id(), built.entry_id()) == (end.ledger_id(), end.entry_id())
 
 
 class FakeNative:

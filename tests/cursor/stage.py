@@ -145,6 +145,11 @@ class DamagedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+    async def take(self, name: str) -> DamagedStore:
+        """Take a part of it, with the same damage."""
+        assert isinstance(self._inner, LocalLogStore)
+        return DamagedStore(await self._inner.take(name), self._name, self._damage)
+
     async def open_log(self, name: str, *, read_only: bool = False) -> Any:
         """Open a log; one that is wholly damaged cannot be opened."""
         if name == self._name and self._damage is None:

@@ -54,7 +54,7 @@ async def found_in(path: Path) -> Messages:
         return frozenset([each for each in ALL if await cursor.is_acked(*each)])
 
 
-@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(15, marks=pytest.mark.slow)])
 async def test_killed_again_and_again(tmp_path: Path, kills: int) -> None:
     """K20, K24: after each kill what was said to be durable is there, and nothing that was never acknowledged."""
     model, reported = Model(0), 0

@@ -272,6 +272,38 @@ async def test_opening_beside_a_busy_writer() -> None:
             await shared.check()
 
 
+async def open_once(shared: Shared) -> None:
+    """Another machine opens the log."""
+    async with await open_objects(shared.store, threads=1) as store:
+        await store.open_log(NAME)
+
+
+async def test_sealing_while_others_open() -> None:
+    """Before any request of a seal the log is opened by another one: it is sealed, or the old writer is fenced."""
+    outcomes = set()
+    for at in range(30):
+        shared = Shared()
+        objects = FaultyObjects(shared.store)
+        async with await open_objects(objects, threads=1) as store:
+            log = await store.create(NAME)
+            for _ in range(3):
+                await shared.append(log)
+            begin = len(objects.history)
+            objects.call(begin + at, lambda: asyncio.run(open_once(shared)))  # noqa: B023
+            try:
+                await log.seal()
+            except LogFencedError:
+                outcomes.add("fenced")
+            else:
+                outcomes.add("sealed")
+                assert log.is_sealed
+            if len(objects.history) <= begin + at:
+                break
+            assert (await store.open_log(NAME)).is_sealed == log.is_sealed
+        await shared.check()
+    assert outcomes == {"fenced", "sealed"}
+
+
 async def test_of_two_openings_one_wins() -> None:
     """Before any request of an opening another one is made: exactly one of both has the log then."""
     loop = asyncio.get_running_loop()

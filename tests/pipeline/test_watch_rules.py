@@ -106,7 +106,7 @@ EVENTS = st.builds(
 )
 
 
-@examples(500)
+@examples(200)
 @given(st.lists(EVENTS, max_size=12, unique_by=lambda each: each.time_ms), st.randoms())
 def test_batches_do_not_matter(events: list[Event], rnd: random.Random) -> None:
     """However the events are cut into batches, with time running up to each cut, the same nacks raise alerts."""

@@ -30,7 +30,7 @@ def run_and_kill(path: Path, said: Said, first: int, lines: int) -> None:
             said[what].add(int(number))
 
 
-@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(12, marks=pytest.mark.slow)])
 async def test_killed_again_and_again(tmp_path: Path, kills: int) -> None:
     """What was published and not acknowledged comes after each kill, what was flushed as acknowledged does not."""
     pytest.importorskip("google.protobuf")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
@@ -497,3 +498,24 @@ async def test_a_fault_of_our_own_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     async with open_local(tmp_path) as topic:
         port = await topic.subscribe("s")
         assert payloads(await take(port, 1)) == [b"m"]
+
+
+async def test_seeking_by_datetime_and_not_by_seconds(tmp_path: Path) -> None:
+    """O7: the topic and a consumer of it take a datetime, and refuse seconds with a hint."""
+    clock = ManualClock(1_790_000_000_000)
+    async with open_local(tmp_path, clock=clock) as topic:
+        await topic.publish(b"old")
+        clock.advance(1_000)
+        await topic.publish(b"new")
+        await topic.create_subscription("s", initial_position="earliest")
+        with pytest.raises(InvalidArgumentError, match="not in seconds"):
+            await topic.seek("s", 1_790_000_000)
+        assert topic.backlog("s") == 2
+        await topic.seek("s", datetime.fromtimestamp(1_790_000_000.5, tz=UTC))
+        assert topic.backlog("s") == 1
+        async with topic.consumer("s") as consumer:
+            with pytest.raises(InvalidArgumentError, match="not in seconds"):
+                await consumer.seek(1_790_000_000)
+            assert (await consumer.receive(timeout=5)).data == b"new"
+            await consumer.seek(datetime.fromtimestamp(1_790_000_000, tz=UTC))
+            assert (await consumer.receive(timeout=5)).data == b"old"

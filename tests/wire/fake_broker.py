@@ -52,8 +52,12 @@ class FakeBroker:
         self.deduplicates = False
         self.enforces_schemas = False
         """Whether topics with a schema refuse producers without."""
+        self.creates_topics = True
+        """Whether a topic that is not there is made for whoever subscribes or produces to it."""
         self.tells_of_topics = False
         """Whether clients may watch the topics of a namespace."""
+        self.tells_mark_delete = True
+        """Whether an answer with the last message id has the mark-delete position."""
         self._once: defaultdict[str, deque[Answer]] = defaultdict(deque)
         self._always: dict[str, Answer] = {}
         self.node(url)
@@ -140,9 +144,13 @@ class FakeBroker:
             link.transport.cut(error)
 
     def move(self, name: str, url: str, *, tell_where: bool = False) -> None:
-        """Give a topic to another node; its consumers and producers are closed, told where it is or not."""
+        """Give a topic to another node; its consumers and producers are closed, told where it is or not.
+
+        To the same node it is an unload.
+        """
         self.node(url)
         topic = self.topic(name)
+        topic.load()
         topic.owner = Address.parse(url).url
         for link in self.links:
             link.close_users_of(topic, topic.owner if tell_where else None)
@@ -278,7 +286,7 @@ BODIES = {
     "GET_TOPICS_OF_NAMESPACE_RESPONSE": "getTopicsOfNamespaceResponse", "AUTH_CHALLENGE": "authChallenge",
     "REACHED_END_OF_TOPIC": "reachedEndOfTopic", "ACTIVE_CONSUMER_CHANGE": "active_consumer_change",
     "WATCH_TOPIC_LIST_SUCCESS": "watchTopicListSuccess",
-    "GET_SCHEMA_RESPONSE": "getSchemaResponse",
+    "GET_SCHEMA_RESPONSE": "getSchemaResponse", "CONSUMER_STATS_RESPONSE": "consumerStatsResponse",
     "CLOSE_CONSUMER": "close_consumer", "CLOSE_PRODUCER": "close_producer", "TOPIC_MIGRATED": "topicMigrated",
 }  # fmt: skip
 """Which part of a command is filled for each kind that a broker sends."""
@@ -319,6 +327,8 @@ def refuse(code: str, text: str = "because a test wants it") -> Answer:
             call.reply("LOOKUP_RESPONSE", response=pb.CommandLookupTopicResponse.Failed, **failed)
         elif call.kind == "PARTITIONED_METADATA":
             call.reply("PARTITIONED_METADATA_RESPONSE", response=1, **failed)
+        elif call.kind == "CONSUMER_STATS":
+            call.reply("CONSUMER_STATS_RESPONSE", error_code=number, error_message=text)
         elif call.kind == "ACK":
             call.reply("ACK_RESPONSE", consumer_id=call.body.consumer_id, **failed)
         elif call.kind == "SEND":
@@ -416,10 +426,22 @@ def _connect(call: Call) -> None:
 
 
 def _lookup(call: Call) -> None:
-    found_at(call.broker.topic(call.body.topic).owner)(call)
+    topic = call.broker.topics.get(call.body.topic)
+    found_at(call.broker.url if topic is None else topic.owner)(call)
+
+
+def _is_there(call: Call, *, create: bool = True) -> bool:
+    """Return whether a topic is there, or may be made; refuse the command otherwise, as brokers do."""
+    name = call.body.topic
+    is_there = name in call.broker.topics or (create and call.broker.creates_topics)
+    if not is_there:
+        refuse("TopicNotFound", f"Topic {name} does not exist")(call)
+    return is_there
 
 
 def _partitions(call: Call) -> None:
+    if call.body.topic not in call.broker.partitions and not _is_there(call):
+        return
     call.reply("PARTITIONED_METADATA_RESPONSE", response=0, partitions=call.broker.partitions.get(call.body.topic, 0))
 
 
@@ -445,6 +467,8 @@ def _close_watch(call: Call) -> None:
 
 def _subscribe(call: Call) -> None:
     body: pb.CommandSubscribe = call.body
+    if not _is_there(call, create=body.force_topic_creation):
+        return
     topic = call.broker.topic(body.topic)
     if topic.owner != call.link.node.url:
         refuse("ServiceNotReady", f"{body.topic} is not served here")(call)
@@ -530,6 +554,20 @@ def _seek(call: Call) -> None:
     call.reply("SUCCESS")
 
 
+def _statistics(call: Call) -> None:
+    subscription, consumer = call.link.consumers.get(call.body.consumer_id, (None, None))
+    if subscription is None or consumer is None:
+        refuse("ConsumerNotFound")(call)
+        return
+    call.reply(
+        "CONSUMER_STATS_RESPONSE",
+        availablePermits=max(consumer.permits, 0),
+        unackedMessages=len(consumer.pending),
+        blockedConsumerOnUnackedMsgs=subscription.is_blocked(consumer),
+        msgBacklog=sum(entry.place not in subscription.acked for entry in subscription.topic.entries),
+    )
+
+
 def _last_id(call: Call) -> None:
     subscription, _ = call.link.consumers.get(call.body.consumer_id, (None, None))
     if subscription is None:
@@ -542,7 +580,11 @@ def _last_id(call: Call) -> None:
         last.partition = subscription.topic.partition
         if entries[-1].messages > 1:
             last.batch_index = entries[-1].messages - 1
-    call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=last)
+    mark: dict[str, Any] = {}
+    if call.broker.tells_mark_delete:
+        ledger, entry = subscription.mark_delete_position
+        mark["consumer_mark_delete_position"] = pb.MessageIdData(ledgerId=ledger, entryId=entry % 2**64)
+    call.reply("GET_LAST_MESSAGE_ID_RESPONSE", last_message_id=last, **mark)
 
 
 def _unsubscribe(call: Call) -> None:
@@ -562,6 +604,8 @@ def _close_consumer(call: Call) -> None:
 
 def _producer(call: Call) -> None:
     body: pb.CommandProducer = call.body
+    if not _is_there(call):
+        return
     topic = call.broker.topic(body.topic)
     if topic.owner != call.link.node.url:
         refuse("ServiceNotReady", f"{body.topic} is not served here")(call)
@@ -613,11 +657,14 @@ def _send(call: Call) -> None:
         return
     metadata, _ = read_message(call.rest)
     highest = max(body.highest_sequence_id, body.sequence_id)
-    is_known = call.broker.deduplicates and highest <= topic.last_sequence_ids.get(name, -1)
+    is_first_part = body.is_chunk and metadata.chunk_id < metadata.num_chunks_from_msg - 1
+    last = topic.last_sequence_ids.get(name, -1)
+    is_known = call.broker.deduplicates and not is_first_part and body.sequence_id <= last
     place = pb.MessageIdData(ledgerId=2**64 - 1, entryId=2**64 - 1)
-    if not is_known or body.is_chunk:
+    if not is_known:
         entry = topic.append(call.rest, messages=body.num_messages, key=metadata.partition_key)
-        topic.last_sequence_ids[name] = max(highest, topic.last_sequence_ids.get(name, -1))
+        if not is_first_part:
+            topic.last_sequence_ids[name] = max(highest, last)
         place = pb.MessageIdData(ledgerId=entry.ledger, entryId=entry.entry)
         place.partition = topic.partition
     call.reply(
@@ -650,6 +697,7 @@ USUAL: dict[str, Answer] = {
     "ACK": _ack,
     "REDELIVER_UNACKNOWLEDGED_MESSAGES": _redeliver,
     "SEEK": _seek,
+    "CONSUMER_STATS": _statistics,
     "GET_LAST_MESSAGE_ID": _last_id,
     "UNSUBSCRIBE": _unsubscribe,
     "CLOSE_CONSUMER": _close_consumer,

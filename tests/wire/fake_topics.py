@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from tests.wire.frames import batch_payload, message_rest
+from tests.wire.frames import batch_payload, message_rest, read_message
 
 SubType = pb.CommandSubscribe
 
@@ -57,11 +57,13 @@ class FakeSubscription:
         self.topic = topic
         self.kind = kind
         self.consumers: list[FakeConsumer] = []
-        self.acked: set[tuple[int, int]] = set()
+        self.acked = {entry.place for entry in topic.entries[:start]}
         self.unacked_indexes: dict[tuple[int, int], list[int]] = {}
         self.counts: dict[tuple[int, int], int] = {}
         self.epoch = 0
         self.is_paused = False
+        self.max_unacked: int | None = None
+        """Most entries that one consumer may have without an acknowledgement."""
         self._again: dict[tuple[int, int], FakeEntry] = {}
         self._next = start
         self._turn = 0
@@ -111,6 +113,14 @@ class FakeSubscription:
             else:
                 whole.append(place)
             self._settle(whole)
+        if self.max_unacked is not None:
+            self.dispatch()
+
+    @property
+    def mark_delete_position(self) -> tuple[int, int]:
+        """Return the last entry up to which all are acknowledged."""
+        first = next((entry.entry for entry in self.topic.entries if entry.place not in self.acked), None)
+        return self.topic.ledger, len(self.topic.entries) - 1 if first is None else first - 1
 
     def rewind(self, start: int) -> None:
         """Begin at an entry of the topic, as if nothing from there on were acknowledged."""
@@ -174,7 +184,11 @@ class FakeSubscription:
             self._turn += 1
             turn = self._turn % len(self.consumers) if self.consumers else 0
             ready = [*self.consumers[turn:], *self.consumers[:turn]]
-        return next((each for each in ready if each.permits > 0), None)
+        return next((each for each in ready if each.permits > 0 and not self.is_blocked(each)), None)
+
+    def is_blocked(self, consumer: FakeConsumer) -> bool:
+        """Return whether a consumer has as many unacknowledged entries as it may."""
+        return self.max_unacked is not None and len(consumer.pending) >= self.max_unacked
 
     def _hand_out(self, entry: FakeEntry, consumer: FakeConsumer) -> None:
         consumer.permits -= self._unacked(entry)
@@ -225,6 +239,14 @@ class FakeTopic:
         _, _, number = name.rpartition("-partition-")
         self.partition = int(number) if number.isdigit() else -1
 
+    def load(self) -> None:
+        """Read the sequence ids anew from what is stored, as a broker does that takes the topic; parts count too."""
+        self.last_sequence_ids.clear()
+        for entry in self.entries:
+            metadata, _ = read_message(entry.rest)
+            numbers = [signed(number) for number in (metadata.sequence_id, metadata.highest_sequence_id)]
+            self.last_sequence_ids[metadata.producer_name] = max(numbers)
+
     def append(self, rest: bytes, *, messages: int = 1, key: str = "") -> FakeEntry:
         """Store what follows a command, and hand it out."""
         entry = FakeEntry(self.ledger, len(self.entries), rest, messages, key)
@@ -248,6 +270,11 @@ class FakeTopic:
     def index_of(self, place: tuple[int, int]) -> int:
         """Return where an entry is, or where it would be."""
         return sum(entry.place < place for entry in self.entries)
+
+
+def signed(number: int) -> int:
+    """Return a number of the protocol as brokers read it, in which the largest stands for -1."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 def metadata_of(properties: Mapping[str, str] | None = None, **fields: Any) -> pb.MessageMetadata:

@@ -32,13 +32,14 @@ class FakeMember:
         self.is_connected = False
         self.is_active: bool | None = None
         self.has_ended = False
+        self.missing = None
         self.calls: list[tuple[str, Any]] = []
         self.received: list[bytes] = []
 
     def taken(self, delivery: Delivery) -> None:
         self.received.append(delivery.data)
 
-    async def open(self) -> None:
+    async def open(self, ends_at: float | None = None) -> None:
         await self._note("open")
         self.is_connected = True
 
@@ -82,6 +83,10 @@ class FakeMember:
     async def seek(self, position: MessageId | int) -> None:
         await self._note("seek", position)
 
+    async def held_back(self) -> str | None:
+        await self._note("held_back")
+        return None
+
     async def last_message_id(self) -> MessageId:
         await self._note("last_message_id")
         return MessageId(1, len(self.calls), self.partition, topic=self.name)
@@ -103,7 +108,7 @@ class FakeDirectory:
         self.topics_by_name = {f"persistent://public/default/{name}": count for name, count in topics.items()}
         self.fails = False
 
-    async def partitions(self, topic: str) -> int:
+    async def partitions(self, topic: str, *, create: bool = True) -> int:
         await asyncio.sleep(0)
         if self.fails:
             raise BrokerError("no")

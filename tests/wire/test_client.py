@@ -125,7 +125,7 @@ async def test_names_that_are_nearly_right_are_told() -> None:
 
 async def test_a_refused_connection_is_one_clear_error() -> None:
     """U22: nobody listens: one error of ours that names the address, not a hang."""
-    async with pulsar_nack.connect(NOBODY, connect_timeout=patience(1), request_timeout=patience(1)) as client:
+    async with pulsar_nack.connect(NOBODY, connect_timeout=patience(1), request_timeout=0.03) as client:
         for topic in ("orders", ["orders", "bills"], re.compile("orders.*")):
             with pytest.raises(BrokerError, match=r"127\.0\.0\.1:1"):
                 await asyncio.wait_for(client.subscribe(topic, "billing")._open(), patience(5))

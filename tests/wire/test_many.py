@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, MessageId
+from pulsar_nack.clock import LoopClock
 from pulsar_nack.wire import ClientOptions
+from pulsar_nack.wire._core import Core
 from pulsar_nack.wire._many import Members
 from pulsar_nack.wire._selection import selection_of
 
@@ -40,7 +42,14 @@ class Maker:
         def gone(member: Any) -> None:
             self.gone.append(member.topic)
 
-        return Members(selection_of(topic), directory, self, subscription="sub", gone=gone, options=ClientOptions())
+        core = Core(
+            pool=None,  # type: ignore[arg-type]
+            lookup=None,  # type: ignore[arg-type]
+            options=ClientOptions(),
+            loop=asyncio.get_running_loop(),
+            clock=LoopClock(),
+        )
+        return Members(selection_of(topic), directory, self, subscription="sub", gone=gone, core=core)
 
 
 async def test_all_are_opened() -> None:

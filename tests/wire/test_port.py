@@ -36,6 +36,8 @@ BASE = "persistent://public/default/"
 class NoPool:
     """Has no connections."""
 
+    is_closed = False
+
     async def service(self) -> Any:
         """Fail as an authentication of the user's may."""
         raise RuntimeError("nobody there")
@@ -61,6 +63,7 @@ class Stage:
         partition: int,
         became_inactive: Any,
         unreadable: Any,
+        became_missing: Any,
     ) -> FakeMember:
         """Stand for the class that makes members."""
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))

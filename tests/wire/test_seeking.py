@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from tests.wire.fake_broker import FakeBroker, refuse, silence
 TOPIC = "persistent://public/default/t"
 
 
-@pytest.mark.parametrize("position", [-1, 2**63, 1.5, True, "x", None])
+@pytest.mark.parametrize("position", [-1, 2**63, 1.5, True, "x", None, 1_790_000_000, 1_790_000_000_000_000])
 @virtual_time
 async def test_what_is_no_position_is_refused_before_anything_changes(position: Any) -> None:
-    """A nack still comes back at its time."""
+    """O7: seconds and microseconds are none; a nack still comes back at its time."""
     broker = FakeBroker()
     broker.topic(TOPIC).publish(b"x")
     async with (
@@ -31,6 +32,25 @@ async def test_what_is_no_position_is_refused_before_anything_changes(position: 
         before = asyncio.get_running_loop().time()
         assert (await consumer.receive(timeout=60)).data == b"x"
         assert 4.5 < asyncio.get_running_loop().time() - before <= 5
+
+
+@virtual_time
+async def test_a_datetime_is_a_publish_time() -> None:
+    """O7: over all partitions the first messages that were published then or later come again."""
+    broker = FakeBroker()
+    broker.partitions[TOPIC] = 2
+    noon = datetime(2026, 9, 21, 12, tzinfo=UTC)
+    for number in range(10):
+        at_ms = int(noon.timestamp()) * 1000 + number // 2
+        broker.topic(f"{TOPIC}-partition-{number % 2}").publish(b"%d" % number, publish_time=at_ms)
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe("t", "s", initial_position="earliest") as consumer,
+    ):
+        for _ in range(10):
+            await (await consumer.receive(timeout=60)).ack()
+        await consumer.seek(noon + timedelta(milliseconds=3))
+        assert {(await consumer.receive(timeout=60)).data for _ in range(4)} == {b"6", b"7", b"8", b"9"}
 
 
 @virtual_time

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, InvalidArgumentError
-from pulsar_nack.wire._selection import name_of, selection_of
+from pulsar_nack.wire._selection import Matching, name_of, selection_of
+from tests.for_each import for_each
 
 from .stand_ins import FakeDirectory
 
@@ -55,7 +56,7 @@ async def test_a_list_of_topics() -> None:
     [
         ("p.*", [f"{BASE}plain", f"{BASE}parted-partition-0", f"{BASE}parted-partition-1"]),
         (f"{BASE}o.*", [f"{BASE}other"]),
-        ("parted|other", [f"{BASE}parted-partition-0", f"{BASE}parted-partition-1", f"{BASE}other"]),
+        ("parted|other", [f"{BASE}other", f"{BASE}parted-partition-0", f"{BASE}parted-partition-1"]),
         ("lai", []),
         (".*other|.*events", [f"{BASE}other"]),
         ("persistent://other/space/.*", []),
@@ -70,9 +71,60 @@ async def test_patterns(pattern: str, found: list[str]) -> None:
     assert selection.may_grow(members)
 
 
+ORDERS = FakeDirectory(**{"x-1": 0, "X-2": 0, "y-1": 0, "ax-1": 0})
+
+
+@for_each(
+    ("pattern", "found"),
+    [
+        *(
+            (f"{start}{beginning}x-.*", ["x-1"])
+            for start in ("", "^", r"\A")
+            for beginning in ("", "public/default/", BASE)
+        ),
+        *((f"(?i){start}{BASE}x-.*", ["x-1", "X-2"]) for start in ("", "^")),
+        ("(?i)x-.*$", ["x-1", "X-2"]),
+        (re.compile("x-.*", re.IGNORECASE), ["x-1", "X-2"]),
+        (re.compile("x- .*  # those with x", re.VERBOSE), ["x-1"]),
+        (re.compile(f"{BASE} x- .*  # those with x", re.VERBOSE), ["x-1"]),
+        ("(?x) x - .*", ["x-1"]),
+        ("(?s-i:x)-.*", ["x-1"]),
+        ("^x-.*|^y-.*", ["x-1", "y-1"]),
+        (f"{BASE}x-.*|^{BASE}y-.*", ["x-1", "y-1"]),
+        ("public/default/(x|y)-.*", ["x-1", "y-1"]),
+        (r"(?P<who>.)-(?P<n>\d)(?<=1)", ["x-1", "y-1"]),
+        ("[^/]+x-[^|]", ["ax-1"]),
+        ("(?<![a-z])x-.*", ["x-1"]),
+        ("", []),
+    ],
+)
+async def test_patterns_mean_what_they_say(pattern: Any, found: list[str]) -> None:
+    """O18: with namespace or domain or without, anchored, with flags in the text or beside it."""
+    selection = selection_of(re.compile(pattern))
+    assert list(await selection.members(ORDERS)) == [BASE + name for name in found]
+    assert isinstance(selection, Matching)
+    assert [selection.matches(BASE + name) for name in found] == [True] * len(found)
+
+
+async def test_the_namespace_of_a_pattern() -> None:
+    """O18: characters that a name may have are written as they are, or with a backslash, as re.escape does."""
+    for text in ("my-tenant/my.space/x.*", r"^my\-tenant/my\.space/x.*", r"persistent://my\-tenant/my\.space/x.*"):
+        selection = selection_of(re.compile(text))
+        assert isinstance(selection, Matching)
+        assert selection.namespace == "my-tenant/my.space"
+        assert selection.matches("persistent://my-tenant/my.space/x1")
+
+
 @pytest.mark.parametrize(
     "topic",
     [
+        re.compile("persistent://.*/default/x"),
+        re.compile("public/.*/x"),
+        re.compile("default/x"),
+        re.compile("public/default/x|y"),
+        re.compile("public/default/x|public/other/y"),
+        re.compile("(public/default/x|public/default/y)"),
+        re.compile("a/b/c/d"),
         "",
         [],
         [""],
@@ -87,7 +139,7 @@ async def test_patterns(pattern: str, found: list[str]) -> None:
     ],
 )
 def test_nonsense_is_refused(topic: Any) -> None:
-    """What is no name, list or pattern is refused by name."""
+    """O18: what is no name, list or pattern of one namespace is refused by name."""
     with pytest.raises(InvalidArgumentError, match="topic"):
         selection_of(topic)
 

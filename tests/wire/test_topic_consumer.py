@@ -28,6 +28,7 @@ def now() -> float:
 async def test_subscribes_with_all_options() -> None:
     """The broker is told every option of the subscription."""
     async with consuming() as made:
+        made.broker.topic(TOPIC)
         await made.open(
             type="key_shared",
             consumer_name="me",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ... import Consumer, NackConfig, connect, subscribe
+from ...consumer._official import broker_error
 from ...errors import BrokerError, MissingExtraError, PulsarNackError
 from ...testing import EmbeddedBroker, FakePort, FakeTopic
 
@@ -63,7 +64,7 @@ async def open_stage(url: str | None, config: NackConfig) -> AsyncIterator[Stage
         try:
             yield await _connect(stack, client_module, url, broker, config, is_ours=is_ours)
         except client_module.PulsarException as error:
-            raise BrokerError(f"{broker}: the client says {str(error)!r}; does a broker answer there?") from error
+            raise broker_error(broker, error) from error
 
 
 def import_client() -> Any:

@@ -10,6 +10,10 @@
 A log is sealed before the first change goes to the next one. The seal of a base is the one commit point of a
 compaction: from then on older logs do not count, and are deleted. Everything is opened for writing, also what is only
 read: that makes it durable before anything is deleted in its favour, and tells another writer.
+
+The store that all of this is done on is a part that its consumer took (:data:`STATE`): on object storage, which logs
+there are changes through the owner's part only. So what was listed is what there is until the end of the opening, or
+the next step is refused.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from ...errors import (
     LedgerError,
     LogCorruptedError,
     LogExistsError,
+    LogFencedError,
     LogLockedError,
     LogNotFoundError,
     LogVersionError,
@@ -34,6 +39,8 @@ from ...ledger import Log, LogStore
 from ._memory import Memory
 from ._records import VERSION, UnreadableRecordError, decode
 
+STATE: Final = "nacks"
+"""What is taken of a store."""
 OWNER: Final = "nacks-owner"
 SLICE_S: Final = 0.004
 _NAME: Final = re.compile(r"nacks-(\d{10})(-base)?")
@@ -62,7 +69,7 @@ class Chain:
 
 
 async def take_place(store: LogStore) -> Log:
-    """Become the one consumer that uses the store, for as long as the returned log is open.
+    """Become the one consumer that uses the folder, for as long as the returned log is open.
 
     :raises LogLockedError: there is another one
     """
@@ -79,37 +86,43 @@ async def take_place(store: LogStore) -> Log:
 async def recover(store: LogStore, memory: Memory) -> Chain:
     """Read everything that counts into an empty memory, delete what does not, and open or make the log to append to.
 
+    When this fails, what it opened is left to whoever took the store.
+
     :raises LogCorruptedError: something is damaged or missing
     :raises LogVersionError: a later release wrote it
     """
     bases, logs = _numbers(await store.names())
     opened: list[Log] = []
-    try:
-        base = await _newest_base(store, bases, opened)
-        number = await _open_logs(store, [number for number in logs if number > base], base, opened)
-        for log in opened:
-            await _replay(log, memory)
-        stale = {base_name(number) for number in bases} | {log_name(number) for number in logs}
-        await delete_all(store, sorted(stale - {log.name for log in opened}))
-        if number == base or opened[-1].is_sealed:
-            number += 1
-            log = await store.create(log_name(number))
-        else:
-            log = opened.pop()
-        others = {log.name: log.size for log in opened}
-        return Chain(log, number, others, base_name(base) if base else None)
-    finally:
-        await _close(opened)
+    base = await _newest_base(store, bases, opened)
+    number = await _open_logs(store, [number for number in logs if number > base], base, opened)
+    for log in opened:
+        await _replay(log, memory)
+    stale = {base_name(number) for number in bases} | {log_name(number) for number in logs}
+    await delete_all(store, sorted(stale - {log.name for log in opened}))
+    if number == base or opened[-1].is_sealed:
+        number += 1
+        log = await store.create(log_name(number))
+    else:
+        log = opened.pop()
+    for other in opened:
+        await other.aclose()
+    others = {other.name: other.size for other in opened}
+    return Chain(log, number, others, base_name(base) if base else None)
 
 
 async def delete_all(store: LogStore, names: Iterable[str]) -> list[str]:
-    """Delete logs; return the names of those that could not be."""
+    """Delete logs; return the names of those that could not be.
+
+    :raises LogFencedError: they are not ours any more
+    """
     left = []
     for name in names:
         try:
             await store.delete(name)
         except LogNotFoundError:
             continue
+        except LogFencedError:
+            raise
         except LedgerError:
             left.append(name)
     return left
@@ -167,8 +180,3 @@ async def _replay(log: Log, memory: Memory) -> None:
         if record.number % _LOOK_AT_CLOCK == 0 and time.monotonic() - paused_at > SLICE_S:
             await asyncio.sleep(0)
             paused_at = time.monotonic()
-
-
-async def _close(logs: Iterable[Log]) -> None:
-    for log in logs:
-        await log.aclose()

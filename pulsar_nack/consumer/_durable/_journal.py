@@ -8,8 +8,11 @@ soon as storage takes something again.
 Compaction runs beside the writer: begin the next log, draw the picture of what is remembered, seal it, delete what is
 older. Writing stops for the seal of the old log only.
 
-On object storage another consumer may take over. Then every write fails from then on, and so does the seal that a
-compaction needs before anything is deleted: what the other one has made is left alone.
+On object storage another consumer may take over. Then every write fails from then on, and so does everything that a
+compaction makes, seals or deletes, by the handle of a log or by the part of the store that is ours no more: what the
+other one has made is left alone, also under a name that a failed attempt of ours may have used.
+
+Logs that a cancelled task leaves open are closed with the part.
 """
 
 from __future__ import annotations
@@ -68,6 +71,7 @@ class Journal:
         self._compact_bytes = compact_bytes
         self._left: set[str] = set()
         self._queue: deque[_Waiting] = deque()
+        self._writing: list[_Waiting] = []
         self._wanted = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -85,6 +89,11 @@ class Journal:
     def bytes(self) -> int:
         """Return about how much storage is used."""
         return self._log.size + sum(self._others.values())
+
+    @property
+    def waiting(self) -> int:
+        """Return how many changes are neither written nor refused."""
+        return len(self._queue) + len(self._writing)
 
     def write(self, change: Change) -> asyncio.Future[Outcome]:
         """Have a change written, in the order of the calls; the future tells the error, None when it is durable."""
@@ -117,16 +126,13 @@ class Journal:
         """Wait until everything that was called for is written."""
         await self._is_idle.wait()
 
-    async def aclose(self) -> None:
-        """Close the log; :meth:`run` has ended."""
-        await self._log.aclose()
-
     # --- writing ---------------------------------------------------------------------------------------------------
 
     async def _write_some(self) -> None:
-        some = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
-        if some:
-            await self._write(some)
+        self._writing = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
+        if self._writing:
+            await self._write(self._writing)
+            self._writing = []
         if self._next is not None:
             await self._switch(*self._next)
         if not self._queue:
@@ -208,13 +214,7 @@ class Journal:
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._next = (log, done)
         self._wanted.set()
-        try:
-            error = await done
-        except BaseException:
-            if self._log is not log:
-                await log.aclose()
-            raise
-        if error is not None:
+        if (error := await done) is not None:
             await log.aclose()
             await self._delete([log.name])
             raise error
@@ -226,8 +226,10 @@ class Journal:
         try:
             await self._draw_into(base)
             await base.seal()
-        finally:
-            await base.aclose()
+        except Exception:
+            await base.aclose()  # so that it can be deleted
+            raise
+        await base.aclose()
         self._left.discard(base.name)
         return base
 

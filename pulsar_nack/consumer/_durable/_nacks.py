@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from ...clock import Clock
 from ...cursor import DispatchGate
@@ -15,12 +17,13 @@ from ...errors import InvalidArgumentError, LogLockedError
 from ...ids import MessageId
 from ...ledger import LocalLogStore, Log, LogStore
 from ...ledger._folder import as_folder
+from ...ledger._taking import Part, given_back, take
 from .._port import Delivery
 from .._redelivery import Holds
 from .._states import States
 from ._ageing import Ageing
 from ._epoch import Epoch
-from ._generations import IN_USE, recover, take_place
+from ._generations import IN_USE, STATE, recover, take_place
 from ._journal import COMPACT_BYTES, Journal, Outcome
 from ._memory import Memory
 from ._records import NO_ID, Change, Kind, encode_change
@@ -30,6 +33,7 @@ DurableHome = str | PathLike[str] | LogStore
 """Where durable nacks are kept: a folder, or a store of logs; of one consumer alone."""
 
 
+_log = logging.getLogger("pulsar_nack.consumer")
 _SLICE: Final = 500
 _GROWTH: Final = 24
 """What the acknowledgement of a message in flight adds to the state, about: a range, or its part of a batch's set."""
@@ -57,6 +61,13 @@ class Surroundings:
     max_ack_state_bytes: int = 0
 
 
+class Place(NamedTuple):
+    """What says that this consumer is the owner: the part of the store, and the log that is held open in it."""
+
+    store: Part
+    owner: Log
+
+
 class DurableNacks:
     """Made by :meth:`open`; :meth:`run` has to run for what the others return to come.
 
@@ -66,14 +77,15 @@ class DurableNacks:
     _states: States
     _holds: Holds
 
-    def __init__(self, owner: Log, journal: Journal, memory: Memory, epoch: Epoch, surroundings: Surroundings) -> None:
+    def __init__(
+        self, place: Place, journal: Journal, memory: Memory, epoch: Epoch, surroundings: Surroundings
+    ) -> None:
         self.restored = 0
-        self._own_store: LogStore | None = None
-        self._owner = owner
+        self._own_store: LocalLogStore | None = None
+        self._place = place
         self._memory = memory
         self._epoch = epoch
         self.journal = journal
-        self.finish = journal.finish
         self._half_limit = surroundings.max_ack_state_bytes // 2
         self._in_flight = surroundings.in_flight
         self.gate = DispatchGate(
@@ -112,14 +124,11 @@ class DurableNacks:
         if isinstance(durable, LogStore):
             return await cls._open(durable, memory, Epoch(clock), compact_bytes, around)
         store = await LocalLogStore.open(durable, threads=2)
-        try:
-            self = await cls._open(store, memory, Epoch(clock), compact_bytes, around)
-        except LogLockedError as error:
-            await store.aclose()
-            raise LogLockedError(str(Path(durable) / error.log), IN_USE) from error
-        except BaseException:
-            await store.aclose()
-            raise
+        async with given_back([store]):
+            try:
+                self = await cls._open(store, memory, Epoch(clock), compact_bytes, around)
+            except LogLockedError as error:
+                raise LogLockedError(str(Path(durable) / error.log), IN_USE) from error
         self._own_store = store
         return self
 
@@ -127,22 +136,16 @@ class DurableNacks:
     async def _open(
         cls, store: LogStore, memory: Memory, epoch: Epoch, compact_bytes: int, around: Surroundings
     ) -> Self:
-        owner = await take_place(store)
-        try:
-            chain = await recover(store, memory)
-            try:
-                epoch.note(memory.last_at_ms)
-                opened = Change(Kind.OPENED, NO_ID, epoch.now_ms(), epoch.now_ms())
-                await chain.log.append(encode_change(opened))
-            except BaseException:
-                await chain.log.aclose()
-                raise
-            memory.apply(opened)
-        except BaseException:
-            await owner.aclose()
-            raise
-        journal = Journal(store, chain, memory, epoch, compact_bytes=compact_bytes)
-        return cls(owner, journal, memory, epoch, around)
+        part = await take(store, STATE)
+        async with given_back([part]):
+            place = Place(part, await take_place(part))
+            chain = await recover(part, memory)
+            epoch.note(memory.last_at_ms)
+            opened = Change(Kind.OPENED, NO_ID, epoch.now_ms(), epoch.now_ms())
+            await chain.log.append(encode_change(opened))
+        memory.apply(opened)
+        journal = Journal(part, chain, memory, epoch, compact_bytes=compact_bytes)
+        return cls(place, journal, memory, epoch, around)
 
     async def run(self) -> None:
         """Write changes and let acknowledgements grow old, until cancelled."""
@@ -154,14 +157,16 @@ class DurableNacks:
         self._ageing.note()
         self.gate.changed()
 
-    async def aclose(self) -> None:
-        """Close the logs, and the store if it is our own; :meth:`run` has ended."""
-        try:
-            await self.journal.aclose()
-            await self._owner.aclose()
-        finally:
-            if self._own_store is not None:
-                await self._own_store.aclose()
+    async def finish(self, timeout: float = math.inf) -> None:
+        """Wait until everything that was called for is written, for so many seconds at most."""
+        if not await _ends(self.journal.finish(), timeout):
+            self.journal.failures += self.journal.waiting
+            _log.warning("durable state: storage does not answer; %d changes may not be there", self.journal.waiting)
+
+    async def aclose(self, timeout: float = math.inf) -> None:
+        """Close the logs, and the store if it is our own; :meth:`run` has ended. Goes on when it takes longer."""
+        if not await _ends((self._own_store or self._place.store).aclose(), timeout):
+            _log.warning("durable state: storage does not answer; it is let go as soon as it does")
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -266,3 +271,13 @@ class DurableNacks:
     def _write(self, kind: Kind, message_id: MessageId, count: int = 0) -> asyncio.Future[Outcome]:
         now_ms = self._epoch.now_ms()
         return self.journal.write(Change(kind, message_id, now_ms, now_ms, count))
+
+
+async def _ends(work: Awaitable[None], timeout: float) -> bool:
+    """Begin something, and return whether it ended in time."""
+    try:
+        async with asyncio.timeout(None if timeout == math.inf else timeout):
+            await work
+    except TimeoutError:
+        return False
+    return True

@@ -7,6 +7,9 @@ like any other: the next append that works says that it does not count. Only the
 generation is begun while there is rubbish, so that the lowest generation is where reading begins, always, and what it
 does not lead to is rubbish.
 
+The cursor takes its name of the store, and its logs are those of that part. So on object storage nobody makes, opens or
+deletes one but the last owner, and what that one finds beside the present log is rubbish for ever.
+
 Changes are written by one task, which takes all that have gathered meanwhile; they change the state when they are
 durable, in the order of their calls. Cancelling a call gives up a change that is not being written yet.
 """
@@ -21,24 +24,29 @@ from copy import copy
 from types import MappingProxyType, TracebackType
 from typing import Final, NamedTuple, Self
 
+from ..._delays import Delay, delay_seconds
 from ...errors import (
     ClosedError,
     InvalidArgumentError,
     LedgerError,
     LogCorruptedError,
     LogExistsError,
+    LogFencedError,
     LogLockedError,
     LogNotFoundError,
     LogStorageError,
 )
 from ...ids import Position
 from ...ledger import Log, LogStore
+from ...ledger._taking import Part, given_back, take, within
 from .._arguments import INT64_MAX, check_int
 from ._chores import Chores
 from ._keys import PREFIX
 from ._log_changes import HEAD, Change, Mark, Next, Put, Remove, State, check_head, decode, encode
 from ._log_snapshot import groups
 
+CURSOR: Final = "cursor"
+CLOSE_TIMEOUT_S: Final = 10.0
 _APPEND: Final = 1 << 22
 _MOST_TEXT: Final = 1 << 19
 _TRIES: Final = 20
@@ -56,8 +64,9 @@ class LogDelayedCursor:
     Made by :meth:`open`, ended by :meth:`aclose` before its store is closed, or use it with ``async with``.
     """
 
-    def __init__(self, store: LogStore, name: str, compact_at: int) -> None:
+    def __init__(self, store: Part, name: str, compact_at: int, close_timeout_s: float) -> None:
         self._store = store
+        self._close_timeout_s = close_timeout_s
         self._name = name
         self._least = compact_at
         self._compact_at = compact_at
@@ -72,24 +81,31 @@ class LogDelayedCursor:
         self._is_closed = False
 
     @classmethod
-    async def open(cls, store: LogStore, name: str = "cursor", *, compact_at: int = 1 << 16) -> Self:
+    async def open(
+        cls, store: LogStore, name: str = CURSOR, *, compact_at: int = 1 << 16, close_timeout: Delay = CLOSE_TIMEOUT_S
+    ) -> Self:
         """Read what is there, or begin a new cursor, with nothing acknowledged.
 
         :param store: where its logs are, called ``<name>-<number>``; other logs in it are left alone
         :param compact_at: from this size (bytes) on the log is written anew when it is four times what it has to be
+        :param close_timeout: how long closing waits for what was begun, in seconds or as a timedelta
         :raises LogLockedError: somebody else has it open, in a folder; on object storage it is taken over from them
+        :raises LogFencedError: somebody else opened it at the same time, a moment later, on object storage
         :raises LogCorruptedError: a log is damaged; nothing was changed
         :raises LogVersionError: a later release wrote it
         :raises LogStorageError: the store refused
         """
         _check_text("name", name)
         check_int("compact_at", compact_at, 0, INT64_MAX)
-        self = cls(store, name, compact_at)
-        for _ in range(_TRIES):
-            with suppress(LogNotFoundError, LogExistsError):  # its owner writes it anew, or makes it, at this time
-                await self._find()
-                return self
-        raise LogLockedError(name)
+        close_timeout_s = delay_seconds(close_timeout, "close_timeout")
+        part = await take(store, name)
+        self = cls(part, name, compact_at, close_timeout_s)
+        async with given_back([part]):
+            for _ in range(_TRIES):
+                with suppress(LogNotFoundError, LogExistsError):  # its owner writes it anew, or makes it, at this time
+                    await self._find()
+                    return self
+            raise LogLockedError(name)
 
     @property
     def mark_delete_position(self) -> Position:
@@ -148,10 +164,17 @@ class LogDelayedCursor:
             await self._change(Mark(self.mark_delete_position))
 
     async def aclose(self) -> None:
-        """Let what was begun be carried out, and give the cursor up. Idempotent."""
+        """Let what was begun be carried out, and give the cursor up. Takes ``close_timeout`` at most. Idempotent.
+
+        :raises TimeoutError: storage did not answer in time; it is given up as soon as it does
+        """
         self._is_closed = True
-        await self._chores.done()
-        await self._log.aclose()
+        try:
+            async with within(self._close_timeout_s, f"the cursor {self._name}"):
+                await self._chores.done()
+                await self._store.aclose()
+        finally:
+            self._store.close_soon()
 
     async def __aenter__(self) -> Self:
         self._ensure_open()
@@ -225,6 +248,11 @@ class LogDelayedCursor:
         generation = self._generation + 1
         try:
             new = await self._store.create(self._log_name(generation))
+        except LogStorageError:
+            self._rubbish.add(self._log_name(generation))  # it may be there all the same
+            return
+        except LogFencedError:
+            raise
         except LedgerError:
             return
         self._rubbish.add(new.name)
@@ -245,11 +273,20 @@ class LogDelayedCursor:
             await log.append_many(records)
 
     async def _clean(self) -> None:
+        """Delete rubbish; what storage does not delete now is tried again by the next compaction, or opening.
+
+        :raises LogFencedError: it is not ours any more
+        """
         for name in sorted(self._rubbish):
-            with suppress(LedgerError):
-                with suppress(LogNotFoundError):
-                    await self._store.delete(name)
-                self._rubbish.discard(name)
+            try:
+                await self._store.delete(name)
+            except LogFencedError:
+                raise
+            except LogNotFoundError:
+                pass
+            except LedgerError:
+                continue
+            self._rubbish.discard(name)
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -268,7 +305,7 @@ class LogDelayedCursor:
                 await self._follow(following)
             if not self._log.length:
                 await self._log.append(HEAD)
-        except BaseException:
+        except LogNotFoundError:
             await self._log.aclose()
             raise
         self._rubbish = {match[0] for match in matches} - {self._log.name}

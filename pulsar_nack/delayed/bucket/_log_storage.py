@@ -21,11 +21,21 @@ from hashlib import sha256
 from types import TracebackType
 from typing import Final, Self
 
+from ..._delays import Delay, delay_seconds
 from ...clock import Clock, WallClock
-from ...errors import ClosedError, LedgerError, LogExistsError, LogNotFoundError, SnapshotNotFoundError
+from ...errors import (
+    ClosedError,
+    LedgerError,
+    LogExistsError,
+    LogNotFoundError,
+    LogStorageError,
+    SnapshotNotFoundError,
+)
 from ...ledger import LogStore
+from ...ledger._taking import within
 from .._arguments import INT64_MAX, check_int
 from ._chores import Chores
+from ._log_cursor import CLOSE_TIMEOUT_S
 from ._log_handles import Handles
 from ._log_snapshot import Footer, LogSnapshot, groups, readable, split
 
@@ -33,7 +43,7 @@ _NAME: Final = re.compile(r"snapshot-([0-9a-f]{32})-(\d{1,19})")
 _RANDOM_BITS: Final = 20
 _LATEST_MS: Final = 1 << 42
 """In the year 2109: a clock that is far off must not make ids of more digits than names have, and 64 bits."""
-_APPEND: Final = 1 << 23
+APPEND: Final = 1 << 23
 _MOST_PER_APPEND: Final = 15 << 20
 
 
@@ -47,6 +57,7 @@ class LogSnapshotStorage:
     :param max_open: how many snapshots are kept open for reading
     :param max_append: about how many bytes are written at a time; larger entries are split; at most 15 MiB
     :param clock: for ids; the wall clock by default
+    :param close_timeout: how long closing waits for what was begun, in seconds or as a timedelta
     """
 
     def __init__(
@@ -54,11 +65,13 @@ class LogSnapshotStorage:
         store: LogStore,
         *,
         max_open: int = 64,
-        max_append: int = _APPEND,
+        max_append: int = APPEND,
         clock: Clock | None = None,
+        close_timeout: Delay = CLOSE_TIMEOUT_S,
     ) -> None:
         check_int("max_open", max_open, 1, INT64_MAX)
         check_int("max_append", max_append, 1, _MOST_PER_APPEND)
+        self._close_timeout_s = delay_seconds(close_timeout, "close_timeout")
         self._store = store
         self._max_append = max_append
         self._clock = WallClock() if clock is None else clock
@@ -78,10 +91,14 @@ class LogSnapshotStorage:
         await self._look()
 
     async def close(self) -> None:
-        """End what was begun, and close what is open. Idempotent."""
+        """End what was begun, and close what is open. Takes ``close_timeout`` at most. Idempotent.
+
+        :raises TimeoutError: storage did not answer in time; what was begun ends as soon as it does
+        """
         self._is_closed = True
         self._handles.drop_all()
-        await self._chores.done()
+        async with within(self._close_timeout_s, "the snapshots"):
+            await self._chores.done()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -173,7 +190,11 @@ class LogSnapshotStorage:
 
     async def _write(self, name: str, records: list[bytes]) -> None:
         await self._delete_failed()
-        log = await self._store.create(name)
+        try:
+            log = await self._store.create(name)
+        except LogStorageError:
+            self._failed.add(name)  # it may be there all the same
+            raise
         try:
             for group in groups(records, self._max_append):
                 await log.append_many(group)

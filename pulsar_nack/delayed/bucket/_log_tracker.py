@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from os import PathLike
 from typing import Final, Self
 
 from ...clock import Clock
 from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
+from ...ledger._taking import Part, given_back, take, within
 from .._arguments import check_on_due
-from ._log_cursor import LogDelayedCursor
-from ._log_storage import LogSnapshotStorage
+from ._log_cursor import CURSOR, LogDelayedCursor
+from ._log_storage import APPEND, LogSnapshotStorage
 from ._tracker import BucketDelayedDeliveryTracker
 from ._wire import messages
 
@@ -27,7 +28,8 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
     """
 
     _cursor: LogDelayedCursor
-    _opened: AsyncExitStack | None = None
+    _storage: LogSnapshotStorage | None = None
+    _place: Part | LocalLogStore
 
     @classmethod
     async def open_store(
@@ -46,27 +48,30 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         """
         messages()
         check_on_due(on_due)
-        async with AsyncExitStack() as stack:
-            return await cls._open_in(stack, store, config, clock, on_due)
+        part = await take(store, CURSOR)
+        async with given_back([part]):
+            return await cls._open_in(part, part, config, clock, on_due)
 
     @classmethod
     async def _open_in(
         cls,
-        stack: AsyncExitStack,
-        store: LogStore,
+        part: Part,
+        place: Part | LocalLogStore,
         config: BucketConfig | None,
         clock: Clock | None,
         on_due: Callable[[], object] | None,
     ) -> Self:
-        """Open it, and let it close what it opens and what is on the stack already."""
-        cursor = await stack.enter_async_context(await LogDelayedCursor.open(store))
-        if isinstance(store, LocalLogStore):
-            storage = LogSnapshotStorage(store, max_append=_LOCAL_APPEND)
-        else:
-            storage = LogSnapshotStorage(store)
-        await stack.enter_async_context(storage)
+        """Open it; the cursor's name stands for the snapshots too: who does not own it makes and deletes none.
+
+        :param place: what it closes
+        """
+        timeout = (config or BucketConfig()).close_timeout
+        cursor = await LogDelayedCursor.open(part, close_timeout=timeout)
+        max_append = _LOCAL_APPEND if isinstance(part, LocalLogStore) else APPEND
+        storage = LogSnapshotStorage(part, max_append=max_append, close_timeout=timeout)
+        await storage.start()
         self = await cls.open(storage, cursor, config, clock=clock, on_due=on_due)
-        self._cursor, self._opened = cursor, stack.pop_all()
+        self._cursor, self._storage, self._place = cursor, storage, place
         return self
 
     @classmethod
@@ -81,9 +86,9 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         """Open the tracker that has its snapshots and its cursor in a folder, made where it is missing."""
         messages()
         check_on_due(on_due)
-        async with AsyncExitStack() as stack:
-            store = await stack.enter_async_context(await LocalLogStore.open(path))
-            return await cls._open_in(stack, store, config, clock, on_due)
+        store = await LocalLogStore.open(path)
+        async with given_back([store]):
+            return await cls._open_in(await take(store, CURSOR), store, config, clock, on_due)
 
     @property
     def cursor(self) -> LogDelayedCursor:
@@ -91,9 +96,16 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         return self._cursor
 
     async def aclose(self) -> None:
-        """Stop, and close what was opened with it; snapshots stay. Idempotent."""
+        """Stop, and close what was opened with it; snapshots stay. Takes ``close_timeout`` at most. Idempotent.
+
+        :raises TimeoutError: storage did not answer in time; it is given up as soon as it does
+        """
+        await super().aclose()
+        if self._storage is None:
+            return
         try:
-            await super().aclose()
+            async with within(self._config.close_timeout.total_seconds(), "the tracker"):
+                await asyncio.gather(self._cursor.aclose(), self._storage.close())
+                await self._place.aclose()
         finally:
-            if self._opened is not None:
-                await self._opened.aclose()
+            self._place.close_soon()

@@ -79,6 +79,7 @@ def test_bad_settings(name: str, value: object) -> None:
             "org.apache.pulsar.broker.delayed.BucketDelayedDeliveryTrackerFactory",
         ),
         ("recoveryTimeout", "recovery_timeout", timedelta(seconds=10), timedelta(seconds=1)),
+        ("closeTimeout", "close_timeout", timedelta(seconds=10), timedelta(seconds=1)),
     ],
 )
 def test_both_spellings_of_what_is_no_number(pulsar_name: str, name: str, default: object, other: object) -> None:

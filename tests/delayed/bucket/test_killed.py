@@ -82,7 +82,7 @@ async def check(path: Path, told: Told) -> None:
         told.marks = dict.fromkeys(told.marks, mark)
 
 
-@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(15, marks=pytest.mark.slow)])
 async def test_killed_again_and_again(tmp_path: Path, kills: int) -> None:
     """D27: after each kill what was said to be sealed is there or due, nothing is early or twice, no orphan stays."""
     told = Told()

@@ -1,0 +1,103 @@
+"""Storage that does not answer: the threads of a store of logs hang, on virtual time and without any thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+from pulsar_nack.ledger import LocalLogStore, LogStore, ObjectLogStore
+from pulsar_nack.ledger._home import Home
+from pulsar_nack.ledger._memory_files import InPlace, MemoryFiles
+from pulsar_nack.ledger._object_home import ObjectHome
+from pulsar_nack.ledger._object_merge import Limits
+from pulsar_nack.ledger._object_retry import Requests
+from pulsar_nack.testing import VirtualClockEventLoop
+from tests.takeovers import MemoryObjects
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_FOLDER: Final = Path("/state")
+
+
+class _Hanging(Future[_T]):
+    """What a hanging job will return, of which the loop does not wait to see whether it comes at once."""
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what it raised."""
+        if not self.done():
+            raise TimeoutError
+        return super().exception(timeout)
+
+
+class Threads(InPlace):
+    """Do each job at once, or, while they hang, none; those that are under way then cannot be cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.jobs = 0
+        self.hang_at: int | None = None
+        self._waiting: list[Callable[[], None]] = []
+
+    @property
+    def has_hung(self) -> bool:
+        """Return whether there is a job that has not been answered."""
+        return bool(self._waiting)
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Do a job, or have it wait."""
+        self.jobs += 1
+        if self.hang_at is None or self.jobs <= self.hang_at:
+            return super().submit(fn, *args, **kwargs)
+        future: Future[_T] = _Hanging()
+        future.set_running_or_notify_cancel()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualClockEventLoop)
+        loop._holds -= 1  # time goes on
+        self._waiting.append(partial(self._answer, future, partial(fn, *args, **kwargs)))
+        return future
+
+    def hang(self, *, after: int = 0) -> None:
+        """Hang from the next job on, or after some more."""
+        self.hang_at = self.jobs + after
+
+    def answer(self) -> None:
+        """Do what has waited, in order, and hang no more."""
+        self.hang_at = None
+        while self._waiting:
+            self._waiting.pop(0)()
+
+    @staticmethod
+    def _answer(future: Future[Any], work: Callable[[], Any]) -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            future.set_exception(error)
+
+
+class Storage:
+    """A folder, or objects, in memory, and stores of logs on it."""
+
+    def __init__(self, kind: str) -> None:
+        self.is_shared = kind == "objects"
+        self._files = MemoryFiles()
+        self._objects = MemoryObjects({})
+
+    def owners(self) -> dict[str, str]:
+        """Return who owns what."""
+        home = ObjectHome(Requests(self._objects, attempts=1), Limits(2048, 4), None)
+        return dict(home._catalog._load().owners)
+
+    def store(self) -> tuple[LogStore, Threads]:
+        """Return one more store on it, and its threads."""
+        threads = Threads()
+        if not self.is_shared:
+            home = Home(self._files, _FOLDER, 1 << 26)
+            home.open()
+            return LocalLogStore(home, threads), threads
+        objects = ObjectHome(Requests(self._objects, attempts=1), Limits(2048, 4), None)
+        objects.open()
+        return ObjectLogStore(objects, threads, InPlace(1)), threads

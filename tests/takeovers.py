@@ -1,0 +1,242 @@
+"""Two machines that want one state on object storage, run in every order in which their requests can be paused.
+
+Each machine is a thread with a loop of its own, whose requests are made in that thread: while one is paused before a
+request, the whole machine stands still, as a process that is stopped or cut off does, and the other one runs. So a run
+depends on nothing but its order.
+
+The orders are those with few switches: A goes on until before one of its requests, whichever, B goes on until after it
+has made one of its objects, A goes on to its end, and B to its. That is every place in A for every step of B that A can
+tell, but for what B deletes, which nothing names any more; as both do the same, it is both ways. Orders with
+more switches are drawn at random.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from random import Random
+from threading import Semaphore, Thread
+from typing import Final, NamedTuple, Protocol
+
+from pulsar_nack.backoff import Fixed
+from pulsar_nack.errors import LogFencedError
+from pulsar_nack.ledger import ObjectLogStore
+from pulsar_nack.ledger._memory_files import InPlace
+from pulsar_nack.ledger._object_home import ObjectHome
+from pulsar_nack.ledger._object_merge import Limits
+from pulsar_nack.ledger._object_retry import Requests
+
+_STUCK_S: Final = 50
+
+
+class MemoryObjects:
+    """Objects in a dict; a machine may be told before and after each request."""
+
+    url = "memory://"
+
+    def __init__(self, objects: dict[str, bytes], machine: Machine | None = None) -> None:
+        self.objects = objects
+        self._before = _nothing if machine is None else machine.before_request
+        self._made = _nothing if machine is None else machine.after_create
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write an object that must not be there."""
+        self._before()
+        if key in self.objects:
+            raise FileExistsError(key)
+        self.objects[key] = data
+        self._made()
+
+    def get(self, key: str, start: int, length: int) -> bytes:
+        """Read a part of an object."""
+        self._before()
+        if key not in self.objects:
+            raise FileNotFoundError(key)
+        return self.objects[key][start : start + length]
+
+    def list(self, folder: str) -> dict[str, int]:
+        """List what is below a folder."""
+        self._before()
+        begin = folder + "/"
+        return {key[len(begin) :]: len(data) for key, data in self.objects.items() if key.startswith(begin)}
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects, one after the other."""
+        for key in keys:
+            self._before()
+            self.objects.pop(key, None)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def store_of(objects: MemoryObjects) -> ObjectLogStore:
+    """Return a store with small parts whose requests are made in the thread of its loop; it is not opened yet."""
+    requests = Requests(objects, attempts=1, backoff=Fixed(0), sleep=lambda _: None)
+    return ObjectLogStore(ObjectHome(requests, Limits(2048, 4), None), InPlace(1), InPlace(1))
+
+
+@dataclass
+class Confirmed:
+    """What machines were told to be durable."""
+
+    done: set[str] = field(default_factory=set)
+
+
+class State(Protocol):
+    """A kind of state that two machines want: what a machine does to it, and what is found of it afterwards."""
+
+    async def live(self, store: ObjectLogStore, name: str, confirmed: Confirmed) -> None:
+        """Open it, change it so that its logs are begun anew, close it."""
+        ...
+
+    async def find(self, store: ObjectLogStore) -> set[str]:
+        """Open it, return what is there of what may have been confirmed, change something, close it."""
+        ...
+
+
+class Machine:
+    """One process: a thread that runs until it is to pause, or ends."""
+
+    def __init__(self, name: str, state: State, objects: dict[str, bytes], confirmed: Confirmed) -> None:
+        self.name = name
+        self.requests = self.creates = 0
+        self.error: BaseException | None = None
+        self._is_over = False
+        self.token = ""
+        self._state = state
+        self._confirmed = confirmed
+        self._objects = MemoryObjects(objects, self)
+        self._go, self._has_paused = Semaphore(0), Semaphore(0)
+        self._pause_before = self._pause_after = -1
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def go_on(self, *, before_request: int = -1, after_create: int = -1) -> bool:
+        """Run until before a request, or after an object was made, counted from the begin; return whether it paused."""
+        if self._thread.is_alive() and self.requests != before_request:
+            self._pause_before, self._pause_after = before_request, after_create
+            self._go.release()
+            assert self._has_paused.acquire(timeout=_STUCK_S), "the machine is stuck"
+            if self._is_over:
+                self._thread.join()
+        return not self._is_over
+
+    def before_request(self) -> None:
+        """Pause here if that is wanted."""
+        if self.requests == self._pause_before:
+            self._pause()
+        self.requests += 1
+
+    def after_create(self) -> None:
+        """Pause here if that is wanted."""
+        self.creates += 1
+        if self.creates == self._pause_after:
+            self._pause()
+
+    def _pause(self) -> None:
+        self._has_paused.release()
+        self._go.acquire()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            asyncio.run(self._live())
+        except BaseException as error:  # noqa: BLE001 - looked at in the thread of the test
+            self.error = error
+        self._is_over = True
+        self._has_paused.release()
+
+    async def _live(self) -> None:
+        async with store_of(self._objects) as store:
+            store._home.open()
+            try:
+                await self._state.live(store, self.name, self._confirmed)
+            finally:
+                claims = [part._home._claim for part in store._parts]
+                self.token = claims[0].token if claims and claims[0] else ""
+
+
+class Order(NamedTuple):
+    """A's request before which it pauses, and which object B makes before it does; then how many more each makes."""
+
+    a: int
+    b: int
+    more: tuple[int, ...] = ()
+
+
+def run(state: State, begin: dict[str, bytes], order: Order) -> None:
+    """Run both machines in an order, and check what is left: nothing that was confirmed is missing.
+
+    Who owns the state in the end was never fenced; the other one may have been, and had no other error.
+    """
+    objects, confirmed = dict(begin), Confirmed()
+    a, b = (Machine(name, state, objects, confirmed) for name in "AB")
+    a.go_on(before_request=order.a)
+    b.go_on(after_create=order.b)
+    for count, step in enumerate(order.more):
+        machine = (a, b)[count % 2]
+        machine.go_on(after_create=machine.creates + step)
+    a.go_on()
+    b.go_on()
+    try:
+        asyncio.run(_check(state, objects, confirmed, (a, b)))
+    except AssertionError as error:
+        raise AssertionError(f"{order}: {error}") from error
+
+
+async def _check(state: State, objects: dict[str, bytes], confirmed: Confirmed, machines: Sequence[Machine]) -> None:
+    for machine in machines:
+        if machine.error is not None and not isinstance(machine.error, LogFencedError):
+            raise AssertionError(f"{machine.name} ended with {machine.error!r}") from machine.error
+    async with store_of(MemoryObjects(objects)) as store:
+        store._home.open()
+        owners = set(store._home._catalog._load().owners.values())
+        for machine in machines:
+            if machine.token in owners:
+                assert machine.error is None, f"{machine.name} is the owner, and was fenced"
+        found = await state.find(store)
+        missing = confirmed.done - found
+        assert not missing, f"confirmed, and not there: {sorted(missing)}; there: {sorted(found)}"
+    folders = {key.split("/")[1] for key in objects if key.startswith("logs/")}
+    logs = store._home._catalog._load().logs
+    assert len(folders) <= len(logs), f"{folders} are there, and the catalog has {sorted(logs)}"
+
+
+def begun(state: State) -> dict[str, bytes]:
+    """Return the objects that a machine leaves that was alone."""
+    objects: dict[str, bytes] = {}
+    machine = Machine("first", state, objects, Confirmed())
+    machine.go_on()
+    assert machine.error is None, machine.error
+    return objects
+
+
+def orders(state: State, begin: dict[str, bytes], *, share: int = 1) -> list[Order]:
+    """Return all orders with one pause of each machine, or one of ``share`` of them, spread evenly."""
+    alone = _alone(state, begin)
+    pauses = product(range(alone.requests), range(1, alone.creates + 1))
+    return [Order(a, b) for a, b in pauses if (a + b) % share == 0]
+
+
+def random_orders(state: State, begin: dict[str, bytes], many: int, seed: int) -> list[Order]:
+    """Draw orders with more pauses."""
+    random, alone = Random(seed), _alone(state, begin)
+    return [
+        Order(
+            random.randrange(alone.requests),
+            random.randrange(1, alone.creates + 1),
+            tuple(random.choice((1, 1, 2, 3, 5)) for _ in range(random.randrange(1, 8))),
+        )
+        for _ in range(many)
+    ]
+
+
+def _alone(state: State, begin: dict[str, bytes]) -> Machine:
+    machine = Machine("A", state, dict(begin), Confirmed())
+    machine.go_on()
+    assert machine.error is None, machine.error
+    return machine

@@ -1,0 +1,238 @@
+"""Topics that are deleted under their consumers, and made again or not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from typing import Any
+
+import pytest
+
+from pulsar_nack import RequestTimeoutError, TopicNotFoundError
+from pulsar_nack.testing import run, virtual_time
+from pulsar_nack.wire import Client, ClientOptions
+from tests.for_each import for_each
+from tests.tiers import size
+from tests.wire.fake_broker import Answer, FakeBroker, cut, later, refuse, silence
+
+BASE = "persistent://public/default/"
+TYPES = ("shared", "key_shared", "exclusive", "failover")
+SELECTIONS: dict[str, tuple[Any, str]] = {
+    "pattern": (re.compile("orders-.*"), "orders-1"),
+    "name": ("orders-1", "orders-1"),
+    "list": (["orders-1", "other"], "orders-1"),
+    "partitions": ("parted", "parted-partition-1"),
+}
+
+
+def forbidding(*names: str) -> FakeBroker:
+    """A broker that creates no topics, and has these."""
+    broker = FakeBroker()
+    broker.creates_topics = False
+    for number, name in enumerate(names):
+        broker.topic(f"{BASE}{name}").ledger = 10 + number
+    return broker
+
+
+MADE_AGAIN = [("pattern", "shared", tells, gap) for tells in (True, False) for gap in (0.0, 0.2, 20.0)]
+MADE_AGAIN += [("pattern", consumer_type, True, 0.0) for consumer_type in TYPES[1:]]
+MADE_AGAIN += [(kind, "shared", False, gap) for kind in SELECTIONS if kind != "pattern" for gap in (0.0, 0.2)]
+
+
+@for_each(("kind", "consumer_type", "tells", "gap"), MADE_AGAIN)
+def test_all_of_a_topic_that_is_made_again_is_shown(kind: str, consumer_type: str, tells: bool, gap: float) -> None:
+    """O55: made again at once or later, by name or pattern, on all types: nothing is skipped until it is subscribed."""
+    selected, name = SELECTIONS[kind]
+    run(_shown_again(selected, name, consumer_type, tells=tells, gap=gap))
+
+
+async def _shown_again(selected: Any, name: str, consumer_type: Any, *, tells: bool, gap: float) -> None:
+    broker = FakeBroker()
+    broker.tells_of_topics = tells
+    broker.partitions[f"{BASE}parted"] = 2
+    broker.topic(BASE + name).publish(b"before")
+    subscribing = {"consumer_type": consumer_type, "discovery_interval": 5}
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe(selected, "s", **subscribing) as consumer,
+    ):
+        broker.topic(BASE + name).publish(b"old")
+        await (await consumer.receive(timeout=5)).ack()
+        broker.delete(BASE + name)
+        await asyncio.sleep(gap)
+        again = broker.topic(BASE + name)
+        again.ledger += 100
+        for number in range(20):
+            again.publish(b"%d" % number)
+        shown = [(await consumer.receive(timeout=30)).data for _ in range(20)]
+        assert sorted(shown, key=int) == [b"%d" % number for number in range(20)]
+
+
+@virtual_time
+async def test_receive_raises_while_the_topic_of_a_consumer_is_deleted() -> None:
+    """O9: whoever waits and whoever comes is told at once; acks are done, holds forgotten; made again it goes on."""
+    broker = forbidding("one")
+    for number in range(3):
+        broker.topic(f"{BASE}one").publish(b"%d" % number)
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe("one", "s", initial_position="earliest") as consumer,
+    ):
+        messages = [await consumer.receive(timeout=1) for _ in range(3)]
+        await messages[0].nack(20)
+        waiting = asyncio.create_task(consumer.receive())
+        await asyncio.sleep(1)
+        broker.delete(f"{BASE}one")
+        with pytest.raises(TopicNotFoundError, match=f"{BASE}one was deleted, and may not be created again"):
+            await asyncio.wait_for(waiting, 2)
+        with pytest.raises(TopicNotFoundError, match="does not exist"):
+            await consumer.receive(timeout=1)
+        async with asyncio.timeout(0.1):
+            await messages[1].ack()
+            messages[2].ack_soon()
+            with pytest.raises(TopicNotFoundError):
+                await consumer.port.last_message_ids()
+        assert consumer.statistics().held == 0
+        assert len(broker.topics) == 0
+        await asyncio.sleep(100)
+        again = broker.topic(f"{BASE}one")
+        again.ledger = 99
+        again.publish(b"again")
+        await asyncio.sleep(100)
+        assert (await consumer.receive(timeout=1)).data == b"again"
+
+
+@pytest.mark.parametrize("selected", [["one", "two"], re.compile("one|two"), "parted"])
+@virtual_time
+async def test_others_go_on_without_a_topic_that_is_deleted(selected: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """O9: of a list the others are shown and a line says so, until all are deleted; a pattern waits for new ones."""
+    names = ["one", "two"] if selected != "parted" else ["parted-partition-0", "parted-partition-1"]
+    broker = forbidding(*names)
+    broker.partitions[f"{BASE}parted"] = 2
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe(selected, "s", discovery_interval=5) as consumer,
+    ):
+        waiting = asyncio.create_task(consumer.receive())
+        broker.delete(BASE + names[0])
+        await asyncio.sleep(20)
+        assert not waiting.done()
+        broker.topic(BASE + names[1]).publish(b"left")
+        assert (await waiting).data == b"left"
+        told = [each for each in caplog.messages if "the other topics go on" in each]
+        is_pattern = isinstance(selected, re.Pattern)
+        assert len(told) == (0 if is_pattern else 1)
+        broker.delete(BASE + names[1])
+        with pytest.raises(TimeoutError if is_pattern else TopicNotFoundError):
+            await consumer.receive(timeout=20)
+
+
+@virtual_time
+async def test_a_topic_that_is_not_there_is_refused_at_once() -> None:
+    """O9: the error when subscribing is of the same class, and has the broker's words."""
+    broker = forbidding()
+    async with Client(broker.url, dial=broker.dial) as client:
+        with pytest.raises(TopicNotFoundError, match=r"subscribing to .*one.*does not exist") as caught:
+            await client.subscribe("one", "s")
+        assert caught.value.code == "TopicNotFound"
+
+
+def test_a_patterns_consumer_creates_no_topic_again() -> None:
+    """O9: whatever the pauses between attempts are, and though the broker creates topics for whoever subscribes."""
+
+    async def life() -> None:
+        broker = FakeBroker()
+        broker.tells_of_topics = True
+        for name in ("orders-0", "orders-1"):
+            broker.topic(BASE + name)
+        async with (
+            Client(broker.url, dial=broker.dial) as client,
+            client.subscribe(re.compile("orders-.*"), "s") as consumer,
+        ):
+            await asyncio.sleep(1)
+            broker.delete(f"{BASE}orders-0")
+            await asyncio.sleep(1)
+            assert list(broker.topics) == [f"{BASE}orders-1"]
+            assert [member.topic for member in consumer.port._members] == [f"{BASE}orders-1"]
+
+    for seed in range(size(200, fast=10)):
+        random.seed(seed)
+        run(life())
+
+
+@virtual_time
+async def test_a_pattern_asks_only_for_partitions_that_it_saw() -> None:
+    """O9: no question that would create a topic with partitions: none for plain ones, others say not to."""
+    broker = forbidding("orders-1", "orders-2-partition-0", "orders-3-partition-7")
+    broker.partitions[f"{BASE}orders-2"] = 2
+    broker.topic(f"{BASE}orders-2-partition-1")
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe(re.compile("orders-.*"), "s") as consumer,
+    ):
+        assert {member.topic.removeprefix(BASE) for member in consumer.port._members} == {
+            "orders-1",
+            "orders-2-partition-0",
+            "orders-2-partition-1",
+            "orders-3-partition-7",
+        }
+    asked = broker.commands("PARTITIONED_METADATA")
+    assert sorted(each.topic for each in asked) == [f"{BASE}orders-2", f"{BASE}orders-3"]
+    assert not any(each.metadata_auto_creation_enabled for each in asked)
+
+
+@virtual_time
+async def test_a_pattern_that_matches_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """O19: once, after the first look, with pattern and namespace; not where something matches."""
+    broker = FakeBroker()
+    broker.topic(f"{BASE}orders-1")
+    async with Client(broker.url, dial=broker.dial) as client:
+        async with client.subscribe(re.compile("orders-.*"), "s", discovery_interval=5):
+            await asyncio.sleep(20)
+        assert caplog.messages == []
+        async with client.subscribe(re.compile("tenant/space/orders-.*"), "s", discovery_interval=5):
+            await asyncio.sleep(20)
+    what = "no topic matches the pattern 'tenant/space/orders-.*' in namespace tenant/space yet"
+    assert caplog.messages == [f"{what}: this consumer waits for one"]
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@virtual_time
+async def test_what_comes_while_a_reader_at_the_end_is_cut_off_is_shown(tells: bool) -> None:
+    """A subscription that is not durable and has taken nothing yet goes on where the end was when it began."""
+    broker = FakeBroker()
+    broker.tells_mark_delete = tells
+    topic = broker.topic(f"{BASE}one")
+    topic.publish(b"before")
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe("one", "s", consumer_type="exclusive", durable_subscription=False) as reader,
+    ):
+        for number in range(3):
+            broker.cut()
+            topic.publish(b"%d" % number)
+            await asyncio.sleep(10)
+        assert [(await reader.receive(timeout=5)).data for _ in range(3)] == [b"0", b"1", b"2"]
+        with pytest.raises(TimeoutError):
+            await reader.receive(timeout=5)
+
+
+@pytest.mark.parametrize("answer", [cut, refuse("NotAllowedError"), silence, later(1)])
+@virtual_time
+async def test_a_reader_at_the_end_begins_whatever_the_broker_tells(answer: Answer) -> None:
+    """Where the end is not told, or only after another try, it is a reader all the same, and one only."""
+    broker = FakeBroker()
+    topic = broker.topic(f"{BASE}one")
+    broker.next("GET_LAST_MESSAGE_ID", answer)
+    settings: dict[str, Any] = {"consumer_type": "exclusive", "durable_subscription": False}
+    async with Client(broker.url, ClientOptions(request_timeout=3), dial=broker.dial) as client:
+        if answer is silence:
+            with pytest.raises(RequestTimeoutError):
+                await client.subscribe("one", "s", **settings)
+            await asyncio.sleep(1)
+            assert topic.subscriptions["s"].consumers == []
+        async with client.subscribe("one", "s", **settings) as reader:
+            topic.publish(b"x")
+            assert (await reader.receive(timeout=5)).data == b"x"
+            assert len(topic.subscriptions["s"].consumers) == 1

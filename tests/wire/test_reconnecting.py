@@ -1,0 +1,182 @@
+"""Whatever fails while something connects again is one failed try: told once, counted, and tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pulsar_nack import BrokerError, ClosedError, DeadLetterPolicy, InvalidArgumentError, ProtocolError
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import Client, ClientOptions
+from pulsar_nack.wire._authentication import TokenAuthentication
+from tests.wire.fake_broker import FakeBroker, found_at, refuse
+
+TOPIC = "persistent://public/default/t"
+OPTIONS: dict[str, Any] = {"backoff_maximum": 1.0, "request_timeout": 5.0}
+
+
+class Moody(TokenAuthentication):
+    """A token that is there or not."""
+
+    def __init__(self) -> None:
+        super().__init__("token")
+        self.fault: BaseException | None = None
+
+    async def data(self, challenge: bytes | None) -> bytes:
+        """Return it, or raise what is wrong."""
+        if self.fault is not None:
+            raise self.fault
+        return await super().data(challenge)
+
+
+FAULTS: list[BaseException | str] = [
+    InvalidArgumentError("token", "/run/token", "a file with a token in it ([Errno 2] No such file)"),
+    InvalidArgumentError("token", "", "text that is not empty"),
+    RuntimeError("vault: 503"),
+    RuntimeError(),
+    BrokerError("https://issuer: the answer of the issuer is not JSON"),
+    ProtocolError("junk"),
+    TimeoutError(),
+    OSError("no file handles"),
+    ExceptionGroup("both", [ValueError(1)]),
+    ClosedError("the secret store"),
+    asyncio.CancelledError(),
+    "broker:6650",
+    "http://broker:8080",
+    "pulsar://",
+    "pulsar://[::",
+    "pulsar://a:1,b:2",
+    "refused",
+]
+"""What an authentication raises, or what the broker names as an address; see :func:`break_it`."""
+
+
+def break_it(broker: FakeBroker, who: Moody, fault: BaseException | str) -> None:
+    """Have each attempt to connect fail from now on, and end the connections."""
+    if fault == "refused":
+        broker.always("PRODUCER", refuse("ServiceNotReady"))
+        broker.always("SUBSCRIBE", refuse("ServiceNotReady"))
+    elif isinstance(fault, str):
+        broker.always("LOOKUP", found_at(fault))
+    else:
+        who.fault = fault
+    broker.cut()
+
+
+def mend(broker: FakeBroker, who: Moody) -> None:
+    """Have all work again."""
+    who.fault = None
+    for kind in ("LOOKUP", "PRODUCER", "SUBSCRIBE"):
+        broker.normally(kind)
+
+
+def connect(broker: FakeBroker, who: Moody) -> Client:
+    """Return a client."""
+    return Client(broker.url, ClientOptions(authentication=who, **OPTIONS), dial=broker.dial)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+@virtual_time
+async def test_what_fails_for_a_moment_ends_nothing(
+    fault: BaseException | str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """O11: producers, consumers and dead letters go on trying, and are well again when their credentials are."""
+    caplog.set_level(logging.WARNING)
+    broker, who = FakeBroker(), Moody()
+    dead = broker.topic(f"{TOPIC}-s-DLQ")
+    async with (
+        connect(broker, who) as client,
+        client.producer("t") as producer,
+        client.subscribe("t", "s", dead_letter=DeadLetterPolicy(1), initial_position="earliest") as consumer,
+    ):
+        await producer.send(b"before")
+        await (await consumer.receive(timeout=1)).dead_letter("the first makes the producer of dead letters")
+        await producer.send(b"poison")
+        await producer.send(b"good")
+        poison, good = [await consumer.receive(timeout=1) for _ in range(2)]
+        break_it(broker, who, fault)
+        await asyncio.sleep(0.01)
+        giving_up, acking = (asyncio.ensure_future(each) for each in (poison.dead_letter("bad"), good.ack()))
+        sending = asyncio.ensure_future(producer.send(b"while it fails"))
+        await asyncio.sleep(10)
+        assert not producer.is_connected
+        assert not sending.done()
+        mend(broker, who)
+        await asyncio.gather(sending, acking, giving_up)
+        assert (await consumer.receive(timeout=1)).data == b"while it fails"
+        assert len(dead.entries) == 2
+        assert producer.failed_attempts > 3
+        for about in ("cannot produce again yet", "cannot subscribe again yet"):
+            assert sum(f"{TOPIC}: {about}: " in record.getMessage() for record in caplog.records) == 1
+        assert all(record.getMessage().rstrip(": ") for record in caplog.records)
+
+
+def looks_for_partitions(client: Client) -> Any:
+    """Return a producer."""
+    return client.producer("t")
+
+
+def looks_for_partitions_to_consume(client: Client) -> Any:
+    """Return a consumer of partitions."""
+    return client.subscribe("t", "s")
+
+
+def looks_for_topics(client: Client) -> Any:
+    """Return a consumer of a pattern."""
+    return client.subscribe(re.compile(f"{TOPIC}.*"), "s")
+
+
+@pytest.mark.parametrize("tells_of_topics", [False, True])
+@pytest.mark.parametrize(
+    "fault", [RuntimeError("vault: 503"), ClosedError("the secret store"), "http://broker"], ids=repr
+)
+@pytest.mark.parametrize("looking", [looks_for_partitions, looks_for_partitions_to_consume, looks_for_topics])
+@virtual_time
+async def test_looking_for_more_goes_on(
+    looking: Callable[[Client], Any],
+    fault: BaseException | str,
+    tells_of_topics: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """O11: what looks for partitions and topics goes on too, and finds what appeared meanwhile."""
+    caplog.set_level(logging.WARNING)
+    broker, who = FakeBroker(), Moody()
+    broker.partitions[TOPIC] = 1
+    broker.tells_of_topics = tells_of_topics
+    broker.topic(f"{TOPIC}-partition-0")
+    async with connect(broker, who) as client, looking(client):
+        break_it(broker, who, fault)
+        broker.partitions[TOPIC] = 2
+        broker.topic(f"{TOPIC}-partition-1")
+        await asyncio.sleep(200)
+        calls = len(broker.dialled)
+        mend(broker, who)
+        await asyncio.sleep(130)
+        new = [call.body.topic for call in broker.calls if call.kind in {"PRODUCER", "SUBSCRIBE"}][-2:]
+        assert f"{TOPIC}-partition-1" in new
+        assert calls < 700, "it does not spin"
+    told = [record.getMessage() for record in caplog.records if "cannot look for new" in record.getMessage()]
+    assert len(told) <= 1
+
+
+@virtual_time
+async def test_a_task_that_is_ended_by_others_ends_its_producer() -> None:
+    """O11: where what connects again is cancelled, calls raise and name the cause."""
+    broker, who = FakeBroker(), Moody()
+    async with connect(broker, who) as client, client.producer("t") as producer:
+        break_it(broker, who, RuntimeError("vault"))
+        sending = asyncio.ensure_future(producer.send(b""))
+        await asyncio.sleep(1)
+        for task in asyncio.all_tasks():
+            if "producing to" in task.get_name():
+                task.cancel()
+        with pytest.raises(ClosedError) as caught:
+            await sending
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        with pytest.raises(ClosedError):
+            await producer.send(b"")
