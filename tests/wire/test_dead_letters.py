@@ -341,3 +341,22 @@ async def test_cancelled_while_the_producer_is_made() -> None:
             await call
     assert not letters(broker)
     assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+@for_each(
+    ("field", "wrong"),
+    [
+        ("type", {"type": "avor"}),
+        ("type", {"type": True}),
+        ("data", {"type": "avro", "data": "{}"}),
+        ("name", {"type": 4, "name": 3}),
+        ("properties", {"type": 4, "properties": {"a": 1}}),
+    ],
+)
+def test_schemas_that_are_none(field: str, wrong: dict[str, Any]) -> None:
+    """What is wrong with one is named; types that are not known here go by their numbers."""
+    with pytest.raises(InvalidArgumentError, match=f"^{field}: "):
+        SchemaInfo(**wrong)
+    told = pb.Schema()
+    SchemaInfo(99, b"x").fill(told)
+    assert SchemaInfo.of(told) == SchemaInfo(99, b"x")
