@@ -17,7 +17,7 @@ from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._dead_letter import DeadLetterPolicy, Letter, Rules, as_reason, attempts_failed
 from ._local_store import kept_bytes
-from ._port import ConsumerPort, Delivery, OwnPublisher, SupportsPublishing
+from ._port import ConsumerPort, Delivery, OwnPublisher, Publisher, SupportsPublishing
 from ._states import Record, State, States
 from ._tracing import TraceNote, names_of
 
@@ -66,7 +66,7 @@ class DeadLetters:
         """Clear while it is full."""
         self.has_room.set()
         self._own = None if setting.publisher is not None else _publisher_of(setting, port)
-        self._publisher = setting.publisher
+        self._publisher: Publisher | OwnPublisher = setting.publisher or self._own  # type: ignore[assignment]  # one is
         self._states = states
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -178,9 +178,8 @@ class DeadLetters:
             "event_time_ms": letter.event_time_ms,
         }
         if self._own is not None:
-            await self._own.publish(letter.topic, letter.data, **about, schema=letter.schema)
-        elif self._publisher is not None:
-            await self._publisher.publish(letter.topic, letter.data, **about)
+            about["schema"] = letter.schema
+        await self._publisher.publish(letter.topic, letter.data, **about)
         self._has_warned = False
 
     async def _acknowledge(self, job: Job) -> None:
