@@ -83,6 +83,27 @@ class FakeBroker:
             link.close_users_of(topic)
         self._tell_of(name, deleted_topics=[name])
 
+    def reset(self, name: str, subscription: str = "s", start: int = 0) -> None:
+        """Move a subscription as an administrator does: its consumers are closed."""
+        moved = self.topics[name].subscriptions[subscription]
+        self.close_consumers(moved)
+        moved.rewind(start)
+
+    def unload(self, name: str) -> None:
+        """Close the consumers and producers of a topic."""
+        for link in self.links:
+            link.close_users_of(self.topics[name])
+
+    def close_consumers(self, subscription: FakeSubscription) -> None:
+        """Close all consumers of a subscription, on connections that live on."""
+        for link in self.links:
+            for consumer_id, (other, consumer) in list(link.consumers.items()):
+                if other is subscription:
+                    link.drop_consumer(consumer_id)
+                    closing = command("CLOSE_CONSUMER")
+                    closing.close_consumer.consumer_id, closing.close_consumer.request_id = consumer.id, 0
+                    link.send(closing)
+
     def _tell_of(self, name: str, **changes: list[str]) -> None:
         for link in self.links:
             for watcher_id, namespace in link.watchers.items():
@@ -543,13 +564,7 @@ def _seek(call: Call) -> None:
     else:
         times = [read_message(entry.rest)[0].publish_time for entry in topic.entries]
         start = sum(time < body.message_publish_time for time in times)
-    for link in call.broker.links:
-        for consumer_id, (other, consumer) in list(link.consumers.items()):
-            if other is subscription:
-                link.drop_consumer(consumer_id)
-                closing = command("CLOSE_CONSUMER")
-                closing.close_consumer.consumer_id, closing.close_consumer.request_id = consumer.id, 0
-                link.send(closing)
+    call.broker.close_consumers(subscription)
     subscription.rewind(start)
     call.reply("SUCCESS")
 

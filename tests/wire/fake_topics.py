@@ -122,6 +122,10 @@ class FakeSubscription:
         first = next((entry.entry for entry in self.topic.entries if entry.place not in self.acked), None)
         return self.topic.ledger, len(self.topic.entries) - 1 if first is None else first - 1
 
+    def skip_all(self) -> None:
+        """Acknowledge everything, as an administrator does and an expiry; nobody is told."""
+        self._settle([entry.place for entry in self.topic.entries])
+
     def rewind(self, start: int) -> None:
         """Begin at an entry of the topic, as if nothing from there on were acknowledged."""
         later = {entry.place for entry in self.topic.entries[start:]}
@@ -131,6 +135,21 @@ class FakeSubscription:
         self._again.clear()
         self.counts.clear()
         self._next = start
+
+    def switch(self) -> None:
+        """Let the next consumer of a Failover subscription be the active one."""
+        self.consumers.append(self.consumers.pop(0))
+        self._choose_active()
+        self.dispatch()
+
+    def hand_out_next(self, consumer: FakeConsumer) -> bool:
+        """Hand out one entry to this consumer, paused or not; False: there is none for it."""
+        entry = self._first()
+        if entry is None or consumer.permits <= 0 or (self.has_one_reader and consumer is not self.consumers[0]):
+            return False
+        self._take(entry)
+        self._hand_out(entry, consumer)
+        return True
 
     def dispatch(self) -> None:
         """Hand out what permits allow."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pulsar_nack import BrokerError, Delivery, MessageId
+from pulsar_nack import BrokerError, Delivery, MessageId, Position
 from pulsar_nack.consumer import AcksDone
 from pulsar_nack.wire._topics import namespace_of
 
@@ -42,6 +42,10 @@ class FakeMember:
     async def open(self, ends_at: float | None = None) -> None:
         await self._note("open")
         self.is_connected = True
+
+    def check_open(self) -> None:
+        if "check_open" in self.fails:
+            raise self.fails["check_open"]
 
     async def aclose(self) -> None:
         await self._note("aclose")
@@ -85,6 +89,10 @@ class FakeMember:
 
     async def held_back(self) -> str | None:
         await self._note("held_back")
+        return None
+
+    async def mark_delete_position(self) -> Position | None:
+        """Tell nothing."""
         return None
 
     async def last_message_id(self) -> MessageId:
