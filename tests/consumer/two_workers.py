@@ -140,7 +140,7 @@ class World:
         """Return the name of a message of this round."""
         return self.name_of_data(message.data)
 
-    def name_of_data(self, data: bytes | None) -> str | None:
+    def name_of_data(self, data: bytes) -> str | None:
         """Return the name by the payload."""
         name, _, number = data.decode().partition(" ")
         return name if int(number) == self.rounds else None
