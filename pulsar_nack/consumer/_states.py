@@ -410,6 +410,14 @@ class States:
         self.settle_all(gone, now_ms)
         return gone
 
+    def give_back(self, message_id: MessageId) -> None:
+        """Forget a message that came and was not shown; when it comes again that is the same attempt."""
+        record = self._records.get(message_id)
+        if record is not None:
+            self._remove(record)
+            if record.redelivery_count:
+                self.remember(message_id, record.redelivery_count - 1)
+
     def clear(self) -> None:
         """Forget everything: after a seek all messages are new."""
         self._records.clear()
