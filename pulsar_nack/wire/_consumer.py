@@ -85,7 +85,8 @@ class TopicConsumer:
     :param sink: gets each delivery, in order, synchronously; see :meth:`taken`
     :param partition: its number, -1 where there are none
     :param told: called with what happens to its sessions
-    :param became_missing: called when the topic turns out to be deleted, and may not be created again
+    :param became_missing: called when the topic turns out to be deleted, and may not be created again; and when the
+        consumer has ended by itself
     """
 
     def __init__(
@@ -154,7 +155,8 @@ class TopicConsumer:
         self._is_seeking = False
         self._may_subscribe = asyncio.Event()
         self._may_subscribe.set()
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._fault: BaseException | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self._closing else "subscribed" if self.is_connected else "not subscribed"
@@ -178,7 +180,7 @@ class TopicConsumer:
         await self._core.patiently(self._try_to_open, ends_at=ends_at)
 
     async def _try_to_open(self) -> None:
-        self._check_open()
+        self.check_open()
         if self._session is None:
             await self._subscribe()
 
@@ -224,9 +226,13 @@ class TopicConsumer:
         await self._ask(commands.unsubscribe)
         await self.aclose()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise if it is closed.
+
+        :raises ClosedError: caused by what it ended with, if by itself
+        """
         if self._closing is not None:
-            raise ClosedError("the consumer")
+            raise ClosedError("the consumer") from self._fault
 
     # --- being subscribed ------------------------------------------------------------------------------------------
 
@@ -345,12 +351,27 @@ class TopicConsumer:
 
     def _on_resubscribed(self, task: asyncio.Task[None]) -> None:
         self._subscribing = None
-        if task.cancelled():
+        if self._closing is not None:
             return
-        if isinstance(task.exception(), ClosedError):  # the client is closed
-            self._acks.fail(ClosedError("the client"))
+        fault = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if fault is not None:
+            self._end(fault)
         elif self._session is None:
             self._subscribe_again()
+
+    def _end(self, fault: BaseException) -> None:
+        """Close without a connection, as there will be none: the client is closed, or somebody ended our task."""
+        if not isinstance(fault, ClosedError):
+            _LOG.error("%s: does not subscribe again: %r", self.topic, fault)
+        self._fault = fault
+        self._closing = self._loop.create_future()
+        self._closing.set_result(None)
+        error = ClosedError("the consumer")
+        error.__cause__ = fault
+        self._acks.fail(error)
+        self._is_subscribed.set()  # whoever waits looks again
+        if self._became_missing is not None:
+            self._became_missing(self)
 
     async def _resubscribe(self) -> None:
         async def subscribe() -> None:
@@ -498,7 +519,7 @@ class TopicConsumer:
         """
         if self._is_deleted or self.missing is not None:
             return
-        self._check_open()
+        self.check_open()
         entries = self._entries(ids)
         if not entries:
             return
@@ -514,7 +535,7 @@ class TopicConsumer:
         :raises ClosedError: it is closed; ``done`` is not called
         """
         if self._closing is not None:
-            self._check_open()
+            self.check_open()
         if self.missing is not None:
             self._loop.call_soon(done, [token], None)
         elif message_id[3] >= 0 or self._resuming is not None:
@@ -582,7 +603,7 @@ class TopicConsumer:
         :raises BrokerError: the broker refused, as on Shared and Key_Shared, or did not answer
         :raises ClosedError: it is closed
         """
-        self._check_open()
+        self.check_open()
         if not self._options.only_one_gets_messages:
             raise BrokerError(f"{self.topic}: {self._options.type} subscriptions have no cumulative acknowledgement")
         if self.missing is not None:
@@ -659,7 +680,7 @@ class TopicConsumer:
 
         :raises ClosedError: it is closed
         """
-        self._check_open()
+        self.check_open()
         positions = list(_positions(ids))
         needs_session = self._resuming is not None and self._resuming.ask(positions)
         if needs_session and not self._seeking.locked():
@@ -722,7 +743,7 @@ class TopicConsumer:
         if isinstance(position, MessageId) and position.first_chunk is not None:
             position = position.first_chunk
         async with self._seeking:
-            self._check_open()
+            self.check_open()
             self._drop_queue()
             self._is_seeking = True
             try:
@@ -822,7 +843,7 @@ class TopicConsumer:
 
     async def _present(self, ends_at: float) -> Session:
         while True:
-            self._check_open()
+            self.check_open()
             if self._session is not None:
                 return self._session
             if self.missing is not None:

@@ -43,6 +43,9 @@ class Departed:
         """
         raise self._error()
 
+    def check_open(self) -> None:
+        """Do nothing."""
+
     async def aclose(self) -> None:
         """Do nothing."""
 

@@ -48,6 +48,9 @@ class Member(Source, Protocol):
         """Return whether the topic was terminated, and all of it was delivered."""
         ...
 
+    def check_open(self) -> None:
+        """Raise if it is closed, or has ended by itself."""
+
     @property
     def missing(self) -> TopicNotFoundError | None:
         """Return what the broker says, while the topic is deleted and may not be created."""

@@ -303,10 +303,12 @@ class WirePort:
     def _became_missing(self, member: TopicConsumer) -> None:
         """Do the same for one that is not left: it may come again; where none is left, tell those who wait."""
         self._gone(member)
-        if isinstance(self._selection, Matching):
+        if isinstance(self._selection, Matching) and member.missing is not None:
             return
         self._has_missed = True
-        if any(each.missing is None for each in self._members):
+        if member.missing is None:  # it has ended
+            self._inbox.wake_all()
+        elif any(each.missing is None for each in self._members):
             _LOG.warning("%s was deleted, and may not be created again: the other topics go on", member.topic)
         else:
             self._inbox.wake_all()
@@ -314,6 +316,8 @@ class WirePort:
     def _check_receivable(self) -> None:
         self._check_open()
         if self._has_missed:
+            for member in self._members:
+                member.check_open()
             missing = [member.missing for member in self._members]
             if missing[0] is not None and None not in missing:
                 what = f"{self._selection.label} was deleted, and may not be created again"

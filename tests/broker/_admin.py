@@ -79,6 +79,10 @@ class Admin:
         """Acknowledge everything that a subscription has not."""
         self.request("POST", f"{_path(topic)}/subscription/{_quoted(name)}/skip_all")
 
+    def expire(self, topic: str, name: str, seconds: int) -> None:
+        """Acknowledge what was published so long ago or earlier; refused where that is next to nothing."""
+        self.request("POST", f"{_path(topic)}/subscription/{_quoted(name)}/expireMessages/{seconds}")
+
     def unload(self, topic: str) -> None:
         """Make the broker close a topic; its clients reconnect."""
         self.request("PUT", f"{_path(topic)}/unload")

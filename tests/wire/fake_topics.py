@@ -136,6 +136,21 @@ class FakeSubscription:
         self.counts.clear()
         self._next = start
 
+    def switch(self) -> None:
+        """Let the next consumer of a Failover subscription be the active one."""
+        self.consumers.append(self.consumers.pop(0))
+        self._choose_active()
+        self.dispatch()
+
+    def hand_out_next(self, consumer: FakeConsumer) -> bool:
+        """Hand out one entry to this consumer, paused or not; False: there is none for it."""
+        entry = self._first()
+        if entry is None or consumer.permits <= 0 or (self.has_one_reader and consumer is not self.consumers[0]):
+            return False
+        self._take(entry)
+        self._hand_out(entry, consumer)
+        return True
+
     def dispatch(self) -> None:
         """Hand out what permits allow."""
         while not self.is_paused:

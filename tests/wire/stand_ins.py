@@ -43,6 +43,10 @@ class FakeMember:
         await self._note("open")
         self.is_connected = True
 
+    def check_open(self) -> None:
+        if "check_open" in self.fails:
+            raise self.fails["check_open"]
+
     async def aclose(self) -> None:
         await self._note("aclose")
         self.is_connected = False

@@ -1,0 +1,418 @@
+"""A life of random operations on a broker: two workers on one subscription, producers, and an administrator.
+
+What must hold is in ``_judge.py``; it is looked at while all rest, which every few operations they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from random import Random
+from typing import Any, Final
+
+from pulsar_nack import BrokerError, MessageId
+from pulsar_nack.consumer._dead_letter import ORIGIN_MESSAGE_ID
+from pulsar_nack.wire import Client, ClientOptions, Producer
+from tests.broker._admin import Admin, AdminError
+from tests.broker._judge import TOLD_WITHIN, Judge, WrongError
+from tests.broker._native import port_of, through
+from tests.broker._proxy import TcpProxy
+from tests.broker._workers import NAME, Sent, Worker, acked_by, places_of
+from tests.patience import patience
+
+DELAYS: Final = (0.0, 0.1, 0.3, 1.0)
+ACK_MEMORY: Final = 12.0
+"""Seconds after a lost connection in which acknowledgements from before it may hide what is shown again on purpose."""
+READER: Final = "reader"
+"""A subscription that keeps all that is stored."""
+_AT_REST_AFTER: Final = 25
+"""Operations, on average."""
+_CHUNK: Final = 1_024
+
+
+class Life:
+    """One topic and all who use it.
+
+    :param kind: of the subscription: ``shared``, ``failover`` or ``exclusive``
+    :param partitions: 0: the topic has none
+    """
+
+    def __init__(self, urls: tuple[str, str], topic: str, kind: str, partitions: int, seed: str) -> None:
+        self.url = urls[0]
+        self.topic = topic
+        self.kind = kind
+        self.partitions = partitions
+        self.seed = seed
+        self.messages: list[Sent] = []
+        self.replays: Counter[int] = Counter()
+        """How often the subscription was moved in each partition."""
+        self.workers: list[Worker] = []
+        self.wrong: WrongError | None = None
+        self.times_stuck = 0
+        self._admin = Admin(urls[1])
+        self._random = Random(seed)
+        self._log: list[tuple[float, str, int | None]] = []
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._producers: list[Producer] = []
+        self._by_id: dict[MessageId, Sent] = {}
+        self._proxy: TcpProxy
+        self.gone_op_at = 0.0
+        """When an operation ended last that acknowledges without a worker."""
+        self.replayed_at = 0.0
+        """When one ended last that shows messages again."""
+        self._cut_at = -ACK_MEMORY
+        self._judge = Judge(self)
+
+    # --- running it --------------------------------------------------------------------------------------------------
+
+    async def run(self, operations: int) -> None:
+        """Live so many operations.
+
+        :raises WrongError: says what is wrong
+        """
+        async with self._open():
+            for _ in range(operations):
+                await self._one()
+                if self._random.random() < 1 / _AT_REST_AFTER:
+                    await self._judge.rest()
+            await self._judge.end()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        await self._make_topic()
+        async with AsyncExitStack() as stack:
+            self._proxy = await stack.enter_async_context(TcpProxy(port_of(self.url)))
+            client = Client(self.url, ClientOptions(backoff_maximum=0.5), dial=through(self._proxy))
+            await stack.enter_async_context(client)
+            for number in range(1 if self.kind == "exclusive" else 2):
+                proxy = await stack.enter_async_context(TcpProxy(port_of(self.url)))
+                worker = Worker(self, number + 1, proxy)
+                await worker.open()
+                stack.push_async_callback(worker.aclose)
+                self.workers.append(worker)
+            told: list[dict[str, Any]] = [
+                {},
+                {"batching": True, "batch_delay": 0.005},
+                {"chunking": True, "chunk_max_bytes": _CHUNK},
+            ]
+            for options in told:
+                producer = client.producer(self.topic, **options)
+                self._producers.append(await stack.enter_async_context(producer))
+            try:
+                yield
+            finally:
+                for task in self._calls:
+                    task.cancel()
+                await asyncio.gather(*self._calls, return_exceptions=True)
+
+    async def _make_topic(self) -> None:
+        with suppress(AdminError):  # a client was faster
+            if self.partitions:
+                await asyncio.to_thread(self._admin.create_partitions, self.topic, self.partitions)
+            else:
+                await asyncio.to_thread(self._admin.request, "PUT", self.topic.replace("://", "/"))
+        for name in self._names():
+            await asyncio.to_thread(self._admin.create_subscription, name, READER)
+
+    def begin(self, call: Coroutine[Any, Any, None]) -> None:
+        """Let a worker do something that may take a while."""
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and self.wrong is None:
+            self.wrong = self.fault(f"a call raised {error!r}", None)
+
+    # --- what is noted -----------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Return the loop's time."""
+        return asyncio.get_running_loop().time()
+
+    def note(self, what: str, number: int | None = None) -> None:
+        """Write what happens into the log."""
+        self._log.append((self.now(), what, number))
+
+    def fault(self, what: str, sent: Sent | None) -> WrongError:
+        """Return an error that tells what is wrong with a message, and what happened to it."""
+        number = None if sent is None else sent.number
+        lines = [
+            f"{at - self._log[0][0]:7.2f} {text}" + ("" if of is None else f" {of}")
+            for at, text, of in self._log
+            if of is None or of == number
+        ]
+        whose = "" if sent is None else f", {sent.id!r}"
+        where = f"{self.kind}, {self.partitions} partitions, seed {self.seed!r}"
+        return WrongError("\n  ".join([f"{what}{whose} ({where})", *lines[-40:]]))
+
+    def of_partition(self, partition: int) -> list[Sent]:
+        """Return the messages of a partition that are known to be stored."""
+        return [each for each in self.messages if each.id is not None and each.id.partition == partition]
+
+    def stored_as(self, number: int, message_id: MessageId) -> Sent:
+        """Return what is known of a message by its id; where it was stored once more, that is another one."""
+        found = self._by_id.get(message_id)
+        if found is None:
+            found = self.messages[number]
+            if found.id is not None:
+                found = Sent(len(self.messages))
+                self.messages.append(found)
+                self.note(f"stored once more, from now on {found.number}:", number)
+            found.id = message_id
+            self._by_id[message_id] = found
+        return found
+
+    def on_shown(self, sent: Sent, worker: Worker) -> None:
+        """Note that a message is shown."""
+        self.note(f"shown to {worker.number}:", sent.number)
+        sent.shown.append(self.now())
+        if sent.gone_at is not None and (many := sent.shown_since(sent.gone_at + TOLD_WITHIN)) > 1:
+            self.wrong = self.wrong or self.fault(f"shown {many} times after it was gone", sent)
+
+    def on_acked(self, sent: Sent, replay: int) -> None:
+        """Note that a worker's acknowledgement is confirmed, which began after a replay."""
+        self.note("acked", sent.number)
+        is_certain = replay == self.replays[sent.partition]
+        sent.acked_in = replay if is_certain else None
+        sent.is_doubtful |= not is_certain
+        if is_certain and sent.gone_at is None:
+            sent.gone_at = self.now()
+
+    async def publish(self, topic: str, data: bytes, *, properties: Mapping[str, str], **_: Any) -> MessageId:
+        """Publish a dead letter; now and then that fails."""
+        del topic, data
+        origin = MessageId(*map(int, properties[ORIGIN_MESSAGE_ID].split(":")))
+        sent = self._by_id[origin]
+        self.note("dead letter", sent.number)
+        sent.is_letter = True
+        if sent.gone_at is not None and self.now() - sent.gone_at > TOLD_WITHIN:
+            self.wrong = self.wrong or self.fault("a dead letter of what was gone", sent)
+        await asyncio.sleep(0.01)
+        if self._random.random() < 0.2:
+            raise BrokerError("the dead letter is refused, as a test wants it")
+        return MessageId(1, 1)
+
+    # --- operations --------------------------------------------------------------------------------------------------
+
+    async def _one(self) -> None:
+        if self.wrong is not None:
+            raise self.wrong
+        random = self._random
+        names = list(_OPERATIONS)
+        name = random.choices(names, [_OPERATIONS[each][0] for each in names])[0]
+        await _OPERATIONS[name][1](self, random.choice(self.workers))
+        await asyncio.sleep(random.choice((0.0, 0.0, 0.005, 0.05)))
+
+    async def _send(self, _: Worker) -> None:
+        at = self._random.choices(range(3), [3, 4, 1])[0]
+        for _each in range(self._random.choice((1, 5, 20))):
+            self.begin(self._send_one(self._producers[at], at == 2))
+
+    async def _send_one(self, producer: Producer, is_large: bool) -> None:
+        sent = Sent(len(self.messages))
+        self.messages.append(sent)
+        data = b"%d " % sent.number + bytes(_CHUNK * 2 if is_large else 0)
+        self.note("send", sent.number)
+        try:
+            message_id = await producer.send(data)
+        except BrokerError as error:
+            self.note(f"not sent: {error}", sent.number)
+            return
+        self.note(f"stored as {message_id!r}", sent.number)
+        self.stored_as(sent.number, message_id).is_reported = True
+
+    def _some(self, worker: Worker) -> list[int]:
+        hand = list(worker.hand)
+        return self._random.sample(hand, min(len(hand), self._random.choice((1, 1, 3, 10))))
+
+    async def _nack(self, worker: Worker) -> None:
+        for number in self._some(worker):
+            delay = self._random.choice(DELAYS)
+            self.note(f"nack at {worker.number}, {delay} s:", number)
+            self.begin(worker.nack(number, delay))
+
+    async def _ack(self, worker: Worker) -> None:
+        for number in self._some(worker):
+            self.note(f"ack at {worker.number}:", number)
+            self.begin(worker.ack(number))
+
+    async def _ack_through(self, worker: Worker) -> None:
+        if self.kind != "shared" and worker.hand:
+            number = self._random.choice(list(worker.hand))
+            self.note(f"cumulative ack at {worker.number}:", number)
+            self.note(f"cumulative ack at {worker.number} through {number}")
+            await worker.ack_through(number)
+
+    async def _seek(self, worker: Worker) -> None:
+        position: MessageId | int = 0
+        stored = [each.id for each in self.messages if each.id is not None and not each.is_deleted]
+        if stored and self._random.random() < 0.7:
+            position = self._random.choice(stored)
+            if position.is_chunked or position.batch_index >= 0:
+                position = MessageId(position.ledger, position.entry, position.partition, topic=position.topic)
+        self.note(f"seek at {worker.number} to {position!r}")
+        await self._replay(worker.seek(position), position.partition if isinstance(position, MessageId) else None)
+
+    async def _reset(self, _: Worker) -> None:
+        self.note("reset-cursor to the beginning")
+        await self._replay(self._admins(lambda topic: self._admin.reset_cursor(topic, NAME, 1)))
+
+    async def _clear(self, _: Worker) -> None:
+        known = [each for each in self.messages if each.is_reported and each.gone_at is None]
+        self.note("clear-backlog")
+        await self._admins(lambda topic: self._admin.clear(topic, NAME))
+        self.gone_op_at = now = self.now()
+        acked = list(map(acked_by, await self.cursors()))
+        for each in known:
+            if each.is_deleted or all(map(acked[max(each.partition, 0)], places_of(each))):
+                each.gone_at = now
+
+    async def _skip(self, _: Worker) -> None:
+        self.note("skip 5")
+        await self._admins(lambda topic: self._admin.skip(topic, NAME, 5))
+        self.gone_op_at = self.now()
+
+    async def _expire(self, _: Worker) -> None:
+        self.note("expire what is older than 1 s")
+        await self._admins(lambda topic: self._admin.expire(topic, NAME, 1))
+        self.gone_op_at = self.now() + 1.0  # the broker looks for it after it has answered
+
+    async def _unload(self, _: Worker) -> None:
+        self.note("unload")
+        for each in self.messages:  # the broker may lose which of a batch are acknowledged
+            each.gone_at = None if each.is_member and not each.is_deleted else each.gone_at
+        await self._admins(self._admin.unload)
+
+    async def _cut(self, worker: Worker) -> None:
+        proxy = self._random.choice([worker.proxy, worker.proxy, self._proxy])
+        self.note("cut the producers" if proxy is self._proxy else f"cut {worker.number}")
+        proxy.cut()
+        self._cut_at = self.now()
+
+    async def _restart(self, worker: Worker) -> None:
+        self.note(f"restart {worker.number}")
+        await worker.aclose()
+        await asyncio.sleep(self._random.choice((0.0, 0.3)))
+        await worker.open()
+
+    async def _delete(self, _: Worker) -> None:
+        if self.partitions or self._random.random() < 0.5:
+            return
+        await self._judge.storage()
+        self.note("delete the topic, and make it again")
+        self.replays[-1] += 1
+        await asyncio.to_thread(self._admin.delete, self.topic)
+        await self._make_topic()
+        for each in self.messages:
+            each.is_deleted = True
+            each.gone_at = self.now()
+        for worker in self.workers:  # there is nothing left to acknowledge, which is as good
+            for number in list(worker.hand):
+                self.begin(worker.ack(number))
+
+    async def _admins(self, do: Callable[[str], None]) -> None:
+        for topic in self._names():
+            for _ in range(20):
+                try:
+                    await asyncio.to_thread(do, topic)
+                except AdminError as error:
+                    self.note(str(error)[:100])
+                    if error.status < 500:
+                        break
+                    await asyncio.sleep(0.2)  # it moves just now
+                else:
+                    break
+
+    async def _replay(self, call: Coroutine[Any, Any, None], partition: int | None = None) -> None:
+        """Do what shows messages again, of one partition or of all."""
+        self._forget_gone(partition)
+        await call
+        self._forget_gone(partition)
+        self.gone_op_at = self.replayed_at = self.now()
+
+    def _forget_gone(self, partition: int | None) -> None:
+        for at in range(-1, self.partitions):
+            self.replays[at] += partition in {None, at}
+        for each in self.messages:
+            if not each.is_deleted and partition in {None, each.partition}:
+                each.is_doubtful |= each.gone_at is not None and self.now() - self._cut_at < ACK_MEMORY
+                each.gone_at = each.acked_in = None
+
+    # --- at rest -----------------------------------------------------------------------------------------------------
+
+    async def settled(self) -> None:
+        """Wait until no call is under way.
+
+        :raises WrongError: one does not end, or something was wrong meanwhile
+        """
+        calls = [task for task in self._calls if not task.done()]
+        if calls:
+            _, late = await asyncio.wait(calls, timeout=patience(10))
+            if late:
+                raise self.fault(f"calls that have not ended: {late}", None)
+        if self.wrong is not None:
+            raise self.wrong
+
+    async def cursors(self) -> list[dict[str, Any]]:
+        """Ask the broker for the subscription's cursor in each partition."""
+        return [await asyncio.to_thread(self._cursor, name) for name in self._names()]
+
+    def _cursor(self, name: str) -> dict[str, Any]:
+        with suppress(AdminError, KeyError):  # it moves, or nobody has subscribed to the new one yet
+            cursor: dict[str, Any] = self._admin.internal_stats(name)["cursors"][NAME]
+            return cursor
+        return {"markDeletePosition": "-1:-1", "individuallyDeletedMessages": ""}
+
+    async def got_moving(self) -> bool:
+        """Unload the topic where the broker has stopped to hand out; return whether it had.
+
+        Seen on 3.0.7 after resets and skips while consumers come and go: it waits for messages to send again, which
+        nobody reads, whatever permits there are, until the topic is unloaded.
+        """
+        is_stuck = False
+        for name in self._names():
+            told = [await asyncio.to_thread(self._cursor, name), await asyncio.to_thread(self._cursor, name)]
+            if all(each.get("subscriptionHavePendingReplayRead") and not each["pendingReadOps"] for each in told):
+                self.note(f"the broker is stuck at {name}")
+                is_stuck = True
+        if is_stuck:
+            self.times_stuck += 1
+            await self._unload(self.workers[0])
+        return is_stuck
+
+    def _names(self) -> list[str]:
+        return [f"{self.topic}-partition-{at}" for at in range(self.partitions)] or [self.topic]
+
+    async def stored(self) -> set[MessageId]:
+        """Read the whole topic; return the ids, once those that were reported are among them."""
+        wanted = {each.id for each in self.messages if each.is_reported and not each.is_deleted}
+        found: set[MessageId] = set()
+        if wanted:
+            async with Client(self.url) as client, client.subscribe(self.topic, READER) as reader:
+                with suppress(TimeoutError):
+                    while not wanted <= found:
+                        found.add((await reader.receive(patience(3))).id)
+        return found
+
+
+Operation = Callable[[Life, Worker], Coroutine[Any, Any, None]]
+_OPERATIONS: Final[dict[str, tuple[float, Operation]]] = {
+    "send": (6, Life._send),
+    "nack": (8, Life._nack),
+    "ack": (6, Life._ack),
+    "cumulative ack": (1, Life._ack_through),
+    "seek": (1, Life._seek),
+    "reset": (0.6, Life._reset),
+    "clear": (0.6, Life._clear),
+    "skip": (0.5, Life._skip),
+    "expire": (0.4, Life._expire),
+    "unload": (0.6, Life._unload),
+    "cut": (1, Life._cut),
+    "restart": (0.6, Life._restart),
+    "delete": (0.3, Life._delete),
+}
+"""How often each happens, beside the others, and what it does."""

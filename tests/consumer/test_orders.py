@@ -1,0 +1,58 @@
+"""All orders of events around two messages and two workers end right; see ``two_workers.py`` for what that is.
+
+How many orders these were, and how long they took, is printed (``pytest -s``). ``EVENTS=7 DISTURBANCES=1`` sets other
+bounds for the whole tier: each event more takes three times as long, each disturbance more ten times.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from pulsar_nack.testing import virtual_time
+
+pytest.importorskip("google_crc32c")
+
+from .orders import Bounds, explore
+
+KINDS: Final = ("shared", "failover")
+SHORT: Final = [Bounds("shared", 3, 1, about="a"), Bounds("failover", 3, 1, about="b")]
+LONG: Final = [
+    bounds
+    for kind in KINDS
+    for bounds in (
+        Bounds(kind, 5, 1, about="a"),
+        Bounds(kind, 5, 1, about="b"),
+        Bounds(kind, 3, 2, placed={"a": 1, "b": 1 if kind == "failover" else 2}),
+    )
+]
+
+
+async def check(bounds: Bounds) -> None:
+    """Explore, and print how much that was."""
+    logging.getLogger("pulsar_nack").setLevel(logging.CRITICAL)
+    found = await explore(bounds)
+    print(f"\n{bounds}: {found}", end="")
+    assert not found.wrong, f"{bounds}: {found}"
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("bounds", SHORT, ids=str)
+@virtual_time
+async def test_all_short_orders_end_right(bounds: Bounds) -> None:
+    """What is unacknowledged is shown in time, and what is gone once more at most, whatever the order of events."""
+    await check(bounds)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("bounds", LONG, ids=str)
+@virtual_time
+async def test_all_orders_end_right(bounds: Bounds) -> None:
+    """The same for more events, or more of them that are disturbances."""
+    events, most = os.environ.get("EVENTS", bounds.events), os.environ.get("DISTURBANCES", bounds.disturbances)
+    await check(replace(bounds, events=int(events), disturbances=int(most)))
