@@ -390,9 +390,10 @@ class States:
         return [each for each in self._records.values() if each.state in waiting and is_same_topic(each.id, place)]
 
     def doubt(self, topic: str, partition: int) -> list[Record]:
-        """Note that a session begins: what is known of the partition is in doubt until it comes; return it. O(known)."""
-        place = MessageId(0, 0, partition, topic=topic)
-        records = [each for each in self._records.values() if is_same_topic(each.id, place)]
+        """Note that a session begins: what is known of the partition is in doubt until it comes. O(known)."""
+        records = [
+            each for each in self._records.values() if each.id[2] == partition and each.id.topic in {None, topic}
+        ]
         for record in records:
             record.is_doubtful = True
         return records
