@@ -605,12 +605,12 @@ class Consumer:
                     self._note("hold", message_id, delivery.redelivery_count, reason="not due")
                 self._room.note()
                 return None
+        if (known := self._states.get(message_id)) is not None and known.is_doubtful:
+            self._holds.came_again(known, delivery)
         due_at_ms = None if self._note is None else self._due_at_ms(message_id)
         verdict = self._states.deliver(message_id, delivery.redelivery_count, now_ms)
         if verdict is Verdict.COPY:
             self._copies += 1
-            if self._states.gets_all and (record := self._states.get(message_id)) is not None:
-                self._holds.keep_again(record, delivery)
             return None
         if verdict is Verdict.ACK_AGAIN:
             if self._states.get(message_id) is None:  # else once its acknowledgement is confirmed, which may fail
@@ -895,11 +895,14 @@ class Consumer:
     ) -> bool:
         """Begin to send a message to the dead-letter topic if this was its last attempt; return whether it was.
 
-        Where the payload is not known here the message is asked for once more, and goes there when it comes.
+        Where the payload is not known here, or the message did not come in this session, it is asked for once more, and
+        goes there when it comes.
         """
         record = self._states.get(message_id)
         count = 0 if message is None else message.redelivery_count
         count = count if record is None else record.redelivery_count
+        if record is not None and record.is_doubtful:
+            return False  # others may have settled it
         if payload is None or not dead.rules.is_last(count):
             return False
         await self._give_up(dead, payload, message, count, reason)
@@ -1021,9 +1024,10 @@ class Consumer:
             waiting = states.waiting_in(topic, partition)
             states.leave(waiting)
             self._drop([*waiting, *self._drop_ready(topic, partition)], "inactive")
-        elif states.gets_all:  # what does not come in this session was settled by others
-            self._drop_ready(topic, partition)
-            self._holds.doubt(states.waiting_in(topic, partition))
+        else:  # what does not come in this session was settled by others, or is theirs
+            if states.gets_all:
+                self._drop_ready(topic, partition)
+            self._holds.doubt(states.doubt(topic, partition))
 
     def _drop_ready(self, topic: str, partition: int) -> list[Record]:
         """Drop what waits to be received of a partition, as the broker sends it again, here or elsewhere."""
