@@ -376,6 +376,7 @@ class Life:
         is_stuck = False
         for name in self._names():
             told = [await asyncio.to_thread(self._cursor, name), await asyncio.to_thread(self._cursor, name)]
+            self.note(f"{name}: {told[0]}, {await asyncio.to_thread(self._consumers, name)}")
             if all(each.get("subscriptionHavePendingReplayRead") and not each["pendingReadOps"] for each in told):
                 self.note(f"the broker is stuck at {name}")
                 is_stuck = True
@@ -383,6 +384,14 @@ class Life:
             self.times_stuck += 1
             await self._unload(self.workers[0])
         return is_stuck
+
+    def _consumers(self, name: str) -> list[dict[str, Any]]:
+        """Return what the broker tells of the consumers."""
+        wanted = ("consumerName", "availablePermits", "unackedMessages")
+        with suppress(AdminError, KeyError):
+            consumers = self._admin.subscription(name, NAME)["consumers"]
+            return [{each: consumer.get(each) for each in wanted} for consumer in consumers]
+        return []
 
     def _names(self) -> list[str]:
         return [f"{self.topic}-partition-{at}" for at in range(self.partitions)] or [self.topic]
