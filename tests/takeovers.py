@@ -18,16 +18,17 @@ from dataclasses import dataclass, field
 from itertools import product
 from random import Random
 from threading import Semaphore, Thread
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from pulsar_nack.backoff import Fixed
-from pulsar_nack.errors import LogFencedError
+from pulsar_nack.errors import LogFencedError, LogStorageError
 from pulsar_nack.ledger import ObjectLogStore
 from pulsar_nack.ledger._memory_files import InPlace
 from pulsar_nack.ledger._object_home import ObjectHome
 from pulsar_nack.ledger._object_merge import Limits
 from pulsar_nack.ledger._object_retry import Requests
 
+Fate = Literal["", "failed", "lost"]
 _STUCK_S: Final = 50
 
 
@@ -38,11 +39,14 @@ class MemoryObjects:
 
     def __init__(self, objects: dict[str, bytes], machine: Machine | None = None) -> None:
         self.objects = objects
+        self._is_lost = _never if machine is None else machine.loses_answer
         self._before = _nothing if machine is None else machine.before_request
         self._made = _nothing if machine is None else machine.after_create
 
     def create(self, key: str, data: bytes) -> None:
         """Write an object that must not be there."""
+        if self._is_lost():
+            self.objects.setdefault(key, data)
         self._before()
         if key in self.objects:
             raise FileExistsError(key)
@@ -73,6 +77,11 @@ def _nothing() -> None:
     """Do nothing."""
 
 
+def _never() -> bool:
+    """Return False."""
+    return False
+
+
 def store_of(objects: MemoryObjects) -> ObjectLogStore:
     """Return a store with small parts whose requests are made in the thread of its loop; it is not opened yet."""
     requests = Requests(objects, attempts=1, backoff=Fixed(0), sleep=lambda _: None)
@@ -101,8 +110,11 @@ class State(Protocol):
 class Machine:
     """One process: a thread that runs until it is to pause, or ends."""
 
-    def __init__(self, name: str, state: State, objects: dict[str, bytes], confirmed: Confirmed) -> None:
+    def __init__(
+        self, name: str, state: State, objects: dict[str, bytes], confirmed: Confirmed, fate: Fate = ""
+    ) -> None:
         self.name = name
+        self._fate = fate
         self.requests = self.creates = 0
         self.error: BaseException | None = None
         self._is_over = False
@@ -115,6 +127,10 @@ class Machine:
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    def loses_answer(self) -> bool:
+        """Return whether the next request is carried out, and its answer does not come."""
+        return self.requests == self._pause_before and self._fate == "lost"
+
     def go_on(self, *, before_request: int = -1, after_create: int = -1) -> bool:
         """Run until before a request, or after an object was made, counted from the begin; return whether it paused."""
         if self._thread.is_alive() and self.requests != before_request:
@@ -126,10 +142,13 @@ class Machine:
         return not self._is_over
 
     def before_request(self) -> None:
-        """Pause here if that is wanted."""
-        if self.requests == self._pause_before:
+        """Pause here if that is wanted, and fail afterwards if that is the request's fate."""
+        is_chosen = self.requests == self._pause_before
+        if is_chosen:
             self._pause()
         self.requests += 1
+        if is_chosen and self._fate:
+            raise OSError(f"this request was {self._fate}")
 
     def after_create(self) -> None:
         """Pause here if that is wanted."""
@@ -161,20 +180,26 @@ class Machine:
 
 
 class Order(NamedTuple):
-    """A's request before which it pauses, and which object B makes before it does; then how many more each makes."""
+    """A's request before which it pauses, and which object B makes before it does; then how many more each makes.
+
+    ``fate``: what becomes of the request before which A pauses: it fails then, or its answer is lost.
+    """
 
     a: int
     b: int
     more: tuple[int, ...] = ()
+    fate: Fate = ""
 
 
 def run(state: State, begin: dict[str, bytes], order: Order) -> None:
     """Run both machines in an order, and check what is left: nothing that was confirmed is missing.
 
-    Who owns the state in the end was never fenced; the other one may have been, and had no other error.
+    Who owns the state in the end was never fenced; the other one may have been, and had no other error, unless one of
+    its requests failed.
     """
     objects, confirmed = dict(begin), Confirmed()
-    a, b = (Machine(name, state, objects, confirmed) for name in "AB")
+    a = Machine("A", state, objects, confirmed, order.fate)
+    b = Machine("B", state, objects, confirmed)
     a.go_on(before_request=order.a)
     b.go_on(after_create=order.b)
     for count, step in enumerate(order.more):
@@ -183,21 +208,26 @@ def run(state: State, begin: dict[str, bytes], order: Order) -> None:
     a.go_on()
     b.go_on()
     try:
-        asyncio.run(_check(state, objects, confirmed, (a, b)))
+        asyncio.run(_check(state, objects, confirmed, (a, b), order.fate))
     except AssertionError as error:
         raise AssertionError(f"{order}: {error}") from error
 
 
-async def _check(state: State, objects: dict[str, bytes], confirmed: Confirmed, machines: Sequence[Machine]) -> None:
+async def _check(
+    state: State, objects: dict[str, bytes], confirmed: Confirmed, machines: Sequence[Machine], fate: Fate
+) -> None:
     for machine in machines:
-        if machine.error is not None and not isinstance(machine.error, LogFencedError):
+        is_fair = isinstance(machine.error, LogFencedError)
+        if machine.name == "A" and fate:
+            is_fair |= isinstance(machine.error, LogStorageError)
+        if machine.error is not None and not is_fair:
             raise AssertionError(f"{machine.name} ended with {machine.error!r}") from machine.error
     async with store_of(MemoryObjects(objects)) as store:
         store._home.open()
         owners = set(store._home._catalog._load().owners.values())
         for machine in machines:
             if machine.token in owners:
-                assert machine.error is None, f"{machine.name} is the owner, and was fenced"
+                assert not isinstance(machine.error, LogFencedError), f"{machine.name} is the owner, and was fenced"
         found = await state.find(store)
         missing = confirmed.done - found
         assert not missing, f"confirmed, and not there: {sorted(missing)}; there: {sorted(found)}"
@@ -220,6 +250,17 @@ def orders(state: State, begin: dict[str, bytes], *, share: int = 1) -> list[Ord
     alone = _alone(state, begin)
     pauses = product(range(alone.requests), range(1, alone.creates + 1))
     return [Order(a, b) for a, b in pauses if (a + b) % share == 0]
+
+
+def doubts(state: State, begin: dict[str, bytes], *, share: int = 1) -> list[Order]:
+    """Return all orders in which a request of A fails, or loses its answer, and B lives its life before A hears of it.
+
+    And those in which B only begins to.
+    """
+    alone = _alone(state, begin)
+    fates: tuple[Fate, ...] = ("failed", "lost")
+    every = product(range(alone.requests), (1, 2, alone.creates // 2, 10**9), fates)
+    return [Order(a, b, fate=fate) for a, b, fate in every][::share]
 
 
 def random_orders(state: State, begin: dict[str, bytes], many: int, seed: int) -> list[Order]:

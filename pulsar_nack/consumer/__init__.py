@@ -10,7 +10,7 @@ from ._port import (
     OwnPublisher,
     PortTraits,
     Publisher,
-    SupportsActiveChanges,
+    SessionEvent,
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsHeldBack,
@@ -18,6 +18,8 @@ from ._port import (
     SupportsPublishing,
     SupportsRedeliverNowait,
     SupportsSeek,
+    SupportsSessions,
+    SupportsUnsubscribe,
 )
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
@@ -37,8 +39,8 @@ __all__ = [
     "PortTraits",
     "Publisher",
     "Redelivery",
+    "SessionEvent",
     "Subscribing",
-    "SupportsActiveChanges",
     "SupportsConnectionState",
     "SupportsCumulativeAck",
     "SupportsHeldBack",
@@ -46,6 +48,8 @@ __all__ = [
     "SupportsPublishing",
     "SupportsRedeliverNowait",
     "SupportsSeek",
+    "SupportsSessions",
+    "SupportsUnsubscribe",
     "TraceNote",
     "subscribe",
     "wrap",

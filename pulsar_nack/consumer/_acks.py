@@ -193,9 +193,11 @@ class Acks:
         return error
 
     async def _outcome(self, record: Record) -> Exception | None:
+        known = self._states.get
         try:
-            await self._port.acknowledge([record.id])
-            if self._durable is not None:
+            if known(record.id) is record:  # else a seek has overtaken it
+                await self._port.acknowledge([record.id])
+            if self._durable is not None and known(record.id) is record:
                 await self._durable.settled(record.id)  # failed: it is counted, and the broker knows
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
             self._failed(record, error)
@@ -239,10 +241,12 @@ class Acks:
         while True:
             await self._has_copies.wait()
             some = [self._copies.popleft() for _ in range(min(len(self._copies), most))]
+            some = [each for each in some if self._is_acked_again(each)]
             if not self._copies:
                 self._has_copies.clear()
             try:
-                await self._port.acknowledge(some)
+                if some:
+                    await self._port.acknowledge(some)
             except ClosedError:
                 return
             except Exception:  # noqa: BLE001 - tried again; the message stays hidden meanwhile
@@ -254,6 +258,11 @@ class Acks:
                 for each in some if self._tries else ():
                     self._tries.pop(each, None)
                 pause, most = _FIRST_PAUSE_S, min(2 * most, _BATCH)
+
+    def _is_acked_again(self, message_id: MessageId) -> bool:
+        """Return whether a copy is still hidden by its acknowledgement, which has not failed and counts."""
+        was_acked = self._durable is not None and self._durable.was_acked(message_id)
+        return was_acked or self._is_done(message_id)
 
     def _put_back(self, some: list[MessageId]) -> None:
         """Try copies again; one that fails by itself goes to the end, a few times: it comes again if it has to."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..ids import MessageId
+from ._sessions import Sessions, Stamp, place_of
 
 EntryKey = tuple[int, int, int]
 """Ledger, entry, partition."""
@@ -45,14 +46,23 @@ def is_through(message_id: MessageId, mark: MessageId) -> bool:
 class _Entry:
     topic: str | None
     size: int
+    """0: not known yet."""
     acked: int = 0
     requested: int = 0
+    stamp: Stamp = (0, 0)
+    """Of the last acknowledgement."""
 
 
 class Batches:
-    """Entries with an unacknowledged member, at most 50 000: the oldest are forgotten first."""
+    """Entries with an unacknowledged member, at most 50 000: the oldest are forgotten first.
 
-    def __init__(self, most: int = _MOST_ENTRIES) -> None:
+    :param sessions: tell which acknowledgements do not count any more; None: all count, as the broker knows of none
+    """
+
+    def __init__(self, sessions: Sessions | None = None, most: int = _MOST_ENTRIES) -> None:
+        self.stamp: Stamp = (0, 0)
+        """What is acknowledged from now on is stamped so."""
+        self._sessions = sessions
         self._most = most
         self._entries: dict[EntryKey, _Entry] = {}
 
@@ -61,22 +71,37 @@ class Batches:
 
     def seen(self, message_id: MessageId) -> None:
         """Note a delivered member; ids that are no members are passed over."""
+        if is_member(message_id) and message_id.batch_size > 1:
+            self._known(message_id)
+
+    def _known(self, message_id: MessageId) -> _Entry:
         key = entry_key(message_id)
-        if is_member(message_id) and message_id.batch_size > 1 and key not in self._entries:
-            self._entries[key] = _Entry(message_id.topic, message_id.batch_size)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(message_id.topic, message_id.batch_size)
             if len(self._entries) > self._most:
                 del self._entries[next(iter(self._entries))]
+        elif not entry.size:
+            entry.size = message_id.batch_size
+        if entry.acked and self._is_forgotten(entry, message_id):
+            entry.acked = 0
+        return entry
+
+    def _is_forgotten(self, entry: _Entry, message_id: MessageId) -> bool:
+        return self._sessions is not None and self._sessions.is_forgotten(entry.stamp, place_of(message_id))
 
     def acked(self, message_id: MessageId) -> bool:
         """Note an acknowledged message; True when its entry is done with, as it always is where it holds no other."""
         if message_id.batch_index < 0 and not self._entries:
             return True
         key = entry_key(message_id)
-        entry = self._entries.get(key) if message_id.batch_index >= 0 else self._entries.pop(key, None)
-        if entry is None or message_id.batch_index < 0:
-            return not is_member(message_id)
+        if not is_member(message_id):
+            self._entries.pop(key, None)
+            return True
+        entry = self._known(message_id)
         entry.acked |= 1 << message_id.batch_index
-        if entry.acked.bit_count() < entry.size:
+        entry.stamp = self.stamp
+        if not entry.size or entry.acked.bit_count() < entry.size:
             return False
         del self._entries[key]
         return True
@@ -88,7 +113,9 @@ class Batches:
     def is_acked(self, message_id: MessageId) -> bool:
         """Return whether this member of an entry that is not done with is acknowledged."""
         entry = self._entries.get(entry_key(message_id))
-        return entry is not None and message_id.batch_index >= 0 and bool(entry.acked >> message_id.batch_index & 1)
+        if entry is None or message_id.batch_index < 0 or not entry.acked >> message_id.batch_index & 1:
+            return False
+        return not self._is_forgotten(entry, message_id)
 
     def requested(self, message_id: MessageId, change: int) -> None:
         """Count a member whose redelivery was asked for (1), or no longer is (-1)."""
@@ -101,15 +128,17 @@ class Batches:
         if not is_member(message_id):
             return False
         entry = self._entries.get(entry_key(message_id))
-        return entry is None or entry.size - entry.acked.bit_count() - entry.requested > due
+        return entry is None or not entry.size or entry.size - entry.acked.bit_count() - entry.requested > due
 
     def acked_through(self, message_id: MessageId) -> None:
         """Note a cumulative acknowledgement, in its partition; O(entries)."""
         here, index = entry_key(message_id), message_id.batch_index
         entry = self._entries.get(here)
         if entry is not None and index >= 0:
+            entry = self._known(message_id)
             entry.acked |= (1 << index + 1) - 1
-        is_whole = entry is None or index < 0 or entry.acked.bit_count() >= entry.size
+            entry.stamp = self.stamp
+        is_whole = entry is None or index < 0 or bool(entry.size and entry.acked.bit_count() >= entry.size)
         for key, known in list(self._entries.items()):
             is_here = MessageId(*key, topic=known.topic)
             if is_same_topic(is_here, message_id) and (key < here or (key == here and is_whole)):

@@ -38,6 +38,7 @@ from ._batches import is_same_topic
 from ._checks import checked, refuse_unknown
 from ._dead_letter import DeadLetterPolicy, as_reason
 from ._dead_letters import REASON_IN_TRACE, DeadLetters, Job
+from ._following import Following, not_followed
 from ._inbox import Inbox
 from ._local_store import LocalStore, Recent
 from ._message import ACKED, Message
@@ -45,15 +46,18 @@ from ._port import (
     ConsumerPort,
     Delivery,
     PortTraits,
-    SupportsActiveChanges,
+    SessionEvent,
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsHeldBack,
     SupportsNowait,
     SupportsSeek,
+    SupportsSessions,
+    SupportsUnsubscribe,
 )
 from ._redelivery import Holds
 from ._room import Room
+from ._sessions import place_of
 from ._states import Record, State, States, Verdict
 from ._statistics import ConsumerStatistics
 from ._tracing import ConsumerTrace, TraceNote, names_of
@@ -93,7 +97,8 @@ class Consumer:
         Failover subscriptions ``nack`` waits. At most as much again is held of what is in work, for nacks by id
     :param unacked_limit: the broker's bound on unacknowledged messages, less its prefetch: at 80 % a warning is logged,
         at the bound ``nack`` waits; None: no bound
-    :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not shown
+    :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not shown; where the
+        port tells of its sessions, only within a session and after a lost connection
     :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
         cannot be read goes there at once. None: messages are shown again without end, unreadable ones too
     :param hooks: callables that take each event of the tracker
@@ -127,7 +132,7 @@ class Consumer:
         config: NackConfig | None = None,
         max_local_bytes: int = DEFAULT_MAX_LOCAL_BYTES,
         unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
-        ack_memory: Delay = 60.0,
+        ack_memory: Delay = 10.0,
         dead_letter: DeadLetterPolicy | None = None,
         hooks: Sequence[HookLike] = (),
         clock: Clock | None = None,
@@ -160,11 +165,23 @@ class Consumer:
         self._clock = clock or LoopClock()
         self._prefetched = port.traits.receiver_queue_size
         self._ack_memory_ms = settings.ack_memory_ms
-        self._states = States(ack_memory_ms=self._ack_memory_ms, most_in_work=2 * (limit or 500_000))
+        self._telling = port if port.traits.tells_sessions and isinstance(port, SupportsSessions) else None
+        self._states = States(
+            ack_memory_ms=self._ack_memory_ms,
+            most_in_work=2 * (limit or 500_000),
+            confirms_members=self._telling is not None and port.traits.batch_index_ack,
+        )
+        self._states.gets_all = self._telling is not None and not port.traits.honours_ids
         self._store = LocalStore(most)
         self._recent = Recent(most)
         self._inbox = Inbox(self._is_current)
         self._room = Room(self._unacked, limit, self._must_let_pass)
+        self._following: Following | None = None
+        if self._telling is not None:
+            self._following = Following(
+                self._telling, self._states, self._clock, is_waiting=self._has_waiting, passed=self._on_passed
+            )
+        waits = not_followed if self._following is None else self._following.note
         self._holds = Holds(
             port,
             self._states,
@@ -175,21 +192,25 @@ class Consumer:
             hooks=hooks,
             show=self._show_again,
             freed=self._room.changed,
+            waits=waits,
+            gone=lambda records: self._drop(records, "settled by another consumer"),
             note=self._note,
         )
         self._dead: DeadLetters | None = None
         if dead_letter is not None:
-            self._dead = DeadLetters(dead_letter, port, self._states, max_bytes=most, note=self._note)
+            self._dead = DeadLetters(
+                dead_letter, port, self._states, max_bytes=most, following=self._following, note=self._note
+            )
         self._durable_home = durable
         self._durable_ttl_ms = settings.durable_ttl_ms
         self._wall_clock = wall_clock or WallClock()
         self._max_ack_state_bytes = settings.max_ack_state_bytes
         self._durable: DurableNacks | None = None
-        self._opened: asyncio.Future[None]
         self._ends_at = math.inf
         self._gated: Gated | None = None
         self._acks: Acks | None = None
         self._server: asyncio.Task[None] | None = None
+        self._opened: asyncio.Future[None] | None = None
         self._stopping = asyncio.Event()
         self._is_closed = False
         self._now_ms = self._yielded_at_ms = 0
@@ -197,12 +218,12 @@ class Consumer:
         self._receive_nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
         self._is_pumping = False
         self._held_back_at: int | None = None
-        self._received = self._shown = self._copies = self._replayed = self._nacked = 0
+        self._received = self._shown = self._copies = self._replayed = self._nacked = self._dropped = 0
 
     # --- opening and closing ---------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """Start to serve; ``async with`` does it too. Open already: nothing happens.
+        """Start to serve, and return once it does; ``async with`` does it too. Open already: nothing happens.
 
         :raises ClosedError: after :meth:`aclose`
         :raises LogLockedError: another consumer uses the durable state
@@ -210,20 +231,26 @@ class Consumer:
         """
         if self._is_closed:
             raise ClosedError("the consumer")
-        if self._server is None:
+        is_first = self._server is None or self._opened is None
+        if self._server is None or self._opened is None:
             self._loop = asyncio.get_running_loop()
-            opened = self._opened = asyncio.get_running_loop().create_future()
-            self._server = asyncio.create_task(self._serve(opened), name="pulsar_nack.Consumer")
+            self._opened = self._loop.create_future()
+            self._server = asyncio.create_task(self._serve(self._opened), name="pulsar_nack.Consumer")
             self._server.add_done_callback(self._on_end)
+        elif asyncio.get_running_loop() is not self._loop:
+            raise WrongLoopError("the consumer")
+        if not self._opened.done():
             try:
-                await asyncio.wait({opened, self._server}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({self._opened, self._server}, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
-                await self.aclose()
+                if is_first:
+                    await self.aclose()
                 raise
-            if self._server.cancelled():
-                raise ClosedError("the consumer")
-            if self._server.done():
-                await self._server
+        if self._server.cancelled():
+            raise ClosedError("the consumer")
+        if self._server.done():
+            await self._server
+            raise ClosedError("the consumer")
         return self
 
     async def __aenter__(self) -> Self:
@@ -253,7 +280,7 @@ class Consumer:
                 await self._dead.aclose()
             await self._port.close()
             return
-        if not self._opened.done():
+        if self._opened is not None and not self._opened.done():
             self._server.cancel()
         await asyncio.wait([self._server])
         if not self._server.cancelled():
@@ -278,20 +305,22 @@ class Consumer:
                     )
                     if self._dead is not None:
                         self._dead.start(tasks, self._acks)
-                    runs = (self._pump(), self._acks.run(), self._holds.watch())
+                    runs = [self._pump(), self._acks.run(), self._holds.watch()]
+                    if self._following is not None:
+                        runs.append(self._following.run())
                     background = [tasks.create_task(run) for run in runs]
                     if durable is not None:
                         background.append(tasks.create_task(durable.run()))
                     if isinstance(self._port, SupportsHeldBack):
                         background.append(tasks.create_task(self._watch_held_back(self._port)))
-                    if isinstance(self._port, SupportsActiveChanges):
-                        self._port.watch_inactive(self._on_inactive)
+                    if self._telling is not None:
+                        self._telling.watch_sessions(self._on_session)
                     opened.set_result(None)
                     await self._stopping.wait()
                     await self._finish(self._acks)
                     self._note_cancelled("close")
                     if durable is not None:
-                        await durable.finish(self._remaining_s())
+                        await self._finish_durable(durable)
                     for task in background:
                         task.cancel()
         finally:
@@ -310,6 +339,18 @@ class Consumer:
         """Return how long closing may still take."""
         return max(self._ends_at - asyncio.get_running_loop().time(), 0.0)
 
+    async def _finish_durable(self, durable: DurableNacks) -> None:
+        """Have everything written; where it can be, also that acknowledgements need not be remembered any more."""
+        if self._telling is not None and not self._port.traits.keeps_acks:
+            try:
+                async with asyncio.timeout(self._remaining_s()):
+                    await self._telling.flush()
+            except Exception as error:  # noqa: BLE001 - then they are remembered
+                _log.debug("acknowledgements are remembered, as they could not be written: %r", error)
+            else:
+                durable.confirmed()
+        await durable.finish(self._remaining_s())
+
     async def _open_durable(self, stack: AsyncExitStack) -> DurableNacks | None:
         if self._durable_home is None:
             return None
@@ -319,7 +360,8 @@ class Consumer:
         port = self._port if isinstance(self._port, SupportsConnectionState) else None
         durable = self._durable = await DurableNacks.open(
             self._durable_home,
-            memory_ms=self._ack_memory_ms,
+            memory_ms=0 if self._port.traits.keeps_acks else self._ack_memory_ms,
+            keeps_members=not self._states.confirms_members,
             ttl_ms=self._durable_ttl_ms,
             clock=self._wall_clock,
             surroundings=Surroundings(
@@ -531,9 +573,12 @@ class Consumer:
         verdict = self._states.deliver(message_id, delivery.redelivery_count, now_ms)
         if verdict is Verdict.COPY:
             self._copies += 1
+            if self._states.gets_all and (record := self._states.get(message_id)) is not None:
+                self._holds.keep_again(record, delivery)
             return None
         if verdict is Verdict.ACK_AGAIN:
-            self._acknowledging.again(message_id)
+            if self._states.get(message_id) is None:  # else once its acknowledgement is confirmed, which may fail
+                self._acknowledging.again(message_id)
             return None
         self._replayed += verdict is Verdict.REPLAY
         if self._store.bytes:
@@ -655,7 +700,7 @@ class Consumer:
             it names no zone) or epoch ms; 0 is before all
         :raises InvalidArgumentError: neither of both, as seconds are that are meant as ms; nothing changed
         :raises NotImplementedError: the port cannot
-        :raises NotDurableError: the consumer is durable and this could not be written; nothing changed
+        :raises NotDurableError: the consumer is durable and this could not be written; nothing was moved
         :raises BrokerError: the broker refused
         :raises ClosedError: the consumer is closed
         """
@@ -663,10 +708,7 @@ class Consumer:
         if not isinstance(self._port, SupportsSeek):
             raise NotImplementedError(f"{type(self._port).__name__} cannot seek")
         position = seek_position(position)
-        if self._durable is not None and (error := await self._durable.cleared()) is not None:
-            raise NotDurableError(
-                "the subscription was not moved, for that could not be made durable", error
-            ) from error
+        cleared = None if self._durable is None else self._durable.cleared()  # before anything else is noted
         self._note_cancelled("seek")
         left = self._states.waiting_counts() | {each.id: each.redelivery_count for each in self._inbox.ready}
         self._inbox.clear()
@@ -678,12 +720,38 @@ class Consumer:
         if self._dead is not None:
             self._dead.clear("forgotten by a seek")
         try:
+            if cleared is not None and (error := await cleared) is not None:
+                what = "the subscription was not moved, for that could not be made durable"
+                raise NotDurableError(what, error) from error
             await self._port.seek(position)
             left = {each: count for each, count in left.items() if not _is_moved(each, position)}
             self._states.clear_settled()
         finally:
             self._holds.ask_for(left)
             self._room.changed()
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription at the broker, clear its durable state, and close.
+
+        :raises NotImplementedError: the port cannot
+        :raises BrokerError: the broker refused, as it does while others consume; nothing changed
+        :raises NotDurableError: the subscription is gone, but its durable state could not be cleared
+        :raises ClosedError: the consumer is closed
+        """
+        self._ensure_open()
+        if not isinstance(self._port, SupportsUnsubscribe):
+            raise NotImplementedError(f"{type(self._port).__name__} cannot unsubscribe")
+        await self._port.unsubscribe()
+        cleared = None if self._durable is None else self._durable.cleared()
+        self._note_cancelled("unsubscribe")
+        self._holds.clear()
+        self._states.clear()
+        if self._dead is not None:
+            self._dead.clear("gone with its subscription")
+        error = None if cleared is None else await cleared
+        await self.aclose()
+        if error is not None:
+            raise NotDurableError("the subscription is gone, but its durable state is still there", error) from error
 
     def _acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         acks = self._acks
@@ -834,13 +902,60 @@ class Consumer:
             for record in self._states.held_records():
                 self._note("cancel", record.id, record.redelivery_count, reason=reason)
 
-    def _on_inactive(self, topic: str, partition: int) -> None:
-        """Drop what is held of a partition: another consumer of the Failover subscription gets it now."""
-        for record in self._states.leave(topic, partition):
+    # --- what the port tells -----------------------------------------------------------------------------------------
+
+    def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
+        states, place = self._states, (topic, partition)
+        if event is SessionEvent.LOST:
+            states.sessions.lost(place, self._clock.now_ms())
+        elif event is SessionEvent.CLOSED:
+            states.sessions.closed(place)
+            if self._durable is not None:
+                self._durable.confirmed()
+        elif event is SessionEvent.INACTIVE:
+            waiting = states.waiting_in(topic, partition)
+            states.leave(waiting)
+            self._drop([*waiting, *self._drop_ready(topic, partition)], "inactive")
+        elif states.gets_all:  # what does not come in this session was settled by others
+            self._drop_ready(topic, partition)
+            self._holds.doubt(states.waiting_in(topic, partition))
+
+    def _drop_ready(self, topic: str, partition: int) -> list[Record]:
+        """Drop what waits to be received of a partition, as the broker sends it again, here or elsewhere."""
+        boxes = (self._inbox,) if self._gated is None else (self._inbox, self._gated)
+        gone = [each for box in boxes for each in box.drop(lambda message: place_of(message.id) == (topic, partition))]
+        records = [
+            record
+            for message in gone
+            if (record := self._states.get(message.id)) is not None
+            and record.state is State.IN_WORK
+            and record.redelivery_count == message.redelivery_count
+        ]
+        self._states.leave(records)
+        return records
+
+    def _drop(self, records: Sequence[Record], reason: str) -> None:
+        """Note that messages which waited here are not to be shown: they are settled, or somebody else's."""
+        for record in records:
             if self._note is not None:
-                self._note("cancel", record.id, record.redelivery_count, reason="inactive")
+                self._note("cancel", record.id, record.redelivery_count, reason=reason)
             self._holds.drop(record.id)
+            self._recent.pop(record.id)
+        if records:
+            self._dropped += len(records)
+            _log.info("%d messages that waited to be shown again are dropped: %s", len(records), reason)
         self._room.changed()
+
+    def _on_passed(self, records: Sequence[Record]) -> None:
+        """Drop what the mark-delete position has passed: it was skipped, cleared or expired, or others settled it."""
+        if self._dead is not None:
+            for record in records:
+                self._dead.drop(record.id, "acknowledged at the broker")
+        self._drop(records, "passed")
+
+    def _has_waiting(self) -> bool:
+        states = self._states
+        return bool(states.held or states.requested or (self._dead is not None and len(self._dead)))
 
     def _on_settled(self, records: Sequence[Record]) -> None:
         if self._note is not None:
@@ -848,6 +963,8 @@ class Consumer:
         for record in records:
             if record.before_ack is not State.IN_WORK:
                 self._holds.drop(record.id)
+            if record.has_copy:
+                self._acknowledging.again(record.id)
         if len(self._recent):
             for record in records:
                 self._recent.pop(record.id)
@@ -867,9 +984,14 @@ class Consumer:
             self._note("error", record.id, record.redelivery_count, reason=f"ack: {error!r}")
         if was_due:
             self._holds.hold_again(record)
+        if record.is_guessed and (record.has_copy or record.redelivery_count) and self._states.get(record.id) is None:
+            self._holds.ask_for({record.id: record.redelivery_count})
 
     def _on_ack_unheard(self, record: Record, error: Exception) -> None:
         """Nobody else will settle the message: it is shown again, as if it had been nacked."""
+        if record.is_guessed and not self._is_closed and self._states.get(record.id) is None:
+            self._holds.ask_for({record.id: record.redelivery_count})  # nobody has it, or it was forgotten in work
+            return
         if self._is_closed or self._states.get(record.id) is not record or record.state is not State.IN_WORK:
             return
         _log.warning("%r could not be acknowledged, and is shown again: %s", record.id, error)
@@ -897,6 +1019,7 @@ class Consumer:
             shown=self._shown,
             copies_dropped=self._copies,
             replayed=self._replayed,
+            dropped=self._dropped,
             acked=0 if acks is None else acks.acked,
             acked_again=0 if acks is None else acks.acked_again,
             nacked=self._nacked,

@@ -16,6 +16,7 @@ from ..backoff import Exponential
 from ..errors import AlreadySettledError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 from ._dead_letter import DeadLetterPolicy, Letter, Rules, as_reason, attempts_failed
+from ._following import Following
 from ._local_store import kept_bytes
 from ._port import ConsumerPort, Delivery, OwnPublisher, Publisher, SupportsPublishing
 from ._states import Record, State, States
@@ -27,6 +28,7 @@ REASON_IN_TRACE: Final = "dead-letter"
 _MOST: Final = 1_000
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
+_LONGEST_PAUSE_MS: Final = 30_000
 
 
 class Acknowledging(Protocol):
@@ -44,6 +46,7 @@ class DeadLetters:
 
     :param port: publishes, where the setting names nothing else
     :param max_bytes: most memory for their payloads
+    :param following: tells of what the broker counts as settled: that is not published
     :raises InvalidArgumentError: nothing can publish, or the topic cannot be named
     """
 
@@ -54,6 +57,7 @@ class DeadLetters:
         states: States,
         *,
         max_bytes: int,
+        following: Following | None = None,
         note: TraceNote | None = None,
     ) -> None:
         self.done = 0
@@ -69,6 +73,7 @@ class DeadLetters:
         self._publisher: Publisher = setting.publisher or self._own  # type: ignore[assignment]  # one of both is there
         self._states = states
         self._max_bytes = max_bytes
+        self._following = following
         self._bytes = 0
         self._note = note
         self._backoff = Exponential(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
@@ -134,6 +139,8 @@ class DeadLetters:
             job.error = ClosedError("the consumer")
             return job
         self._under_way[record.id] = job
+        if self._following is not None:
+            self._following.note(record, _LONGEST_PAUSE_MS)
         self._count(job.bytes)
         job.task = self._tasks.create_task(self._carry_out(job))
         job.task.add_done_callback(partial(self._ended, job))
@@ -154,6 +161,10 @@ class DeadLetters:
 
     async def _carry_out(self, job: Job) -> None:
         try:
+            if self._following is not None:
+                await self._following.check(job.record)
+            if self._under_way.get(job.id) is not job:
+                return  # it was settled, and has been dropped
             await self._until_done(self._publish, job, "publishing it")
             self._count(-job.release())
             await self._until_done(self._acknowledge, job, "acknowledging it")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ..ids import MessageId
@@ -57,6 +58,17 @@ class Gated:
         """Note that a message that was ready is not to be shown any more: it was settled by its id."""
         self._forget_released(message)
         self._look()
+
+    def drop(self, is_gone: Callable[[Message], bool]) -> list[Message]:
+        """Drop some of what waits, and return it; of what was ready the inbox does so."""
+        gone = [message for message in self._waiting if is_gone(message)]
+        self._waiting = [message for message in self._waiting if not is_gone(message)]
+        if self._released is not None and is_gone(self._released):
+            self._released = None
+        if len(self._waiting) < _MOST:
+            self.has_room.set()
+        self._look()
+        return gone
 
     def _forget_released(self, message: Message) -> None:
         if message is self._released:

@@ -95,6 +95,15 @@ class Inbox:
         self.ready.clear()
         self.fail(self._closed_by)
 
+    def drop(self, is_gone: Callable[[Message], bool]) -> list[Message]:
+        """Drop some of what is ready, and return it."""
+        gone = [message for message in self.ready if is_gone(message)]
+        if gone:
+            kept = [message for message in self.ready if not is_gone(message)]
+            self.ready.clear()
+            self.ready.extend(kept)
+        return gone
+
     def clear(self) -> None:
         """Drop what is ready."""
         self.ready.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
@@ -15,7 +16,7 @@ from typing import Final, Protocol
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId, Position
 from ._local_inbox import BatchMembers, LocalInbox
-from ._port import Delivery, PortTraits
+from ._port import Delivery, PortTraits, SessionEvent
 
 MAX_IDS: Final = 100_000
 
@@ -24,6 +25,14 @@ class LocalSubscription(Protocol):
     """What a local topic does for the ports of one subscription; each is known to it by a number."""
 
     name: str
+
+    @property
+    def mark_delete_position(self) -> Position:
+        """Return up to where everything is acknowledged."""
+        ...
+
+    async def flush(self) -> None:
+        """Return when all that was acknowledged is written."""
 
     def leave(self, number: int) -> None:
         """Let a consumer go, if it is there; what it has not acknowledged goes to the others."""
@@ -97,6 +106,7 @@ class LocalPort:
             max_ids_per_request=MAX_IDS,
             batch_index_ack=batch_index_ack,
             receiver_queue_size=receiver_queue_size,
+            tells_sessions=True,
         )
         self._members = None if batch_index_ack else BatchMembers()
         self._inbox = LocalInbox(self._members)
@@ -115,6 +125,29 @@ class LocalPort:
     def traits(self) -> PortTraits:
         """Return what this port promises."""
         return self._traits
+
+    def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
+        """Have ``told`` called when the subscription was moved, or its messages go to another consumer from now on."""
+        call = weakref.WeakMethod(told) if inspect.ismethod(told) else lambda: told
+        topic = self._topic
+
+        def tell(event: SessionEvent) -> None:
+            if (there := call()) is not None:
+                there(event, topic, -1)
+
+        self._inbox.told = tell
+
+    async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
+        """Return up to where everything is acknowledged, None for another topic."""
+        return self._subscription.mark_delete_position if (topic, partition) == (self._topic, -1) else None
+
+    async def flush(self) -> None:
+        """Return when all that was acknowledged is written, so that it outlives this process.
+
+        :raises ClosedError: it, or its topic, is closed
+        """
+        self._check_open()
+        await self._subscription.flush()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{len(self._inbox)} messages here"

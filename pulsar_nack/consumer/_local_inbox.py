@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..ids import MessageId, Position
-from ._port import Delivery
+from ._port import Delivery, SessionEvent
 
 
 class LocalInbox:
@@ -19,6 +19,8 @@ class LocalInbox:
 
     def __init__(self, members: BatchMembers | None = None) -> None:
         self.failure: BaseException | None = None
+        self.told: Callable[[SessionEvent], None] | None = None
+        """Is called with what happens to the consumer's messages; holds no port, see :mod:`._local`."""
         self._members = members
         self._here: deque[Delivery] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -56,6 +58,11 @@ class LocalInbox:
     def drop(self) -> None:
         """Drop everything."""
         self._here.clear()
+
+    def tell(self, event: SessionEvent) -> None:
+        """Let the consumer know, before it gets anything else."""
+        if self.told is not None:
+            self.told(event)
 
     def fail(self, error: BaseException) -> None:
         """Let whoever receives know that nothing comes any more."""

@@ -187,6 +187,15 @@ class OfficialPort:
         self._arrived.clear()
         await self._call(self._native.seek_async, target)
 
+    async def unsubscribe(self) -> None:
+        """Delete the subscription at the broker, and close.
+
+        :raises BrokerError: the broker refused, as it does while others consume
+        """
+        self._check_open()
+        await self._call(self._native.unsubscribe_async)
+        await self.close()
+
     async def close(self) -> None:
         """Give back what is not acknowledged; calls that wait get :class:`~pulsar_nack.ClosedError`."""
         if self._closing is None:

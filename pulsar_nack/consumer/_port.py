@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from ..ids import MessageId
+from ..ids import MessageId, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class PortTraits:
     :param batch_index_ack: single messages of a batch are acknowledged at the broker
     :param receiver_queue_size: most messages that the transport fetches ahead, 0 where that is not known; the broker
         counts them as unacknowledged
+    :param tells_sessions: it is a :class:`SupportsSessions`, and acknowledgements return when they are confirmed
+    :param keeps_acks: what is confirmed is with a broker that does not end with this process
     """
 
     honours_ids: bool = True
@@ -29,6 +32,8 @@ class PortTraits:
     max_ids_per_request: int = 1_000
     batch_index_ack: bool = False
     receiver_queue_size: int = 0
+    tells_sessions: bool = False
+    keeps_acks: bool = False
 
 
 @dataclass(slots=True)
@@ -141,6 +146,20 @@ class SupportsConnectionState(Protocol):
         ...
 
 
+class SessionEvent(Enum):
+    """What happens to the session of a topic or partition."""
+
+    BEGAN = "began"
+    """What is not acknowledged comes from now on, also what came in the session before."""
+    LOST = "lost"
+    """The connection broke: the broker may have lost the acknowledgements that it confirmed last."""
+    CLOSED = "closed"
+    """The broker ended it, on a connection that lives, and has all that it confirmed: the subscription was moved, or
+    the topic is moved to another broker."""
+    INACTIVE = "inactive"
+    """Another consumer of the Failover subscription gets the messages from now on, or the topic is gone."""
+
+
 @runtime_checkable
 class SupportsHeldBack(Protocol):
     """A port that can tell why nothing comes."""
@@ -154,13 +173,36 @@ class SupportsHeldBack(Protocol):
 
 
 @runtime_checkable
-class SupportsActiveChanges(Protocol):
-    """A port that can tell when another consumer of a Failover subscription gets a partition's messages from now on."""
+class SupportsSessions(Protocol):
+    """A port that tells of its sessions, if its traits promise it."""
 
-    def watch_inactive(self, became_inactive: Callable[[str, int], None]) -> None:
-        """Call ``became_inactive`` with topic and partition from now on, as their messages go to another consumer.
+    def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
+        """Call ``told`` with each event, the topic and the partition from now on, in order with what is received.
 
-        What was delivered and not acknowledged goes there too; what this port has not handed over yet is dropped.
+        What was delivered in a session that has ended, or became inactive, and was not received yet is dropped.
+        """
+        ...
+
+    async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
+        """Return up to where everything is acknowledged, None where that is not known at present.
+
+        It belongs to the present session, also when the caller gets it.
+        """
+        ...
+
+    async def flush(self) -> None:
+        """Return when what was confirmed outlives this process."""
+        ...
+
+
+@runtime_checkable
+class SupportsUnsubscribe(Protocol):
+    """A port that can delete its subscription."""
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription at the broker, and close the port.
+
+        :raises BrokerError: the broker refused, as it does while others consume
         """
         ...
 

@@ -29,6 +29,8 @@ class Holds:
 
     :param show: called with what is shown from memory, and its record
     :param freed: called when room was made
+    :param waits: called with what is held from now on, and for how many ms
+    :param gone: called with what was asked for in vain and is dropped
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class Holds:
         hooks: Sequence[HookLike],
         show: Callable[[Delivery, Record], None],
         freed: Callable[[], None],
+        waits: Callable[[Record, int], None],
+        gone: Callable[[Sequence[Record]], None],
         note: TraceNote | None = None,
     ) -> None:
         self.ways = Ways(redelivery, port.traits)
@@ -56,14 +60,16 @@ class Holds:
         self._clock = clock
         self._show = show
         self._freed = freed
+        self._waits = waits
+        self._gone = gone
         self._note = note
         self._watched_until_ms: int | None = None
         self._is_earlier = asyncio.Event()
         self._nowait_port = port if isinstance(port, SupportsRedeliverNowait) else None
-        waits = self._custom is not None or self._nowait_port is None
+        must_wait = self._custom is not None or self._nowait_port is None
         most = self._most_at_once = min(config.max_batch, port.traits.max_ids_per_request)
         self.tracker = NegativeAcksTracker(
-            self.on_due if waits else self._on_due_nowait,
+            self.on_due if must_wait else self._on_due_nowait,
             config.model_copy(update={"max_batch": most, "max_held": None}),
             clock=clock,
             hooks=hooks,
@@ -78,6 +84,7 @@ class Holds:
         """
         if record.state is State.REQUESTED:
             return
+        self._waits(record, delay_ms)
         plan = self.ways.plan(record.id, delay_ms)
         due_at_ms = self._clock.now_ms() + delay_ms
         is_earlier = not record.is_held or due_at_ms < record.due_at_ms
@@ -90,6 +97,16 @@ class Holds:
         record.is_local = plan.is_local and record.id in self._store
         record.is_ahead = not record.is_local and plan.ahead_ms > 0
         self._arm(record.id, delay_ms - plan.ahead_ms if record.is_ahead else delay_ms)
+
+    def doubt(self, records: Sequence[Record]) -> None:
+        """Keep messages in memory no more, as they may be settled: each is shown if it comes, and at its time."""
+        for record in records:
+            self._store.pop(record.id)
+
+    def keep_again(self, record: Record, delivery: Delivery) -> None:
+        """Keep a message that was in doubt and has come."""
+        if record.is_held and record.is_local and self._store.has_room(delivery):
+            self._store.keep(delivery)
 
     def must_wait(self, message_id: MessageId, delay_ms: int, payload: Delivery | None) -> bool:
         """Return whether there is no room for a payload that had better be kept."""
@@ -261,6 +278,9 @@ class Holds:
         """Ask for what is due; False: the port is closed."""
         unanswered, now_ms = self._states.unanswered, self._clock.now_ms()
         self._states.expire(now_ms)
+        gone, self._states.gone = self._states.gone, []
+        if gone:
+            self._gone(gone)
         due = unanswered.pop_due(now_ms, self._most_at_once)
         ids = [one.id for one in due]
         self._tell_asked_again(ids)

@@ -16,15 +16,14 @@ unknown        show it
 IN_WORK        a copy: the broker sent it twice, or its entry came back for a batch mate. Drop it
 HELD           a copy too: nacked, its time has not come. Drop it
 REQUESTED      what was asked for: show it
-ACKING         an acknowledgement is under way: acknowledge this copy also
+ACKING         an acknowledgement is under way: acknowledge this copy also, once that is confirmed
 GIVEN_UP       a copy: it is on its way to the dead-letter topic, and acknowledged once it is there. Drop it
-settled        acknowledge it again, while the acknowledgement is younger than ``ack_memory``, or while its
-               batch is not wholly acknowledged (until then the broker need not know). Later it was
-               replayed on purpose: show it
+settled        acknowledge it again, while that hides it (see ``_sessions``), or while its batch is not wholly
+               acknowledged and the broker need not know. Else it was replayed on purpose: show it
 =============  ==========================================================================================
 
 State decides, not time, with two limits that keep it from being wrong for ever: REQUESTED ends after 30 s, and what is
-settled is remembered for ``ack_memory``. Forgetting is always safe: a message that is not known is shown. What was
+settled hides for ``ack_memory`` at most. Forgetting is always safe: a message that is not known is shown. What was
 asked for in vain is asked for again, see ``_unanswered``.
 
 Memory: unacknowledged messages are bounded by the broker and by ``most_in_work``, of which the oldest are forgotten;
@@ -34,13 +33,14 @@ settled ones and the counts of forgotten requests by numbers below.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
 from ..errors import AlreadySettledError
 from ..ids import MessageId
 from ._batches import Batches, EntryKey, entry_key, is_member, is_same_topic, is_through
+from ._sessions import Place, Sessions, Stamp, place_of
 from ._unanswered import AskAgain
 
 REQUEST_MEMORY_MS: Final = 30_000
@@ -84,6 +84,8 @@ class Record:
     """Its timer fires the port's latency before ``due_at_ms``."""
     is_guessed = False
     """It was not known when it was acknowledged, so that the count may be too low to tell one attempt from another."""
+    has_copy = False
+    """A delivery was hidden while an acknowledgement was under way."""
     before_ack: State | None = None
     is_due = False
     """Its timer fired while an acknowledgement was under way."""
@@ -103,13 +105,22 @@ class Record:
 class States:
     """The states of all messages of one consumer.
 
-    :param ack_memory_ms: how long an acknowledged message that comes back is hidden
+    :param ack_memory_ms: how long an acknowledged message that comes back is hidden, see :class:`Sessions`
     :param most_in_work: how many messages in work are known at most
+    :param confirms_members: the broker knows of single messages of a batch when their acknowledgements are confirmed
     """
 
-    def __init__(self, *, ack_memory_ms: int = 60_000, most_in_work: int = 100_000) -> None:
-        self.batches = Batches()
+    def __init__(
+        self, *, ack_memory_ms: int = 10_000, most_in_work: int = 100_000, confirms_members: bool = False
+    ) -> None:
+        self.sessions = Sessions(ack_memory_ms)
+        self.confirms_members = confirms_members
+        self.batches = Batches(self.sessions if confirms_members else None)
         self.unanswered = AskAgain()
+        self.gone: list[Record] = []
+        """What was asked for and never came although the broker sends all: it was settled by others."""
+        self.gets_all = False
+        """A request brings everything that is not acknowledged: none is made again."""
         self.held = 0
         self.in_work = 0
         self.requested = 0
@@ -117,11 +128,10 @@ class States:
         self.get: Callable[[MessageId], Record | None] = self._records.get
         """Returns what is known of an unacknowledged message."""
         self._requests: deque[tuple[int, Record]] = deque()
-        self._settled: dict[EntryKey, int] = {}
-        self._settled_before: dict[EntryKey, int] = {}
+        self._settled: dict[EntryKey, Stamp] = {}
+        self._settled_before: dict[EntryKey, Stamp] = {}
         self._counts: OrderedDict[MessageId, int] = OrderedDict()
-        self._marks: dict[tuple[str | None, int], tuple[MessageId, int]] = {}
-        self._ack_memory_ms = ack_memory_ms
+        self._marks: dict[Place, tuple[MessageId, Stamp]] = {}
         self._most_in_work = most_in_work
         self._most_counts = _MOST_COUNTS
 
@@ -149,7 +159,9 @@ class States:
 
     def is_settled(self, message_id: MessageId) -> bool:
         """Return whether it is known to be acknowledged."""
-        return self.batches.is_acked(message_id) or self._settled_at(entry_key(message_id)) is not None
+        stamp = self._stamp(message_id)
+        is_acked = stamp is not None and not self.sessions.is_forgotten(stamp, place_of(message_id))
+        return is_acked or self.batches.is_acked(message_id)
 
     # --- what the broker sends -------------------------------------------------------------------------------------
 
@@ -181,29 +193,35 @@ class States:
             self._move(record, State.IN_WORK)
             return Verdict.SHOW
         record.hidden_count = max(record.hidden_count, broker_count - record.redelivery_count)
-        return Verdict.ACK_AGAIN if record.state is State.ACKING else Verdict.COPY
+        if record.state is not State.ACKING:
+            return Verdict.COPY
+        record.has_copy = True
+        return Verdict.ACK_AGAIN
 
     def is_hidden(self, message_id: MessageId, now_ms: int) -> bool:
-        """Return whether a message that is not known is acknowledged so lately that it is not shown."""
-        acked_at = self._acked_at(message_id)
-        return self.batches.is_acked(message_id) or (acked_at is not None and now_ms - acked_at < self._ack_memory_ms)
+        """Return whether a message that is not known is acknowledged, and not shown for that."""
+        stamp = self._stamp(message_id)
+        is_hidden = stamp is not None and self.sessions.hides(stamp, place_of(message_id), now_ms)
+        return is_hidden or self.batches.is_acked(message_id)
 
     def _deliver_unknown(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
-        acked_at = self._acked_at(message_id)
-        if acked_at is not None and now_ms - acked_at < self._ack_memory_ms:
+        stamp, place = self._stamp(message_id), place_of(message_id)
+        if stamp is not None and self.sessions.hides(stamp, place, now_ms):
+            if self.sessions.is_of_earlier(stamp, place):  # acknowledged again: now it is of this session
+                self._settled[entry_key(message_id)] = (self.sessions.turn, now_ms)
             return Verdict.ACK_AGAIN
         if is_member(message_id):
             if self.batches.is_acked(message_id):
                 return Verdict.ACK_AGAIN
             self.batches.seen(message_id)
-        elif acked_at is not None:
+        elif stamp is not None:
             self._settled.pop(entry_key(message_id), None)
             self._settled_before.pop(entry_key(message_id), None)
         count = broker_count
         if self._counts:
             count = max(count, self._counts.pop(message_id, -1) + 1)
         self._add(Record(message_id, State.IN_WORK, count))
-        return Verdict.SHOW if acked_at is None else Verdict.REPLAY
+        return Verdict.SHOW if stamp is None else Verdict.REPLAY
 
     def remember(self, message_id: MessageId, count: int) -> None:
         """Note with which count a message that is not known was shown last."""
@@ -219,19 +237,16 @@ class States:
         self._add(record)
         return record
 
-    def _acked_at(self, message_id: MessageId) -> int | None:
-        acked_at = self._settled_at(entry_key(message_id))
+    def _stamp(self, message_id: MessageId) -> Stamp | None:
+        """Return when a message was settled by an entry or by a mark, None if that is not known."""
+        key = message_id[:3]
+        stamp = self._settled.get(key) or self._settled_before.get(key)
         if not self._marks:
-            return acked_at
-        mark = self._marks.get((message_id.topic, message_id.partition))
+            return stamp
+        mark = self._marks.get(place_of(message_id)) or self._marks.get((None, message_id.partition))
         if mark is not None and is_through(message_id, mark[0]):
-            return mark[1] if acked_at is None else max(acked_at, mark[1])
-        return acked_at
-
-    def _settled_at(self, key: EntryKey) -> int | None:
-        """Return when an entry was settled, None if that is not known."""
-        settled_at = self._settled.get(key)
-        return self._settled_before.get(key) if settled_at is None else settled_at
+            return mark[1] if stamp is None else max(stamp, mark[1])
+        return stamp
 
     @staticmethod
     def _count_again(record: Record, broker_count: int) -> None:
@@ -323,6 +338,9 @@ class States:
         """Put it back where it was; True when its time came meanwhile."""
         if self._records.get(record.id) is not record:
             return False
+        if record.is_guessed and record.before_ack is State.IN_WORK:  # nobody has it
+            self._remove(record)
+            return False
         self._move(record, record.before_ack or State.IN_WORK)
         was_due, record.is_due = record.is_due, False
         return was_due
@@ -334,6 +352,7 @@ class States:
         In line: the hot path.
         """
         known, settled, batches = self._records, self._settled, self.batches
+        stamp = batches.stamp = (self.sessions.turn, now_ms)
         forgotten: list[Record] = []
         for record in records:
             message_id = record.id
@@ -341,7 +360,7 @@ class States:
                 del known[message_id]
                 self.in_work -= 1
                 if batches.acked(message_id):
-                    settled[message_id[:3]] = now_ms
+                    settled[message_id[:3]] = stamp
             else:
                 forgotten.append(record)
         self._bound_settled()
@@ -359,20 +378,36 @@ class States:
             self._remove(record)
         self.unanswered.discard_if(lambda known: is_through(known, message_id))
         self.batches.acked_through(message_id)
-        self._marks[message_id.topic, message_id.partition] = (message_id, now_ms)
+        self._marks[place_of(message_id)] = (message_id, (self.sessions.turn, now_ms))
         return [record.id for record in gone]
 
-    def leave(self, topic: str, partition: int) -> list[Record]:
-        """Forget what waits in a partition, and return it: another consumer gets it. O(unacknowledged).
-
-        How often each was shown is remembered, lest it comes back here.
-        """
+    def waiting_in(self, topic: str | None, partition: int, *, with_dead: bool = False) -> list[Record]:
+        """Return what is held in a partition, or was asked for, or also given up. O(unacknowledged)."""
         place = MessageId(0, 0, partition, topic=topic)
-        waiting = {State.HELD, State.REQUESTED}
-        gone = [each for each in self._records.values() if each.state in waiting and is_same_topic(each.id, place)]
-        for record in gone:
+        waiting = {State.HELD, State.REQUESTED, *([State.GIVEN_UP] if with_dead else [])}
+        return [each for each in self._records.values() if each.state in waiting and is_same_topic(each.id, place)]
+
+    def leave(self, records: Iterable[Record]) -> None:
+        """Forget messages that the broker gives out again; how often each was shown is remembered."""
+        for record in records:
             self._remove(record)
             self._remember_count(record)
+
+    def passed(self, records: Iterable[Record], last: tuple[int, int], now_ms: int) -> list[Record]:
+        """Note that everything up to an entry is acknowledged; return which of these waited, and are settled now.
+
+        :param records: of one partition
+        """
+        waiting = {State.HELD, State.REQUESTED, State.GIVEN_UP}
+        known = self._records.get
+        gone = [
+            record
+            for record in records
+            if record.id[:2] <= last and record.state in waiting and known(record.id) is record
+        ]
+        for record in gone:
+            self.start_ack(record)
+        self.settle_all(gone, now_ms)
         return gone
 
     def clear(self) -> None:
@@ -446,10 +481,15 @@ class States:
                 continue
             self._remove(record)
             self._remember_count(record)
-            self.unanswered.add(record.id, now_ms)
+            if self.gets_all:
+                self.gone.append(record)
+            else:
+                self.unanswered.add(record.id, now_ms)
 
     def next_request_at(self) -> int | None:
         """Return when the next request expires, or is made again; None: nothing is asked for. Amortized O(1)."""
+        if self.gone:
+            return 0
         while self._requests and not self._is_awaited(*self._requests[0]):
             self._requests.popleft()
         next_at = self.unanswered.next_at()

@@ -14,7 +14,9 @@ class ConsumerStatistics:
     :param received: deliveries from the transport
     :param shown: messages given to the user, redelivered ones each time
     :param copies_dropped: deliveries of what was in work or held
-    :param replayed: acknowledged messages that came back long after, and were shown
+    :param replayed: acknowledged messages that came back on purpose, and were shown
+    :param dropped: messages that waited to be shown again and are not: the broker counts them as settled (skipped,
+        cleared, expired, or by another consumer), or another Failover consumer gets them
     :param acked: messages acknowledged
     :param acked_again: copies of acknowledged messages that were acknowledged and not shown
     :param nacked: negative acknowledgements
@@ -51,6 +53,7 @@ class ConsumerStatistics:
     shown: int
     copies_dropped: int
     replayed: int
+    dropped: int
     acked: int
     acked_again: int
     nacked: int

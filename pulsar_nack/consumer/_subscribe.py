@@ -86,7 +86,7 @@ def subscribe(
     config: NackConfig | None = None,
     max_local_bytes: int = DEFAULT_MAX_LOCAL_BYTES,
     unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
-    ack_memory: Delay = 60.0,
+    ack_memory: Delay = 10.0,
     dead_letter: DeadLetterPolicy | None = None,
     hooks: Sequence[HookLike] = (),
     clock: Clock | None = None,

@@ -12,12 +12,14 @@ from ..consumer import (
     ConsumerPort,
     Delivery,
     PortTraits,
+    SessionEvent,
     SupportsConnectionState,
     SupportsCumulativeAck,
     SupportsSeek,
+    SupportsSessions,
 )
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
-from ..ids import MessageId
+from ..ids import MessageId, Position
 from ._fake_faults import CallName, FakeCall, Fault, Faults, seconds
 from ._fake_topic import loop_ms, whole
 
@@ -50,6 +52,7 @@ class FaultyPort:
         self._duplicates: deque[int | None] = deque()
         self._asked: set[tuple[int, int]] = set()
         self._copies: deque[Delivery] = deque()
+        self._told: Callable[[SessionEvent, str, int], None] | None = None
         self.calls: list[FakeCall] = []
         """Every call made, in the order in which they ended."""
 
@@ -121,7 +124,7 @@ class FaultyPort:
         if self._connect is None:
             raise InvalidArgumentError("connect", None, "what connects the port again, to lose its connection")
         self._connected.clear()
-        self._copies.clear()
+        self._on_session(SessionEvent.LOST, *self._place)
         await self._port.close()
 
     async def reconnect(self) -> None:
@@ -138,6 +141,9 @@ class FaultyPort:
                 await port.close()
                 raise ClosedError("the port")
             self._port = port
+            if self._told is not None:
+                self.watch_sessions(self._told)
+            self._on_session(SessionEvent.BEGAN, *self._place)
             self._connected.set()
 
     # -- the port ------------------------------------------------------------------------------------------------------
@@ -197,6 +203,28 @@ class FaultyPort:
         ids = [position] if isinstance(position, MessageId) else []
         await self._call("seek", ids, lambda: port.seek(position))
 
+    def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
+        """Have ``told`` called with what the port tells, and when the connection is lost and there again."""
+        self._told = told
+        if isinstance(self._port, SupportsSessions):
+            self._port.watch_sessions(self._on_session)
+
+    async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
+        """Return up to where everything is acknowledged, None where that is not known."""
+        if not self._connected.is_set() or not isinstance(self._port, SupportsSessions):
+            return None
+        return await self._port.mark_delete_position(topic, partition)
+
+    async def flush(self) -> None:
+        """Return when what was acknowledged outlives this process.
+
+        :raises BrokerError: there is no connection
+        """
+        if not self._connected.is_set():
+            raise BrokerError("flush: there is no connection")
+        if isinstance(self._port, SupportsSessions):
+            await self._port.flush()
+
     async def close(self) -> None:
         """Give back what is not acknowledged; idempotent."""
         if not self._is_closed:
@@ -204,6 +232,17 @@ class FaultyPort:
             self._connected.set()
             self.calls.append(FakeCall("close", (), loop_ms()))
             await self._port.close()
+
+    def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
+        if event is not SessionEvent.BEGAN:
+            self._copies.clear()
+        if self._told is not None:
+            self._told(event, topic, partition)
+
+    @property
+    def _place(self) -> tuple[str, int]:
+        """Return topic and partition, as far as the port tells them."""
+        return getattr(self._port, "names", ("", "", ""))[0], -1
 
     # -- how it is done ------------------------------------------------------------------------------------------------
 

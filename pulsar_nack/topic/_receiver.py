@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from ..consumer import Delivery
+from ..consumer import Delivery, SessionEvent
 from ..ids import Position
 
 
@@ -14,6 +14,9 @@ class Receiver(Protocol):
 
     def take(self, deliveries: Iterable[Delivery]) -> None:
         """Take the messages of an entry."""
+
+    def tell(self, event: SessionEvent) -> None:
+        """Let the consumer know that the subscription was moved, or that another one is active now."""
 
     def fail(self, error: BaseException) -> None:
         """Let whoever receives know that nothing comes any more."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..clock import Clock
 from ..config import BucketConfig, TopicConfig
+from ..consumer import SessionEvent
 from ..cursor import BatchSet, Cursor, DispatchGate
 from ..delayed import DelayedDeliveryTracker
 from ..errors import BrokerError, InvalidArgumentError, LogNotFoundError, WouldBlockError
@@ -28,6 +29,7 @@ from ._receiver import Receiver
 from ._statistics import SubscriptionStatistics
 
 _log = logging.getLogger("pulsar_nack.topic")
+_LATEST = (1 << 63) - 1
 
 
 class Subscription:
@@ -76,6 +78,15 @@ class Subscription:
     def tracker(self) -> DelayedDeliveryTracker | None:
         """Return what holds delayed messages."""
         return self._delivery.tracker
+
+    @property
+    def mark_delete_position(self) -> Position:
+        """Return up to where everything is acknowledged."""
+        return self.cursor.mark_delete_position
+
+    async def flush(self) -> None:
+        """Return when all that was acknowledged is written."""
+        await self.cursor.flush()
 
     @property
     def backlog(self) -> int:
@@ -162,6 +173,7 @@ class Subscription:
             self._delivery.read_anew()
         elif not kind.is_shared and before is not None and self._dispatcher.active != before:
             self._take_back(self._dispatcher.rewind(), before)
+            self._receivers[before].tell(SessionEvent.INACTIVE)
         self.look()
         return number
 
@@ -225,9 +237,9 @@ class Subscription:
         self._after_acks()
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge everything up to a message, itself included.
+        """Acknowledge everything up to a message, itself included; nothing happens when that is so already.
 
-        :raises InvalidArgumentError: it does not exist, or is older than what was acknowledged so
+        :raises InvalidArgumentError: it does not exist
         """
         await self._jobs.to_the_end(self._acknowledge_cumulative(message_id))
 
@@ -235,7 +247,12 @@ class Subscription:
         position, left = Position(*message_id[:2]), None
         if message_id.batch_index >= 0:
             left = BatchSet.through(await self._batch_size(message_id), message_id.batch_index)
-        await self.cursor.acknowledge_cumulative(position, batch_set=left)
+        try:
+            await self.cursor.acknowledge_cumulative(position, batch_set=left)
+        except InvalidArgumentError:
+            if position > self.cursor.mark_delete_position:
+                raise
+            return  # a skip or a clear has overtaken it
         mark = self.cursor.mark_delete_position
         if position > mark and left is not None:
             self._note(AckCall([position], {position: left}))
@@ -276,9 +293,14 @@ class Subscription:
     async def seek_to(self, position: MessageId | int) -> None:
         """Make this message, or the first that was published at or after this time (epoch ms), the next one.
 
+        The latest id of the clients (the largest of all) stands for what is published from now on.
+
         :raises InvalidArgumentError: it lies beyond the end; nothing has changed
         """
         if isinstance(position, MessageId):
+            if position.entry == _LATEST:
+                last = self._ledgers.last_position
+                position = MessageId(last.ledger, last.entry + 1)
             await self._jobs.to_the_end(self._seek(Position(*position[:2]), max(position.batch_index, 0)))
         elif type(position) is int and position >= 0:
             target = await first_published(self._ledgers, position)
@@ -296,6 +318,9 @@ class Subscription:
         if left is not None:
             await self.cursor.acknowledge([target], batch_sets={target: left})
         self._take_back(list(self._dispatcher.in_flight), *self._receivers)
+        for receiver in self._receivers.values():
+            receiver.tell(SessionEvent.CLOSED)
+            receiver.tell(SessionEvent.BEGAN)
         self._admission.forget()
         self._delivery.read_anew()
         if self.tracker is not None:

@@ -138,10 +138,13 @@ class AckGroups:
         self.flush()
 
     def disconnected(self) -> None:
-        """Keep everything for the next connection."""
+        """Keep everything for the next connection, but for what was answered: that is not to be sent once more."""
         self._sender = None
-        for group in self._unanswered:
-            receipt, group.receipt = group.receipt, None
+        for group in list(self._unanswered):
+            receipt = group.receipt
+            if receipt is not None and receipt.done():  # its callback would come too late
+                self._on_receipt(group, receipt)
+            group.receipt = None
             if receipt is not None:
                 receipt.cancel()
 

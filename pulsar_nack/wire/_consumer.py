@@ -24,7 +24,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .._delays import delay_ms
-from ..consumer import AcksDone, Delivery
+from ..consumer import AcksDone, Delivery, SessionEvent
 from ..errors import (
     BrokerError,
     BrokerRefusedError,
@@ -33,7 +33,7 @@ from ..errors import (
     InvalidArgumentError,
     TopicNotFoundError,
 )
-from ..ids import MessageId
+from ..ids import MessageId, Position
 from . import _consumer_commands as commands
 from . import _pulsar_pb2 as pb
 from ._ack_groups import AckGroups, Done
@@ -84,8 +84,9 @@ class TopicConsumer:
     :param options: of the subscription
     :param sink: gets each delivery, in order, synchronously; see :meth:`taken`
     :param partition: its number, -1 where there are none
-    :param became_inactive: called when a Failover subscription's messages go to another consumer from now on
-    :param became_missing: called when the topic turns out to be deleted, and may not be created again
+    :param told: called with what happens to its sessions
+    :param became_missing: called when the topic turns out to be deleted, and may not be created again; and when the
+        consumer has ended by itself
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class TopicConsumer:
         sink: Sink,
         *,
         partition: int = -1,
-        became_inactive: Callable[[TopicConsumer], None] | None = None,
+        told: Callable[[SessionEvent, str, int], None] | None = None,
         became_missing: Callable[[TopicConsumer], None] | None = None,
     ) -> None:
         self.topic = topic
@@ -113,7 +114,8 @@ class TopicConsumer:
         self._loop = core.loop
         self._options = options
         self._sink = sink
-        self._became_inactive = became_inactive
+        self._told = told
+        self._tells_position = False
         self._became_missing = became_missing
         self._was_active = False
         self._prefetched = core.prefetched
@@ -153,7 +155,8 @@ class TopicConsumer:
         self._is_seeking = False
         self._may_subscribe = asyncio.Event()
         self._may_subscribe.set()
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._fault: BaseException | None = None
 
     def __repr__(self) -> str:
         state = "closed" if self._closing else "subscribed" if self.is_connected else "not subscribed"
@@ -177,7 +180,7 @@ class TopicConsumer:
         await self._core.patiently(self._try_to_open, ends_at=ends_at)
 
     async def _try_to_open(self) -> None:
-        self._check_open()
+        self.check_open()
         if self._session is None:
             await self._subscribe()
 
@@ -223,9 +226,13 @@ class TopicConsumer:
         await self._ask(commands.unsubscribe)
         await self.aclose()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise if it is closed.
+
+        :raises ClosedError: caused by what it ended with, if by itself
+        """
         if self._closing is not None:
-            raise ClosedError("the consumer")
+            raise ClosedError("the consumer") from self._fault
 
     # --- being subscribed ------------------------------------------------------------------------------------------
 
@@ -283,6 +290,9 @@ class TopicConsumer:
             # there then was published after we began.
             self._options = replace(self._options, initial_position="earliest")
         self.subscribed_times += 1
+        self._tells_position = self._resuming is None
+        if self._resuming is None:  # else what is in work and held does not come by itself
+            self._tell(SessionEvent.BEGAN)
         self._acks.connected(session)
         if self._session is session:  # not lost while sending
             self._is_subscribed.set()
@@ -310,13 +320,24 @@ class TopicConsumer:
         self._chunks.clear()
         self._set_chunk_timer()
 
-    def on_session_over(self, session: Session, error: Exception) -> None:
-        """Subscribe again."""
+    def _tell(self, event: SessionEvent) -> None:
+        if self._told is not None:
+            self._told(event, self.topic, self.partition)
+
+    def _tell_ended(self, *, is_lost: bool) -> None:
+        """Tell that a session ended; what the broker does not keep is lost with each."""
+        self._tell(SessionEvent.LOST if is_lost or self._resuming is not None else SessionEvent.CLOSED)
+
+    def on_session_over(self, session: Session, error: Exception, *, is_lost: bool) -> None:
+        """Subscribe again; of one that was closed while it began it is told only that whatever comes is meant to."""
+        if session is not self._session and not is_lost:
+            self._tell_ended(is_lost=False)
         if session is self._session:
             self.last_error = error
             has_lasted = self._loop.time() - self._subscribed_at >= _LASTING_S
             self._short_lived = 0 if has_lasted or self._is_seeking else self._short_lived + 1
             self._leave()
+            self._tell_ended(is_lost=is_lost)
             if self._closing is None:
                 self._subscribe_again()
             else:
@@ -330,12 +351,27 @@ class TopicConsumer:
 
     def _on_resubscribed(self, task: asyncio.Task[None]) -> None:
         self._subscribing = None
-        if task.cancelled():
+        if self._closing is not None:
             return
-        if isinstance(task.exception(), ClosedError):  # the client is closed
-            self._acks.fail(ClosedError("the client"))
+        fault = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if fault is not None:
+            self._end(fault)
         elif self._session is None:
             self._subscribe_again()
+
+    def _end(self, fault: BaseException) -> None:
+        """Close without a connection, as there will be none: the client is closed, or somebody ended our task."""
+        if not isinstance(fault, ClosedError):
+            _LOG.error("%s: does not subscribe again: %r", self.topic, fault)
+        self._fault = fault
+        self._closing = self._loop.create_future()
+        self._closing.set_result(None)
+        error = ClosedError("the consumer")
+        error.__cause__ = fault
+        self._acks.fail(error)
+        self._is_subscribed.set()  # whoever waits looks again
+        if self._became_missing is not None:
+            self._became_missing(self)
 
     async def _resubscribe(self) -> None:
         async def subscribe() -> None:
@@ -457,8 +493,7 @@ class TopicConsumer:
         was_active, self._was_active = self._was_active, is_active
         if was_active and not is_active:
             self._free_queue()
-            if self._became_inactive is not None:
-                self._became_inactive(self)
+            self._tell(SessionEvent.INACTIVE)
 
     def _free_queue(self) -> None:
         """Drop what was delivered and not taken; the broker sends it again, to us or to others."""
@@ -484,7 +519,7 @@ class TopicConsumer:
         """
         if self._is_deleted or self.missing is not None:
             return
-        self._check_open()
+        self.check_open()
         entries = self._entries(ids)
         if not entries:
             return
@@ -500,7 +535,7 @@ class TopicConsumer:
         :raises ClosedError: it is closed; ``done`` is not called
         """
         if self._closing is not None:
-            self._check_open()
+            self.check_open()
         if self.missing is not None:
             self._loop.call_soon(done, [token], None)
         elif message_id[3] >= 0 or self._resuming is not None:
@@ -568,7 +603,7 @@ class TopicConsumer:
         :raises BrokerError: the broker refused, as on Shared and Key_Shared, or did not answer
         :raises ClosedError: it is closed
         """
-        self._check_open()
+        self.check_open()
         if not self._options.only_one_gets_messages:
             raise BrokerError(f"{self.topic}: {self._options.type} subscriptions have no cumulative acknowledgement")
         if self.missing is not None:
@@ -645,7 +680,7 @@ class TopicConsumer:
 
         :raises ClosedError: it is closed
         """
-        self._check_open()
+        self.check_open()
         positions = list(_positions(ids))
         needs_session = self._resuming is not None and self._resuming.ask(positions)
         if needs_session and not self._seeking.locked():
@@ -708,7 +743,7 @@ class TopicConsumer:
         if isinstance(position, MessageId) and position.first_chunk is not None:
             position = position.first_chunk
         async with self._seeking:
-            self._check_open()
+            self.check_open()
             self._drop_queue()
             self._is_seeking = True
             try:
@@ -722,7 +757,7 @@ class TopicConsumer:
 
     def _begin_at(self, position: MessageId | int) -> None:
         first = position if isinstance(position, MessageId) else None
-        self._sought = first
+        self._sought = None if first is None or not _is_place(first) else first
         if self._resuming is not None:
             self._resuming.move(_EARLIEST if first is None else _before(first))
 
@@ -732,6 +767,7 @@ class TopicConsumer:
         if session is not None and self._closing is None:
             self._leave()
             session.drop()
+            self._tell_ended(is_lost=False)
             self._subscribe_again()
 
     async def last_message_id(self) -> MessageId:
@@ -750,6 +786,26 @@ class TopicConsumer:
             batch_size=max(last.batch_size, 0),
             topic=self.topic,
         )
+
+    async def mark_delete_position(self) -> Position | None:
+        """Return up to where everything is acknowledged, None: this broker does not tell, or there is no session now.
+
+        It comes with the id of the last message; not every broker sends it, and then it is not asked again in this
+        session. Where the subscription is not durable it tells nothing: each session begins behind what was taken.
+        """
+        session = self._session
+        if session is None or not self._tells_position:
+            return None
+        try:
+            answer = (await session.ask(commands.last_message_id)).getLastMessageIdResponse
+        except BrokerError as error:
+            self._tells_position = not isinstance(error, BrokerRefusedError) or session is not self._session
+            return None
+        if session is not self._session:
+            return None
+        self._tells_position = answer.HasField("consumer_mark_delete_position")
+        mark = answer.consumer_mark_delete_position
+        return Position(_signed(mark.ledgerId), _signed(mark.entryId)) if self._tells_position else None
 
     async def held_back(self) -> str | None:
         """Return why the broker sends nothing more, None where it knows no reason, or there is no connection.
@@ -787,7 +843,7 @@ class TopicConsumer:
 
     async def _present(self, ends_at: float) -> Session:
         while True:
-            self._check_open()
+            self.check_open()
             if self._session is not None:
                 return self._session
             if self.missing is not None:
@@ -813,7 +869,7 @@ class TopicConsumer:
 def _after(message_id: MessageId) -> MessageId | None:
     """Return the least id after this one, None after the id that is before or after all."""
     ledger, entry, partition, index = message_id
-    if not 0 <= entry < _INT64 - 1:
+    if not _is_place(message_id):
         return None
     return MessageId(ledger, entry + 1, partition) if index < 0 else MessageId(ledger, entry, partition, index + 1)
 
@@ -823,7 +879,12 @@ def _before(message_id: MessageId) -> MessageId:
     ledger, entry, partition, index = message_id
     if index > 0:
         return MessageId(ledger, entry, partition, index - 1)
-    return MessageId(ledger, entry - 1, partition) if 0 <= entry < _INT64 - 1 else message_id
+    return MessageId(ledger, entry - 1, partition) if _is_place(message_id) else message_id
+
+
+def _is_place(message_id: MessageId) -> bool:
+    """Return whether an id is of a message, and not the one before or after all."""
+    return 0 <= message_id.entry < _INT64 - 1
 
 
 def _positions(ids: Iterable[MessageId]) -> Iterator[tuple[int, int]]:

@@ -43,6 +43,9 @@ class Departed:
         """
         raise self._error()
 
+    def check_open(self) -> None:
+        """Do nothing."""
+
     async def aclose(self) -> None:
         """Do nothing."""
 
@@ -89,6 +92,9 @@ class Departed:
         :raises BrokerError: always
         """
         raise self._error()
+
+    async def mark_delete_position(self) -> None:
+        """Tell nothing."""
 
     def _error(self) -> BrokerError:
         return BrokerError(f"{self.topic} was deleted")

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 from ..consumer import AcksDone
 from ..errors import BrokerError, TopicNotFoundError
-from ..ids import MessageId
+from ..ids import MessageId, Position
 from ._core import Core
 from ._departed import Departed
 from ._inbox import Source
@@ -47,6 +47,9 @@ class Member(Source, Protocol):
     def has_ended(self) -> bool:
         """Return whether the topic was terminated, and all of it was delivered."""
         ...
+
+    def check_open(self) -> None:
+        """Raise if it is closed, or has ended by itself."""
 
     @property
     def missing(self) -> TopicNotFoundError | None:
@@ -86,6 +89,10 @@ class Member(Source, Protocol):
 
     async def last_message_id(self) -> MessageId:
         """Return the id of the last message of the topic."""
+        ...
+
+    async def mark_delete_position(self) -> Position | None:
+        """Return up to where everything is acknowledged, None where that is not known."""
         ...
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from ..consumer import AcksDone, Delivery, PortTraits
+from ..consumer import AcksDone, Delivery, PortTraits, SessionEvent
 from ..errors import ClosedError, PulsarNackError, TopicNotFoundError
-from ..ids import MessageId
+from ..ids import MessageId, Position
 from ._consumer import TopicConsumer
 from ._core import Core
 from ._inbox import WireInbox
@@ -56,7 +56,7 @@ class WirePort:
             gone=self._gone,
             core=core,
         )
-        self._inactive: Callable[[str, int], None] | None = None
+        self._told: Callable[[SessionEvent, str, int], None] | None = None
         self._watch = (
             TopicWatch(core, selection.namespace, selection.matches) if isinstance(selection, Matching) else None
         )
@@ -127,9 +127,18 @@ class WirePort:
             normalize(topic)
         return WirePublisher(self._core, initial_subscription)
 
-    def watch_inactive(self, call: Callable[[str, int], None]) -> None:
-        """Have ``call`` called with topic and partition when another Failover consumer takes over, or it is gone."""
-        self._inactive = call
+    def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
+        """Have ``told`` called with what happens to the session of a topic or partition."""
+        self._told = told
+
+    async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
+        """Return up to where everything is acknowledged, None where that is not known."""
+        del partition  # it is in the name
+        member = self._members.by_topic.get(topic)
+        return None if member is None else await member.mark_delete_position()
+
+    async def flush(self) -> None:
+        """Do nothing: what is confirmed is with the broker."""
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else f"{len(self._inbox)} messages here"
@@ -278,27 +287,28 @@ class WirePort:
             options,
             self._inbox.put,
             partition=partition,
-            became_inactive=self._became_inactive,
+            told=self._on_session,
             became_missing=self._became_missing,
         )
 
     def _gone(self, member: Member) -> None:
         """Drop what waits here of a topic that was deleted, and have forgotten what is held of it or was asked for."""
         self._inbox.drop(member)
-        if self._inactive is not None:
-            self._inactive(member.topic, member.partition)
+        self._on_session(SessionEvent.INACTIVE, member.topic, member.partition)
 
-    def _became_inactive(self, member: TopicConsumer) -> None:
-        if self._inactive is not None:
-            self._inactive(member.topic, member.partition)
+    def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
+        if self._told is not None:
+            self._told(event, topic, partition)
 
     def _became_missing(self, member: TopicConsumer) -> None:
         """Do the same for one that is not left: it may come again; where none is left, tell those who wait."""
         self._gone(member)
-        if isinstance(self._selection, Matching):
+        if isinstance(self._selection, Matching) and member.missing is not None:
             return
         self._has_missed = True
-        if any(each.missing is None for each in self._members):
+        if member.missing is None:  # it has ended
+            self._inbox.wake_all()
+        elif any(each.missing is None for each in self._members):
             _LOG.warning("%s was deleted, and may not be created again: the other topics go on", member.topic)
         else:
             self._inbox.wake_all()
@@ -306,6 +316,8 @@ class WirePort:
     def _check_receivable(self) -> None:
         self._check_open()
         if self._has_missed:
+            for member in self._members:
+                member.check_open()
             missing = [member.missing for member in self._members]
             if missing[0] is not None and None not in missing:
                 what = f"{self._selection.label} was deleted, and may not be created again"
@@ -337,6 +349,8 @@ def traits_of(options: SubscribeOptions) -> PortTraits:
         max_ids_per_request=MAX_IDS,
         batch_index_ack=options.batch_index_ack,
         receiver_queue_size=options.receiver_queue_size,
+        tells_sessions=True,
+        keeps_acks=True,
     )
 
 

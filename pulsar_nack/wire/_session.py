@@ -28,8 +28,8 @@ class SessionOwner(Protocol):
         """Take an entry."""
         ...
 
-    def on_session_over(self, session: Session, error: Exception) -> None:
-        """Learn that the broker or the connection ended it."""
+    def on_session_over(self, session: Session, error: Exception, *, is_lost: bool) -> None:
+        """Learn that the broker ended it, or that the connection was lost."""
         ...
 
     def on_active_changed(self, session: Session, is_active: bool) -> None:
@@ -155,16 +155,16 @@ class Session:
     def on_closed_by_broker(self, assigned_url: str | None) -> None:
         """End: the topic moves, or the subscription was moved."""
         where = f", and assigned it to {assigned_url}" if assigned_url else ""
-        self._over(ConnectionLostError(f"{self._topic}: the broker closed the consumer{where}"))
+        self._over(ConnectionLostError(f"{self._topic}: the broker closed the consumer{where}"), is_lost=False)
 
     def on_connection_lost(self, error: Exception) -> None:
         """End with the connection."""
-        self._over(error)
+        self._over(error, is_lost=True)
 
-    def _over(self, error: Exception) -> None:
+    def _over(self, error: Exception, *, is_lost: bool) -> None:
         if not self.is_over:
             self.is_over = True
-            self._owner.on_session_over(self, error)
+            self._owner.on_session_over(self, error, is_lost=is_lost)
 
     def on_active_changed(self, is_active: bool) -> None:
         """Hand it on."""

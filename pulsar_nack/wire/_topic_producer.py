@@ -284,12 +284,11 @@ class TopicProducer:
             if self._session is None:
                 self._connect_again()
             return
+        if not isinstance(fault, ClosedError):
+            _LOG.error("%s: does not connect again: %r", self.topic, fault)
         error = ClosedError("the producer")
         error.__cause__ = fault
         self._fail(error)
-        if not isinstance(fault, ClosedError | asyncio.CancelledError):
-            context = {"message": f"{self!r} does not connect again", "exception": fault, "task": task}
-            self._loop.call_exception_handler(context)
 
     async def _reconnect(self) -> None:
         await self._core.reconnect(

@@ -13,10 +13,12 @@ from random import Random
 import pytest
 from obstore.store import MemoryStore
 
-from pulsar_nack.errors import LedgerError, LogExistsError, LogFencedError, LogNotFoundError
+from pulsar_nack.errors import ClosedError, LedgerError, LogExistsError, LogFencedError, LogNotFoundError
 from pulsar_nack.ledger import Log, ObjectLogStore
 from pulsar_nack.ledger._fault import SimulatedCrash
 from pulsar_nack.ledger._object_fault import FaultyObjects
+from pulsar_nack.ledger._object_format import encode
+from pulsar_nack.ledger._object_names import slot_name
 from tests.for_each import for_each
 from tests.tiers import sample, seeds
 
@@ -589,3 +591,56 @@ async def test_crashes_of_those_who_take_over(seed: int) -> None:
     at = random.randrange(60)
     await play(shared, at, lambda shared: crash_at_random(shared, random))
     await shared.check()
+
+
+async def test_a_part_has_one_owner() -> None:
+    """O47: once another one took the name, nothing is made, opened for writing or deleted through an older part."""
+    shared = MemoryStore()
+    async with await open_objects(shared) as one, await open_objects(shared) as two:
+        old = await one.take("state")
+        first = await old.create("a")
+        await first.append(b"x")
+        new = await two.take("state")
+        calls = (old.create("b"), old.open_log("a"), old.delete("a"), first.delete())
+        for call in calls:
+            with pytest.raises(LogFencedError):
+                await call
+        assert await new.names() == ["a"]
+        assert await content(await old.open_log("a", read_only=True)) == [b"x"]
+        taken = await new.open_log("a")
+        assert await taken.append(b"y") == 1
+        other = await one.take("other")  # who owns something else is not disturbed
+        await (await other.create("b")).append(b"z")
+        nested = await new.take("state")  # a part of what is owned is owned
+        await nested.create("c")
+        assert await new.names() == ["a", "b", "c"]
+
+
+async def test_a_part_closes_what_was_opened_through_it() -> None:
+    """Closing a part closes its logs, and leaves the store and what others opened of it open."""
+    async with await open_objects(MemoryStore()) as store:
+        part, log = await store.take("state"), await store.create("a")
+        mine = await part.create("b")
+        await part.aclose()
+        with pytest.raises(ClosedError):
+            await mine.append(b"x")
+        with pytest.raises(ClosedError):
+            await part.create("c")
+        assert await log.append(b"x") == 0
+        assert await store.names() == ["a", "b"]
+
+
+async def test_a_catalog_without_owners() -> None:
+    """What an earlier release wrote is read; who owned something under a later one has lost it."""
+    shared = MemoryStore()
+    async with await open_objects(shared) as store:
+        part = await store.take("state")
+        await part.create("a")
+        version = store._home._catalog._load()
+        logs = {name: list(entry) for name, entry in version.logs.items()}
+        older = encode("catalog", version.number + 1, {"logs": logs, "recent": version.recent})
+        shared.put(f"catalog/{slot_name(version.number + 1)}", older)
+        with pytest.raises(LogFencedError):
+            await part.create("b")
+        await (await store.take("state")).create("b")
+        assert await store.names() == ["a", "b"]

@@ -266,8 +266,7 @@ async def test_bad_acknowledgements_change_nothing(tmp_path: Path) -> None:
         assert await topic.cursor("s").batch_set(single.position) is None
         assert await topic.cursor("s").batch_set(good.position) is None
         await port.acknowledge_cumulative(single)
-        with pytest.raises(InvalidArgumentError):
-            await port.acknowledge_cumulative(good)
+        await port.acknowledge_cumulative(good)  # it is so already
         await port.acknowledge([good, single])
         shared = await topic.subscribe("shared")
         with pytest.raises(BrokerError):

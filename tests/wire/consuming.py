@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from pulsar_nack.clock import LoopClock
-from pulsar_nack.consumer import Delivery
+from pulsar_nack.consumer import Delivery, SessionEvent
 from pulsar_nack.wire._consumer import TopicConsumer
 from pulsar_nack.wire._core import Core
 from pulsar_nack.wire._lookup import Lookup
@@ -83,13 +83,13 @@ class Consuming:
     def make(
         self,
         arrived: Arrived | None = None,
-        became_inactive: Callable[[TopicConsumer], None] | None = None,
+        told: Callable[[SessionEvent, str, int], None] | None = None,
         **options: Any,
     ) -> TopicConsumer:
         """Return a consumer that is not open; from the earliest message on unless told otherwise."""
-        told = SubscribeOptions(NAME, **{"initial_position": "earliest", **options})
+        settings = SubscribeOptions(NAME, **{"initial_position": "earliest", **options})
         put = (self.arrived if arrived is None else arrived).put
-        consumer = TopicConsumer(self.core, TOPIC, told, put, became_inactive=became_inactive)
+        consumer = TopicConsumer(self.core, TOPIC, settings, put, told=told)
         self.consumers.append(consumer)
         return consumer
 

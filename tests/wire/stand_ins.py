@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pulsar_nack import BrokerError, Delivery, MessageId
+from pulsar_nack import BrokerError, Delivery, MessageId, Position
 from pulsar_nack.consumer import AcksDone
 from pulsar_nack.wire._topics import namespace_of
 
@@ -43,6 +43,10 @@ class FakeMember:
         await self._note("open")
         self.is_connected = True
 
+    def check_open(self) -> None:
+        if "check_open" in self.fails:
+            raise self.fails["check_open"]
+
     async def aclose(self) -> None:
         await self._note("aclose")
         self.is_connected = False
@@ -73,6 +77,10 @@ class FakeMember:
 
     async def held_back(self) -> str | None:
         await self._note("held_back")
+        return None
+
+    async def mark_delete_position(self) -> Position | None:
+        """Tell nothing."""
         return None
 
     async def last_message_id(self) -> MessageId:

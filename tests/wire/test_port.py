@@ -61,12 +61,12 @@ class Stage:
         sink: Any,
         *,
         partition: int,
-        became_inactive: Any,
+        told: Any,
         became_missing: Any,
     ) -> FakeMember:
         """Stand for the class that makes members."""
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
-        self.inactive = became_inactive
+        self.told = told
         self.options[name] = options
         self.sinks[name] = sink
         return self.made[name]

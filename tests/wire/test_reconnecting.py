@@ -165,18 +165,39 @@ async def test_looking_for_more_goes_on(
 
 
 @virtual_time
-async def test_a_task_that_is_ended_by_others_ends_its_producer() -> None:
-    """O11: where what connects again is cancelled, calls raise and name the cause."""
+async def test_a_task_that_is_ended_by_others_ends_its_owner() -> None:
+    """O11: where what connects again is cancelled, calls raise and name the cause, those that wait already too."""
     broker, who = FakeBroker(), Moody()
-    async with connect(broker, who) as client, client.producer("t") as producer:
+    async with connect(broker, who) as client, client.producer("t") as producer, client.subscribe("t", "s") as consumer:
+        await producer.send(b"")
+        message = await consumer.receive(timeout=1)
+        receiving = asyncio.ensure_future(consumer.receive())
         break_it(broker, who, RuntimeError("vault"))
-        sending = asyncio.ensure_future(producer.send(b""))
+        await asyncio.sleep(0.01)
+        waiting = [asyncio.ensure_future(each) for each in (producer.send(b""), producer.flush(), message.ack())]
         await asyncio.sleep(1)
         for task in asyncio.all_tasks():
-            if "producing to" in task.get_name():
+            if "producing to" in task.get_name() or "subscribing to" in task.get_name():
                 task.cancel()
-        with pytest.raises(ClosedError) as caught:
-            await sending
-        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        mend(broker, who)
+        sent, flushed, _acked = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(sent, ClosedError)
+        assert isinstance(sent.__cause__, asyncio.CancelledError)
+        assert flushed is None
+        for call in (receiving, consumer.receive(), message.ack(), producer.send(b"")):
+            with pytest.raises(ClosedError):
+                await call
+
+
+@virtual_time
+async def test_a_client_that_is_closed_under_its_users_ends_them() -> None:
+    """O11: what connects again when its client is closed raises, instead of waiting for ever."""
+    broker, who = FakeBroker(), Moody()
+    client = connect(broker, who)
+    producer, consumer = await client.producer("t"), await client.subscribe("t", "s")
+    await client._core().pool.aclose()
+    await asyncio.sleep(1)
+    for call in (producer.send(b""), consumer.receive()):
         with pytest.raises(ClosedError):
-            await producer.send(b"")
+            await call
+    await client.aclose()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pulsar_nack.consumer import SessionEvent
 from pulsar_nack.errors import BrokerRefusedError, ClosedError, ConnectionLostError, RequestTimeoutError
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import virtual_time
@@ -604,20 +605,20 @@ async def test_failover_tells_when_another_one_takes_over() -> None:
     async with consuming() as made:
         for number in range(6):
             made.topic.publish(b"%d" % number)
-        told: list[TopicConsumer] = []
-        other = made.make(type="failover", consumer_name="b", became_inactive=told.append)
+        told: list[SessionEvent] = []
+        other = made.make(type="failover", consumer_name="b", told=lambda event, *_: told.append(event))
         await other.open()
         assert [delivery.data for delivery in await made.arrived.take(2)] == [b"0", b"1"]
-        assert (other.is_active, told) == (True, [])
+        assert (other.is_active, told) == (True, [SessionEvent.BEGAN])
         arrived = Arrived()
         first = await made.open(arrived, type="failover", consumer_name="a")
         assert len(await arrived.take(6)) == 6
-        assert (other.is_active, first.is_active, told) == (False, True, [other])
+        assert (other.is_active, first.is_active, told) == (False, True, [SessionEvent.BEGAN, SessionEvent.INACTIVE])
         assert len(made.arrived) == 0
         await first.aclose()
         assert [delivery.data for delivery in await made.arrived.take(6)] == [b"%d" % number for number in range(6)]
         assert other.is_active
-        assert told == [other]
+        assert told == [SessionEvent.BEGAN, SessionEvent.INACTIVE]
 
 
 @virtual_time
@@ -625,8 +626,8 @@ async def test_failover_that_was_lost_meanwhile() -> None:
     """When another consumer has become active while there was no connection, that is told after subscribing again."""
     async with consuming() as made:
         made.topic.publish(b"0")
-        told: list[TopicConsumer] = []
-        consumer = made.make(type="failover", consumer_name="b", became_inactive=told.append)
+        told: list[SessionEvent] = []
+        consumer = made.make(type="failover", consumer_name="b", told=lambda event, *_: told.append(event))
         await consumer.open()
         await made.arrived.take()
         made.broker.always("SUBSCRIBE", refuse("ServiceNotReady"))
@@ -637,7 +638,8 @@ async def test_failover_that_was_lost_meanwhile() -> None:
         await made.open(arrived, type="failover", consumer_name="a")
         await subscribed(consumer, 2)
         await asyncio.sleep(0.1)
-        assert (active(consumer), told) == (False, [consumer])
+        assert active(consumer) is False
+        assert told == [SessionEvent.BEGAN, SessionEvent.LOST, SessionEvent.INACTIVE, SessionEvent.BEGAN]
         await consumer.redeliver([MessageId(7, 0)])
         await asyncio.sleep(0.1)
         assert made.broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES") == []

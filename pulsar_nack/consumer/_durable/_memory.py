@@ -29,14 +29,14 @@ from ._unsettled import Found, Unsettled
 class Memory:
     """Unsettled messages and recent acknowledgements.
 
-    :param memory_ms: how long acknowledgements are remembered
+    :param memory_ms: how long acknowledgements are remembered; likewise ``keeps_members``
     :param ttl_ms: how long unsettled messages are, after their deadline or the last time that they were shown
     """
 
-    def __init__(self, memory_ms: int, ttl_ms: int) -> None:
+    def __init__(self, memory_ms: int, ttl_ms: int, *, keeps_members: bool = True) -> None:
         self._ttl_ms = ttl_ms
         self._unsettled = Unsettled()
-        self.settled = Settled(memory_ms)
+        self.settled = Settled(memory_ms, keeps_members=keeps_members)
         self.last_at_ms = -1
         """The time of the newest record; -1: there is none."""
 
@@ -69,6 +69,8 @@ class Memory:
             self.settled.add_through(message_id, at_ms)
         elif kind is Kind.AWAY:
             self.settled.was_away(min(time_ms, at_ms), at_ms)
+        elif kind is Kind.CONFIRMED:
+            self.settled.confirmed()
         elif kind is Kind.CLEARED:
             self._unsettled.clear()
             self.settled.clear()

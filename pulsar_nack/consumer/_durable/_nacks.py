@@ -109,18 +109,20 @@ class DurableNacks:
         memory_ms: int,
         ttl_ms: int,
         clock: Clock,
+        keeps_members: bool = True,
         compact_bytes: int = COMPACT_BYTES,
         surroundings: Surroundings | None = None,
     ) -> Self:
         """Read what is there, or begin.
 
-        :param memory_ms: how long acknowledgements are remembered
+        :param memory_ms: how long acknowledgements are remembered; 0: the broker keeps what is noted
+        :param keeps_members: it learns of a batch when that is done
         :param ttl_ms: how long unsettled messages that do not come are, after their deadline
         :param clock: epoch ms
         :raises LogLockedError: another consumer uses it
         :raises LedgerError: it cannot be read or written
         """
-        memory, around = Memory(memory_ms, ttl_ms), surroundings or Surroundings()
+        memory, around = Memory(memory_ms, ttl_ms, keeps_members=keeps_members), surroundings or Surroundings()
         if isinstance(durable, LogStore):
             return await cls._open(durable, memory, Epoch(clock), compact_bytes, around)
         store = await LocalLogStore.open(durable, threads=2)
@@ -263,6 +265,11 @@ class DurableNacks:
     def settled_through(self, message_id: MessageId) -> asyncio.Future[Outcome]:
         """Note a cumulative acknowledgement."""
         return self._write(Kind.THROUGH, message_id)
+
+    def confirmed(self) -> asyncio.Future[Outcome]:
+        """Note that the broker keeps what was acknowledged; that counts here at once."""
+        self._memory.settled.confirmed()
+        return self._write(Kind.CONFIRMED, NO_ID)
 
     def cleared(self) -> asyncio.Future[Outcome]:
         """Note that everything is forgotten."""

@@ -49,6 +49,8 @@ class Kind(IntEnum):
     RANGES = 9
     AWAY = 10
     """There was no connection, from ``time_ms`` on."""
+    CONFIRMED = 11
+    """The broker keeps what was acknowledged."""
 
 
 class Change(NamedTuple):

@@ -12,6 +12,9 @@ a Shared subscription leaves holes for ever, where other consumers acknowledge. 
 are kept until they are done, whatever their age: until then the broker need not know of any of their
 acknowledgements. Cumulative acknowledgements are a mark for each partition.
 
+Where the broker keeps what it has confirmed, as over the native wire, nothing but those batches is remembered
+(``memory_ms`` is 0): what was confirmed and comes again after a restart was replayed, or the broker has lost it.
+
 Ages are counted while a consumer runs and is connected. What was not sent when the process ended, or the connection, is
 not known to have reached the broker, and comes again when that is back, after a second or a week. So after each absence
 all that is remembered is as new again. Hence *uptime*: epoch ms less the time spent away and what had passed before.
@@ -57,11 +60,13 @@ class _Batch:
 class Settled:
     """Acknowledgements to remember. Each call is O(slices), but where noted.
 
-    :param memory_ms: how long; up to an 8th longer
+    :param memory_ms: how long; up to an 8th longer. 0: not at all, as the broker has confirmed what is noted here
+    :param keeps_members: the broker learns of a batch when it is done; False: of each message that is acknowledged
     """
 
-    def __init__(self, memory_ms: int) -> None:
+    def __init__(self, memory_ms: int, *, keeps_members: bool = True) -> None:
         self._memory_ms = memory_ms
+        self._keeps_members = keeps_members
         self.step_ms = max(memory_ms // SLICES, 1)
         """The span of a slice."""
         self._whole = Slices(self.step_ms)
@@ -135,9 +140,13 @@ class Settled:
             return
         if not is_member(message_id):
             self._drop_batch(entry_key(message_id))
-            self._whole.add(message_id, uptime_ms)
+            self._add_whole(message_id, uptime_ms)
         elif message_id.batch_index < message_id.batch_size <= _LARGEST_BATCH and message_id not in self._whole:
             self._add_member(message_id, uptime_ms)
+
+    def _add_whole(self, message_id: MessageId, uptime_ms: int) -> None:
+        if self._memory_ms:
+            self._whole.add(message_id, uptime_ms)
 
     def _add_member(self, message_id: MessageId, uptime_ms: int) -> None:
         key = entry_key(message_id)
@@ -146,7 +155,7 @@ class Settled:
         batch.size = max(batch.size, message_id.batch_size)
         batch.uptime_ms = uptime_ms
         if batch.is_done:
-            self._whole.add(message_id, uptime_ms)
+            self._add_whole(message_id, uptime_ms)
         else:
             self._put_batch(key, batch)
 
@@ -163,7 +172,8 @@ class Settled:
     def add_through(self, message_id: MessageId, at_ms: int) -> None:
         """Note a cumulative acknowledgement. O(batches)."""
         self._marks.pop((message_id.topic, message_id.partition), None)
-        self._marks[message_id.topic, message_id.partition] = (message_id, at_ms - self._away_ms)
+        if self._memory_ms:
+            self._marks[message_id.topic, message_id.partition] = (message_id, at_ms - self._away_ms)
         if len(self._marks) > _MOST_MARKS:
             del self._marks[next(iter(self._marks))]
         here = entry_key(message_id)
@@ -176,12 +186,13 @@ class Settled:
         """Take over the acknowledged members of a batch, or ranges of a ledger. O(ranges)."""
         uptime_ms = item.at_ms - self._away_ms
         if isinstance(item, RangeAcks):
-            self._whole.load(item.id, uptime_ms, item.ranges)
+            if self._memory_ms:
+                self._whole.load(item.id, uptime_ms, item.ranges)
             return
         batch = _Batch(item.id.topic, item.id.batch_size, item.acked, uptime_ms)
         self._drop_batch(entry_key(item.id))
         if batch.is_done:
-            self._whole.add(item.id, uptime_ms)
+            self._add_whole(item.id, uptime_ms)
         else:
             self._put_batch(entry_key(item.id), batch)
 
@@ -197,6 +208,13 @@ class Settled:
         batch.acked &= ~(1 << message_id.batch_index) if message_id.batch_index >= 0 else 0
         if batch.acked:
             self._put_batch(key, batch)
+
+    def confirmed(self) -> None:
+        """Forget what the broker keeps now: all but members that are acknowledged with their batches only."""
+        self._whole.clear()
+        self._marks.clear()
+        if not self._keeps_members:
+            self.clear()
 
     def clear(self) -> None:
         """Forget all."""

@@ -1,0 +1,114 @@
+"""What waits here follows the broker: what everything up to a position was acknowledged without us is dropped.
+
+An administrator's skip or clear, an expiry, and another consumer move the mark-delete position past messages that are
+held, were asked for, or are on their way to the dead-letter topic. Nobody tells, so the position is asked for while
+something waits: within a second of its nack, half-way to its deadline where that is sooner, and then once a second.
+A dead letter asks before it is
+published. Nothing is asked while nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ..clock import Clock
+from ..ids import Position
+from ._port import SupportsSessions
+from ._sessions import Place, place_of
+from ._states import Record, States
+
+_log = logging.getLogger("pulsar_nack.consumer")
+_EACH_MS: Final = 1_000
+_SOONEST_MS: Final = 100
+
+
+class Following:
+    """Asks for positions, and settles what they have passed.
+
+    :param is_waiting: whether anything waits at all
+    :param passed: called with what is settled by that
+    """
+
+    def __init__(
+        self,
+        port: SupportsSessions,
+        states: States,
+        clock: Clock,
+        *,
+        is_waiting: Callable[[], bool],
+        passed: Callable[[Sequence[Record]], None],
+    ) -> None:
+        self._port = port
+        self._states = states
+        self._clock = clock
+        self._is_waiting = is_waiting
+        self._passed = passed
+        self._new: dict[Place, dict[Record, None]] = {}
+        """What began to wait since the position was seen last, of each place where something waits."""
+        self._seen: dict[Place, tuple[int, int]] = {}
+        self._next_at_ms: int | None = None
+        self._is_sooner = asyncio.Event()
+
+    def note(self, record: Record, delay_ms: int) -> None:
+        """Note that a message waits from now on, for so long."""
+        self._new.setdefault(place_of(record.id), {})[record] = None
+        at_ms = self._clock.now_ms() + min(max(delay_ms >> 1, _SOONEST_MS), _EACH_MS)
+        if self._next_at_ms is None or at_ms < self._next_at_ms:
+            self._next_at_ms = at_ms
+            self._is_sooner.set()
+
+    async def check(self, record: Record) -> None:
+        """Look now for one message."""
+        position = await self._position(place_of(record.id))
+        gone = [] if position is None else self._states.passed([record], position, self._clock.now_ms())
+        if gone:
+            self._passed(gone)
+
+    async def run(self) -> None:
+        """Ask, until cancelled."""
+        while True:
+            self._is_sooner.clear()
+            at_ms = self._next_at_ms
+            delay_ms = None if at_ms is None else at_ms - self._clock.now_ms()
+            if delay_ms is None or delay_ms > 0:
+                try:
+                    async with asyncio.timeout(None if delay_ms is None else delay_ms / 1000):
+                        await self._is_sooner.wait()
+                except TimeoutError:
+                    pass
+                continue
+            self._next_at_ms = self._clock.now_ms() + _EACH_MS
+            await asyncio.gather(*(self._follow(place) for place in list(self._new)))
+            if not self._is_waiting():
+                self._new.clear()
+                self._seen.clear()
+                self._next_at_ms = None
+
+    async def _position(self, place: Place) -> Position | None:
+        topic, partition = place
+        try:
+            return await self._port.mark_delete_position(topic or "", partition)
+        except Exception as error:  # noqa: BLE001 - tried again
+            _log.debug("%s: no mark-delete position: %r", topic, error)
+            return None
+
+    async def _follow(self, place: Place) -> None:
+        position = await self._position(place)
+        new, self._new[place] = self._new[place], {}
+        if position is None:
+            self._seen.pop(place, None)  # all is to be looked at next time
+            return
+        is_moved = self._seen.get(place) != position
+        self._seen[place] = position
+        records = self._states.waiting_in(*place, with_dead=True) if is_moved else new
+        gone = self._states.passed(records, position, self._clock.now_ms())
+        if gone:
+            self._passed(gone)
+
+
+def not_followed(record: Record, delay_ms: int) -> None:
+    """Stand for :meth:`Following.note` where the port does not tell."""
+    del record, delay_ms

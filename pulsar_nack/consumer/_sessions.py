@@ -1,0 +1,66 @@
+"""Which confirmed acknowledgements hide what comes, by what the port tells of its sessions. Pure.
+
+An acknowledgement is stamped with a *turn*, which grows with each event of a session, and with a time. What hides:
+
+- in the session that goes on: those of the last ``ack_memory``, for copies that were on their way. Nothing else of it
+  can come again: whatever moves a subscription ends the session
+- after a lost connection: those of the last ``ack_memory`` before it, as the broker may have lost them
+- after a session that the broker closed on a connection that lives: none from before. It has them all, so whatever
+  comes was meant to come
+
+A port that does not tell of its sessions is one that goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..ids import MessageId
+
+Place = tuple[str | None, int]
+"""Topic and partition."""
+Stamp = tuple[int, int]
+"""A turn, and a time in ms."""
+
+_NEVER: Final = (0, 0, 0)
+
+
+def place_of(message_id: MessageId) -> Place:
+    """Return the topic and the partition of a message."""
+    return message_id.topic, message_id.partition
+
+
+class Sessions:
+    """Those of all topics and partitions of one consumer.
+
+    :param ack_memory_ms: how long a confirmed acknowledgement hides, at most
+    """
+
+    def __init__(self, ack_memory_ms: int) -> None:
+        self.turn = 1
+        self._ack_memory_ms = ack_memory_ms
+        self._ended: dict[Place, tuple[int, int, int]] = {}
+
+    def closed(self, place: Place) -> None:
+        """Note that the broker ended a session."""
+        self.turn += 1
+        self._ended[place] = (self.turn, 0, 0)
+
+    def lost(self, place: Place, now_ms: int) -> None:
+        """Note that a session ended with its connection."""
+        self.turn += 1
+        self._ended[place] = (self._ended.get(place, _NEVER)[0], self.turn, now_ms)
+
+    def is_forgotten(self, stamp: Stamp, place: Place) -> bool:
+        """Return whether an acknowledgement does not count any more, as the broker ended its session."""
+        return bool(self._ended) and stamp[0] < self._ended.get(place, _NEVER)[0]
+
+    def is_of_earlier(self, stamp: Stamp, place: Place) -> bool:
+        """Return whether an acknowledgement was confirmed before the session that goes on."""
+        return stamp[0] < self._ended.get(place, _NEVER)[1]
+
+    def hides(self, stamp: Stamp, place: Place, now_ms: int) -> bool:
+        """Return whether an acknowledgement hides what comes now."""
+        turn, at_ms = stamp
+        closed, lost, lost_at_ms = self._ended.get(place, _NEVER)
+        return turn >= closed and (lost_at_ms if turn < lost else now_ms) - at_ms < self._ack_memory_ms

@@ -1,0 +1,190 @@
+"""Who settles what: acknowledgements that a seek overtakes, that cover more, that fail, and that come first."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_nack import AlreadySettledError, BrokerError, Consumer, DeadLetterPolicy, WrongLoopError
+from pulsar_nack.testing import FakePort, FakePublisher, virtual_time
+from pulsar_nack.testing._fake_faults import Fault
+from tests.consumer.durable import Machine
+from tests.consumer.ports import Ports
+
+
+async def shown(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
+    """Receive until nothing comes for a while; nothing is acknowledged."""
+    data: list[bytes] = []
+    while True:
+        try:
+            data.append((await consumer.receive(timeout=seconds)).data)
+        except TimeoutError:
+            return data
+
+
+# --- seek ---
+
+
+@pytest.mark.not_on("wire", "local", reason="their calls are not delayed one by one")
+@pytest.mark.parametrize("way", ["ack", "dead letter"])
+@virtual_time
+async def test_a_seek_overtakes_acknowledgements(ports: Ports, way: str) -> None:
+    """O49: a durable consumer seeks while acks, or dead letters, are on their way: they leave no trace of them."""
+    machine, letters = Machine(ports), FakePublisher(latency=0.5 if way == "dead letter" else 0.0)
+    for number in range(3):
+        machine.topic.publish(b"%d" % number)
+    port: Any = machine.port()
+    dead = DeadLetterPolicy(9, "dead", publisher=letters)
+    async with machine.consuming(port=port, dead_letter=dead) as consumer:
+        messages = [await consumer.receive() for _ in range(3)]
+        if way == "ack":
+            port.delay_next("acknowledge", 0.5, 3)
+        port.delay_next("seek", 0.6)
+        calls = [asyncio.ensure_future(each.ack() if way == "ack" else each.dead_letter()) for each in messages]
+        await asyncio.sleep(0.1)
+        await consumer.seek(messages[0].id)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {AlreadySettledError if way == "dead letter" else type(None)}
+        assert await shown(consumer) == [b"0", b"1", b"2"]
+        assert consumer.statistics().durable_acks == 0
+    async with machine.consuming() as consumer:
+        assert sorted(await shown(consumer)) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.not_on("wire", "local", reason="their calls are not delayed one by one")
+@virtual_time
+async def test_an_ack_that_was_not_sent_when_a_seek_came_is_not_sent(ports: Ports) -> None:
+    """O49: an acknowledgement that had not left the consumer does not settle the message after the seek."""
+    machine = Machine(ports)
+    machine.topic.publish(b"x")
+    port: Any = machine.port()
+    async with machine.consuming(port=port) as consumer:
+        message = await consumer.receive()
+        acking = asyncio.ensure_future(message.ack())
+        await asyncio.sleep(0)
+        await consumer.seek(message.id)
+        await acking
+        assert await shown(consumer) == [b"x"]
+        assert port.subscription.backlog == 1
+
+
+# --- cumulative ---
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+@virtual_time
+async def test_what_a_cumulative_ack_covers_is_settled(ports: Ports, is_durable: bool) -> None:
+    """O50: after a cumulative ack, nack and dead letter of what it covers raise, and an ack does nothing."""
+    machine, letters = Machine(ports, subscription_type="exclusive"), FakePublisher()
+    for number in range(5):
+        machine.topic.publish(b"%d" % number)
+    port: Any = machine.port()
+    settings: dict[str, Any] = {"port": port, "dead_letter": DeadLetterPolicy(2, "dead", publisher=letters)}
+    settings |= {} if is_durable else {"durable": None}
+    async with machine.consuming(**settings) as consumer:
+        messages = [await consumer.receive() for _ in range(5)]
+        await messages[0].nack(1)
+        await consumer.acknowledge_cumulative(messages[3])
+        for call in (
+            messages[0].nack(0.1),
+            messages[1].nack(0.1),
+            messages[2].dead_letter("x"),
+            consumer.negative_acknowledge(messages[3].id, 0.1),
+        ):
+            with pytest.raises(AlreadySettledError):
+                await call
+        before = len(port.requests("acknowledge")) if ports.kind in {"fake", "nowait"} else 0
+        await messages[1].ack()
+        await consumer.acknowledge(messages[2].id)
+        if ports.kind in {"fake", "nowait"}:
+            assert len(port.requests("acknowledge")) == before
+        assert await shown(consumer) == []
+        assert letters.letters == []
+        figures = consumer.statistics()
+        assert (figures.held, figures.in_work, figures.acked) == (0, 1, 0)
+        await messages[4].nack(0.1)
+        assert await shown(consumer) == [b"4"]
+
+
+# --- by id ---
+
+
+@pytest.mark.not_on("local", reason="a local topic refuses no acknowledgement of a message that it has")
+@pytest.mark.not_on("wire", reason="so does the scripted broker, over this port")
+@pytest.mark.parametrize("has_come_meanwhile", [False, True])
+@pytest.mark.parametrize("is_soon", [False, True])
+@virtual_time
+async def test_a_failed_ack_of_what_was_never_received(ports: Ports, has_come_meanwhile: bool, is_soon: bool) -> None:
+    """O51: an acknowledgement by id fails before its message was received: the message is shown when it comes."""
+    port: Any = ports.port()
+    message_id = port.topic.publish(b"x")
+    async with Consumer(port) as consumer:
+        port._faults.add("acknowledge", Fault(delay=1.0, error=BrokerError("as the test wants it")), 1)
+        if is_soon:
+            consumer.acknowledge_soon(message_id)
+        else:
+            acking = asyncio.ensure_future(consumer.acknowledge(message_id))
+        await asyncio.sleep(0.1)
+        if has_come_meanwhile:
+            assert await shown(consumer, 0.5) == []
+        await asyncio.sleep(2)
+        if not is_soon:
+            with pytest.raises(BrokerError):
+                await acking
+        assert await shown(consumer) == [b"x"]
+        assert consumer.statistics().in_work == 1
+        assert port.subscription.backlog == 1
+
+
+@pytest.mark.not_on("local", reason="a local topic knows of members when their batch is here")
+@virtual_time
+async def test_members_that_are_acknowledged_before_they_come(ports: Ports) -> None:
+    """O6: members of a batch are acknowledged by their ids before they were received: they are not shown."""
+    port: Any = ports.port()
+    ids = port.topic.publish_batch([b"0", b"1", b"2"])
+    async with Consumer(port) as consumer:
+        await consumer.acknowledge(ids[1])
+        assert await shown(consumer) == [b"0", b"2"]
+
+
+# --- opening ---
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+@virtual_time
+async def test_two_tasks_open_one_consumer(tmp_path: Path, ports: Ports, is_durable: bool) -> None:
+    """O54: both return when it is open; a second one that is cancelled leaves it so."""
+    port: Any = ports.port()
+    for number in range(2):
+        port.topic.publish(b"%d" % number)
+    consumer = Consumer(port, durable=tmp_path if is_durable else None)
+
+    async def open_and_receive() -> bytes:
+        return (await (await consumer.open()).receive(timeout=5)).data
+
+    working = [asyncio.ensure_future(open_and_receive()) for _ in range(2)]
+    await asyncio.sleep(0)
+    cancelled = asyncio.ensure_future(consumer.open())
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    assert sorted(await asyncio.gather(*working)) == [b"0", b"1"]
+    await consumer.aclose()
+
+
+def test_opening_in_another_loop() -> None:
+    """O54: open already, another event loop is told so."""
+
+    async def first() -> None:
+        consumer = await Consumer(FakePort()).open()
+        loop = asyncio.new_event_loop()
+        try:
+            with pytest.raises(WrongLoopError):
+                await asyncio.to_thread(loop.run_until_complete, consumer.open())
+        finally:
+            loop.close()
+        await consumer.aclose()
+
+    asyncio.run(first())

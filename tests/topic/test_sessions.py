@@ -1,0 +1,150 @@
+"""Consumers of local topics when somebody else moves, clears or takes over their subscription."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from pulsar_nack import Consumer, DeadLetterPolicy, LoopClock, MessageId, NackConfig
+from pulsar_nack.testing import FakePublisher, LocalBroker, virtual_time
+from pulsar_nack.topic import LocalTopic
+
+EXACT: Final = NackConfig(negative_ack_precision_bit_cnt=0)
+LATEST: Final = MessageId(2**63 - 1, 2**63 - 1)
+
+
+async def shown(consumer: Consumer, seconds: float = 2.0) -> list[bytes]:
+    """Receive and acknowledge until nothing comes for a while."""
+    data: list[bytes] = []
+    while True:
+        try:
+            message = await consumer.receive(timeout=seconds)
+        except TimeoutError:
+            return data
+        data.append(message.data)
+        await message.ack()
+
+
+async def publish(topic: LocalTopic, count: int, *, batch: bool = False) -> list[bytes]:
+    """Publish messages that hold their numbers; return what they hold, sorted."""
+    data = [b"%d" % number for number in range(count)]
+    await topic.publish(data, batch=batch)
+    return sorted(data)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@virtual_time
+async def test_a_seek_by_one_worker_shows_all_again(batch: bool) -> None:
+    """O1: two consumers have acknowledged everything; one seeks back: the two show all of it again."""
+    async with LocalBroker() as broker, broker.consumer("s") as one, broker.consumer("s") as two:
+        expected = await publish(await broker.topic(), 20, batch=batch)
+        first = await asyncio.gather(shown(one), shown(two))
+        assert sorted(first[0] + first[1]) == expected
+        await one.seek(0)
+        again = await asyncio.gather(shown(one), shown(two))
+        assert sorted(again[0] + again[1]) == expected
+
+
+@virtual_time
+async def test_a_seek_while_a_durable_consumer_is_away(tmp_path: Path) -> None:
+    """O3: a durable consumer is stopped, its subscription moved back 3 s later: all is shown when it starts again."""
+    settings: dict[str, Any] = {"durable": tmp_path, "wall_clock": LoopClock()}
+    async with LocalBroker() as broker:
+        topic = await broker.topic()
+        expected = await publish(topic, 10)
+        async with broker.consumer("s", **settings) as consumer:
+            assert sorted(await shown(consumer)) == expected
+        await asyncio.sleep(3)
+        await topic.seek("s", 0)
+        async with broker.consumer("s", **settings) as consumer:
+            assert sorted(await shown(consumer)) == expected
+            await topic.seek("s", 0)
+            assert sorted(await shown(consumer)) == expected
+
+
+@pytest.mark.parametrize("has_messages", [True, False])
+@virtual_time
+async def test_seek_to_the_latest(has_messages: bool) -> None:
+    """O4: after a seek to the latest id nothing old comes, and what is published is shown at once."""
+    async with LocalBroker() as broker, broker.consumer("s") as consumer:
+        topic = await broker.topic()
+        if has_messages:
+            await publish(topic, 3)
+        await consumer.seek(LATEST)
+        assert await shown(consumer) == []
+        await topic.publish(b"new")
+        assert (await consumer.receive(timeout=1)).data == b"new"
+        await topic.seek("s", LATEST)
+        assert topic.backlog("s") == 0
+
+
+@pytest.mark.parametrize("clearing", ["clear", "skip", "cumulative"])
+@pytest.mark.parametrize("kind", ["shared", "exclusive", "batch"])
+@virtual_time
+async def test_a_poison_message_that_was_cleared(kind: str, clearing: str) -> None:
+    """O8: a message is nacked again and again; the backlog is cleared: it is shown once more at most, and forgotten."""
+    if clearing == "cumulative" and kind != "exclusive":
+        return
+    letters = FakePublisher()
+    dead = DeadLetterPolicy(9, "dead", publisher=letters)
+    kind_of: Any = "exclusive" if kind == "exclusive" else "shared"
+    async with (
+        LocalBroker() as broker,
+        broker.consumer("s", kind_of, config=EXACT, redelivery="local", dead_letter=dead) as consumer,
+    ):
+        topic = await broker.topic()
+        await publish(topic, 2, batch=kind == "batch")
+        times = 0
+
+        async def work() -> None:
+            nonlocal times
+            async for message in consumer:
+                if message.data == b"0":
+                    times += 1
+                    await message.nack(0.3)  # the other one stays in work
+
+        worker = asyncio.create_task(work())
+        await asyncio.sleep(1.25)
+        before = times
+        if clearing == "clear":
+            await topic.clear_backlog("s")
+        elif clearing == "skip":
+            await topic.skip("s", 9)
+        else:
+            await topic._subscriptions["s"].acknowledge_cumulative(MessageId(*topic.last_position))
+        await asyncio.sleep(5)
+        assert times - before <= 1
+        assert letters.letters == []
+        figures = consumer.statistics()
+        assert (figures.held, figures.requested, figures.kept, figures.dropped) == (0, 0, 0, 1)
+        worker.cancel()
+
+
+@virtual_time
+async def test_a_failover_switch() -> None:
+    """O53: another consumer takes over while messages are held, and due ones wait: it alone shows them."""
+    async with LocalBroker() as broker, broker.consumer("s", "failover", consumer_name="b", config=EXACT) as second:
+        expected = await publish(await broker.topic(), 4)
+        for number in range(4):
+            await (await second.receive()).nack(delay=1 if number < 2 else 60)
+        await asyncio.sleep(2)
+        assert (second.statistics().ready, second.statistics().held) == (2, 2)
+        async with broker.consumer("s", "failover", consumer_name="a") as first:
+            assert sorted(await shown(first)) == expected
+            assert await shown(second, 100) == []
+        assert second.statistics().dropped == 4
+
+
+@virtual_time
+async def test_a_cumulative_ack_that_was_overtaken() -> None:
+    """O54: the backlog was cleared before a cumulative acknowledgement came: it does nothing, as at a broker."""
+    async with LocalBroker() as broker, broker.consumer("s", "exclusive") as consumer:
+        topic = await broker.topic()
+        await publish(topic, 3)
+        messages = [await consumer.receive() for _ in range(3)]
+        await topic.clear_backlog("s")
+        await consumer.acknowledge_cumulative(messages[1])
+        assert topic.backlog("s") == 0
