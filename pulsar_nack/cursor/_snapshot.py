@@ -55,7 +55,8 @@ class Snapshots:
         try:
             await self._log.append(record)
         except LogFencedError:  # whose the cursor is, its own log tells, not this one
-            await self._log.aclose()
+            log, self._log = self._log, None
+            await log.aclose()
             self._log = await _open(self._store, self.name)
             await self._log.append(record)
         self._last = head

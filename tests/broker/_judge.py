@@ -100,14 +100,15 @@ class Judge:
         """Read the whole topic, and compare it with what was reported."""
         life = self._life
         await life.settled()
-        found = await life.stored()
-        for each in life.messages:
-            if each.is_reported and not each.is_deleted and each.id not in found:
+        reported = [each for each in life.messages if each.is_reported and not each.is_deleted]
+        found = await life.told.stored({each.id for each in reported})
+        for each in reported:
+            if each.id not in found:
                 raise life.fault("reported as stored, but not in the topic", each)
 
     async def _unacked(self) -> list[Sent]:
         """Return those of which nothing is acknowledged."""
-        acked = list(map(acked_by, await self._life.cursors()))
+        acked = list(map(acked_by, await self._life.told.cursors()))
         return [each for each in self._stored() if not any(map(acked[max(each.partition, 0)], places_of(each)))]
 
     def _stored(self) -> list[Sent]:

@@ -15,18 +15,17 @@ from typing import Any, Final
 from pulsar_nack import BrokerError, MessageId
 from pulsar_nack.consumer._dead_letter import ORIGIN_MESSAGE_ID
 from pulsar_nack.wire import Client, ClientOptions, Producer
-from tests.broker._admin import Admin, AdminError
+from tests.broker._admin import AdminError
 from tests.broker._judge import TOLD_WITHIN, Judge, WrongError
 from tests.broker._native import port_of, through
 from tests.broker._proxy import TcpProxy
+from tests.broker._told import READER, Told
 from tests.broker._workers import NAME, Sent, Worker, acked_by, places_of
 from tests.patience import patience
 
 DELAYS: Final = (0.0, 0.1, 0.3, 1.0)
 ACK_MEMORY: Final = 12.0
 """Seconds after a lost connection in which acknowledgements from before it may hide what is shown again on purpose."""
-READER: Final = "reader"
-"""A subscription that keeps all that is stored."""
 _AT_REST_AFTER: Final = 25
 """Operations, on average."""
 _CHUNK: Final = 1_024
@@ -51,8 +50,12 @@ class Life:
         self.workers: list[Worker] = []
         self.wrong: WrongError | None = None
         self.times_stuck = 0
-        self._admin = Admin(urls[1])
+        self.told = Told(urls, topic, partitions)
+        self._admin = self.told.admin
         self._random = Random(seed)
+        self._skips = kind != "shared" or self._random.random() < 0.5
+        """Whether entries are skipped; else there are messages in parts: a broker that is left with a last part alone
+        tries for ever to hand it out on a Shared subscription, and nothing else any more."""
         self._log: list[tuple[float, str, int | None]] = []
         self._calls: set[asyncio.Task[Any]] = set()
         self._producers: list[Producer] = []
@@ -113,7 +116,7 @@ class Life:
                 await asyncio.to_thread(self._admin.create_partitions, self.topic, self.partitions)
             else:
                 await asyncio.to_thread(self._admin.request, "PUT", self.topic.replace("://", "/"))
-        for name in self._names():
+        for name in self.told.names:
             await asyncio.to_thread(self._admin.create_subscription, name, READER)
 
     def begin(self, call: Coroutine[Any, Any, None]) -> None:
@@ -182,7 +185,7 @@ class Life:
         if is_certain and sent.gone_at is None:
             sent.gone_at = self.now()
 
-    async def publish(self, topic: str, data: bytes, *, properties: Mapping[str, str], **_: Any) -> MessageId:
+    async def publish(self, topic: str, data: bytes | None, *, properties: Mapping[str, str], **_: Any) -> MessageId:
         """Publish a dead letter; now and then that fails."""
         del topic, data
         origin = MessageId(*map(int, properties[ORIGIN_MESSAGE_ID].split(":")))
@@ -208,7 +211,7 @@ class Life:
         await asyncio.sleep(random.choice((0.0, 0.0, 0.005, 0.05)))
 
     async def _send(self, _: Worker) -> None:
-        at = self._random.choices(range(3), [3, 4, 1])[0]
+        at = self._random.choices(range(3), [3, 4, 0 if self._skips and self.kind == "shared" else 1])[0]
         for _each in range(self._random.choice((1, 5, 20))):
             self.begin(self._send_one(self._producers[at], at == 2))
 
@@ -252,8 +255,8 @@ class Life:
         stored = [each.id for each in self.messages if each.id is not None and not each.is_deleted]
         if stored and self._random.random() < 0.7:
             position = self._random.choice(stored)
-            if position.is_chunked or position.batch_index >= 0:
-                position = MessageId(position.ledger, position.entry, position.partition, topic=position.topic)
+            ledger, entry = position.parts[0] if position.is_chunked else position[:2]
+            position = MessageId(ledger, entry, position.partition, topic=position.topic)
         self.note(f"seek at {worker.number} to {position!r}")
         await self._replay(worker.seek(position), position.partition if isinstance(position, MessageId) else None)
 
@@ -266,17 +269,21 @@ class Life:
         self.note("clear-backlog")
         await self._admins(lambda topic: self._admin.clear(topic, NAME))
         self.gone_op_at = now = self.now()
-        acked = list(map(acked_by, await self.cursors()))
+        acked = list(map(acked_by, await self.told.cursors()))
         for each in known:
             if each.is_deleted or all(map(acked[max(each.partition, 0)], places_of(each))):
                 each.gone_at = now
 
     async def _skip(self, _: Worker) -> None:
+        if not self._skips:
+            return
         self.note("skip 5")
         await self._admins(lambda topic: self._admin.skip(topic, NAME, 5))
         self.gone_op_at = self.now()
 
     async def _expire(self, _: Worker) -> None:
+        if not self._skips:
+            return
         self.note("expire what is older than 1 s")
         await self._admins(lambda topic: self._admin.expire(topic, NAME, 1))
         self.gone_op_at = self.now() + 1.0  # the broker looks for it after it has answered
@@ -315,7 +322,7 @@ class Life:
                 self.begin(worker.ack(number))
 
     async def _admins(self, do: Callable[[str], None]) -> None:
-        for topic in self._names():
+        for topic in self.told.names:
             for _ in range(20):
                 try:
                     await asyncio.to_thread(do, topic)
@@ -357,46 +364,14 @@ class Life:
         if self.wrong is not None:
             raise self.wrong
 
-    async def cursors(self) -> list[dict[str, Any]]:
-        """Ask the broker for the subscription's cursor in each partition."""
-        return [await asyncio.to_thread(self._cursor, name) for name in self._names()]
-
-    def _cursor(self, name: str) -> dict[str, Any]:
-        with suppress(AdminError, KeyError):  # it moves, or nobody has subscribed to the new one yet
-            cursor: dict[str, Any] = self._admin.internal_stats(name)["cursors"][NAME]
-            return cursor
-        return {"markDeletePosition": "-1:-1", "individuallyDeletedMessages": ""}
-
     async def got_moving(self) -> bool:
-        """Unload the topic where the broker has stopped to hand out; return whether it had.
-
-        Seen on 3.0.7 after resets and skips while consumers come and go: it waits for messages to send again, which
-        nobody reads, whatever permits there are, until the topic is unloaded.
-        """
-        is_stuck = False
-        for name in self._names():
-            told = [await asyncio.to_thread(self._cursor, name), await asyncio.to_thread(self._cursor, name)]
-            if all(each.get("subscriptionHavePendingReplayRead") and not each["pendingReadOps"] for each in told):
-                self.note(f"the broker is stuck at {name}")
-                is_stuck = True
+        """Unload the topic where the broker has stopped to hand out; return whether it had."""
+        is_stuck = await self.told.is_stuck()
         if is_stuck:
             self.times_stuck += 1
+            self.note("the broker is stuck")
             await self._unload(self.workers[0])
         return is_stuck
-
-    def _names(self) -> list[str]:
-        return [f"{self.topic}-partition-{at}" for at in range(self.partitions)] or [self.topic]
-
-    async def stored(self) -> set[MessageId]:
-        """Read the whole topic; return the ids, once those that were reported are among them."""
-        wanted = {each.id for each in self.messages if each.is_reported and not each.is_deleted}
-        found: set[MessageId] = set()
-        if wanted:
-            async with Client(self.url) as client, client.subscribe(self.topic, READER) as reader:
-                with suppress(TimeoutError):
-                    while not wanted <= found:
-                        found.add((await reader.receive(patience(3))).id)
-        return found
 
 
 Operation = Callable[[Life, Worker], Coroutine[Any, Any, None]]

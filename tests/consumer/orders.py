@@ -193,7 +193,7 @@ async def explore(bounds: Bounds) -> Explored:
         waiting: deque[tuple[tuple[str, ...], list[str], int]] = deque()
         waiting.append(((), stage.world.possible(), bounds.disturbances))
         if (wrong := await stage.judge()) is not None:
-            found.wrong[wrong] = ((), 1)
+            _note(found, wrong, ())
         while waiting:
             before, possible, left = waiting.popleft()
             for event in possible:
@@ -209,8 +209,7 @@ async def explore(bounds: Bounds) -> Explored:
                 if seen >= 0:
                     await stage.drop()
                 elif (wrong := await stage.judge()) is not None:
-                    first, many = found.wrong.get(wrong, (order, 0))
-                    found.wrong[wrong] = (first, many + 1)
+                    _note(found, wrong, order)
                     best[state] = bounds.disturbances  # it is not gone on from
                     continue
                 if seen < still and len(order) < bounds.events:
@@ -218,6 +217,14 @@ async def explore(bounds: Bounds) -> Explored:
         found.states = len(best)
     found.seconds = process_time() - began_at
     return found
+
+
+def _note(found: Explored, wrong: str, order: tuple[str, ...]) -> None:
+    """Note what is wrong, once for each kind of disturbances before it."""
+    kinds = [kind for event in order if (kind := event.partition(" ")[0]) in DISTURBANCES]
+    what = f"{wrong}, with {' and '.join(kinds) or 'no disturbance'}"
+    first, many = found.wrong.get(what, (order, 0))
+    found.wrong[what] = (first, many + 1)
 
 
 class Stage:

@@ -33,7 +33,7 @@ class Worker:
 
     async def _receive(self) -> None:
         async for message in self.consumer:
-            name = self._world.name_of(message)
+            name = self._world.name_of(message.data)
             if name is not None:
                 self.hand[name] = message
                 self._world.on_shown(name, self)
@@ -84,10 +84,10 @@ class Letters:
         self.is_prompt = False
         self._world = world
 
-    async def publish(self, topic: str, data: bytes, **_: Any) -> MessageId:
+    async def publish(self, topic: str, data: bytes | None, **_: Any) -> MessageId:
         """Publish one."""
         del topic
-        name = self._world.name_of_data(data)
+        name = self._world.name_of(data or b"")
         if name is not None:
             self._world.on_letter(name)
         stored: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()

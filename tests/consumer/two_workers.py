@@ -27,7 +27,6 @@ from pulsar_nack import (
     Consumer,
     DeadLetterPolicy,
     LoopClock,
-    Message,
     MessageId,
     NackConfig,
 )
@@ -136,12 +135,8 @@ class World:
         words = self.subscription.unacked_indexes.get(self.place(name))
         return words is not None and name != "a" and not words[0] >> (name == "c") & 1
 
-    def name_of(self, message: Message) -> str | None:
-        """Return the name of a message of this round."""
-        return self.name_of_data(message.data)
-
-    def name_of_data(self, data: bytes) -> str | None:
-        """Return the name by the payload."""
+    def name_of(self, data: bytes) -> str | None:
+        """Return the name of a message of this round by its payload."""
         name, _, number = data.decode().partition(" ")
         return name if int(number) == self.rounds else None
 
@@ -182,9 +177,6 @@ class World:
             elif name not in self.gone_at:
                 self.gone_at[name], self.shown_gone[name] = now, 0
 
-    def _hold_ack(self, call: Call) -> None:
-        self.acks.append(call)
-
     def _drop_acks(self) -> None:
         """Lose acknowledgements of consumers that are not there any more."""
         self.acks = [call for call in self.acks if call.body.consumer_id in call.link.consumers]
@@ -200,7 +192,7 @@ class World:
         self.wrong.clear()
         for notes in (self.nacked_at, self.gone_at, self.shown_gone):
             notes.clear()
-        self.broker.always("ACK", self._hold_ack)
+        self.broker.always("ACK", lambda call: self.acks.append(call))
         self.letters.is_prompt = False
         self.subscription.is_paused = True
         self.topic.publish(b"a %d" % self.rounds)

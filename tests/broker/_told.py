@@ -1,0 +1,64 @@
+"""What a broker tells of a topic and its subscription in a life of random operations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from typing import Any, Final
+
+from pulsar_nack import MessageId
+from pulsar_nack.wire import Client
+from tests.broker._admin import Admin, AdminError
+from tests.broker._workers import NAME
+from tests.patience import patience
+
+READER: Final = "reader"
+"""A subscription that keeps all that is stored."""
+_UNKNOWN: Final = {"markDeletePosition": "-1:-1", "individuallyDeletedMessages": ""}
+
+
+class Told:
+    """Asks a broker.
+
+    :param urls: of the service and of the admin API
+    :param partitions: 0: the topic has none
+    """
+
+    def __init__(self, urls: tuple[str, str], topic: str, partitions: int) -> None:
+        self.admin = Admin(urls[1])
+        self.names = [f"{topic}-partition-{at}" for at in range(partitions)] or [topic]
+        self._url = urls[0]
+        self._topic = topic
+
+    async def cursors(self) -> list[dict[str, Any]]:
+        """Return the subscription's cursor in each partition."""
+        return [await asyncio.to_thread(self._cursor, name) for name in self.names]
+
+    def _cursor(self, name: str) -> dict[str, Any]:
+        with suppress(AdminError, KeyError):  # it moves, or nobody has subscribed to the new one yet
+            cursor: dict[str, Any] = self.admin.internal_stats(name)["cursors"][NAME]
+            return cursor
+        return _UNKNOWN
+
+    async def is_stuck(self) -> bool:
+        """Return whether the broker waits somewhere for messages to send again that nobody reads.
+
+        It then hands out nothing, whatever permits there are; as on a Shared subscription with a last part alone.
+        """
+        looks = zip(await self.cursors(), await self.cursors(), strict=True)
+        return any(all(map(_waits_in_vain, both)) for both in looks)
+
+    async def stored(self, wanted: AbstractSet[MessageId | None]) -> set[MessageId]:
+        """Read the whole topic; return the ids, once those that are wanted are among them."""
+        found: set[MessageId] = set()
+        if wanted:
+            async with Client(self._url) as client, client.subscribe(self._topic, READER) as reader:
+                with suppress(TimeoutError):
+                    while not wanted <= found:
+                        found.add((await reader.receive(patience(3))).id)
+        return found
+
+
+def _waits_in_vain(cursor: dict[str, Any]) -> bool:
+    return bool(cursor.get("subscriptionHavePendingReplayRead")) and not cursor["pendingReadOps"]
