@@ -34,6 +34,7 @@ class Part:
     :param uuid: names the message
     :param index: of the part, from 0; ``count`` is how many there are
     :param total_bytes: of the whole message, as it was cut up
+    :param sequence_id: that of the message, if this is its last part; our producers give the others that of the one before
     """
 
     uuid: str
@@ -42,6 +43,7 @@ class Part:
     total_bytes: int
     position: Position
     payload: bytes
+    sequence_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Whole:
 
     positions: tuple[Position, ...]
     payload: bytes | None
+    sequence_id: int = 0
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ class _Unfinished:
     parts: dict[int, tuple[Position, bytes]] = field(default_factory=dict)
     superseded: set[Position] = field(default_factory=set)
     bytes: int = 0
+    sequence_id: int = 0
 
     def positions(self) -> set[Position]:
         return {position for position, _ in self.parts.values()} | self.superseded
@@ -181,6 +185,8 @@ class Chunks:
             message.superseded.add(known[0])
             self._count(message, -len(known[1]))
         message.parts[part.index] = (part.position, payload)
+        if part.index == message.count - 1:
+            message.sequence_id = part.sequence_id
         self._count(message, len(payload))
 
     def _finish(self, uuid: str, message: _Unfinished) -> Whole:
@@ -190,7 +196,7 @@ class Chunks:
         parts = [message.parts[index] for index in range(message.count)]
         superseded = sorted(message.superseded - {position for position, _ in parts})
         payload = b"".join(payload for _, payload in parts) if message.is_kept else None
-        return Whole((*superseded, *(position for position, _ in parts)), payload)
+        return Whole((*superseded, *(position for position, _ in parts)), payload, message.sequence_id)
 
     def _give_up_oldest(self, now_ms: int) -> None:
         """Make room; what found none goes back together, and later each time until a message is completed."""

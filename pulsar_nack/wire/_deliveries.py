@@ -235,10 +235,12 @@ class EntryReader:
             total_bytes=metadata.total_chunk_msg_size,
             position=Position(head.ledger, head.entry),
             payload=entry.payload,
+            sequence_id=metadata.sequence_id,
         )
         whole = self._chunks.add(part, self._now_ms())
         if whole is None:
             return []
+        metadata.sequence_id = whole.sequence_id
         try:
             message_id = self._whole_id(whole)
         except InvalidArgumentError as error:

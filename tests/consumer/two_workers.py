@@ -192,7 +192,7 @@ class World:
         self.wrong.clear()
         for notes in (self.nacked_at, self.gone_at, self.shown_gone):
             notes.clear()
-        self.broker.always("ACK", lambda call: self.acks.append(call))
+        self.broker.always("ACK", self.acks.append)
         self.letters.is_prompt = False
         self.subscription.is_paused = True
         self.topic.publish(b"a %d" % self.rounds)
