@@ -179,7 +179,7 @@ class World:
 
     def _drop_acks(self) -> None:
         """Lose acknowledgements of consumers that are not there any more."""
-        self.acks = [call for call in self.acks if call.body.consumer_id in call.link.consumers]
+        self.acks[:] = [call for call in self.acks if call.body.consumer_id in call.link.consumers]
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class World:
         self.wrong.clear()
         for notes in (self.nacked_at, self.gone_at, self.shown_gone):
             notes.clear()
-        self.broker.always("ACK", lambda call: self.acks.append(call))
+        self.broker.always("ACK", self.acks.append)
         self.letters.is_prompt = False
         self.subscription.is_paused = True
         self.topic.publish(b"a %d" % self.rounds)
