@@ -209,10 +209,13 @@ class UndecodableMessageError(BrokerError):
     """A message cannot be read: it is encrypted, damaged, too large, or of an unknown kind.
 
     ``batch_size`` is how many messages its entry holds, as far as that can be told, 0 if it is not a batch.
+    ``is_local`` tells that another program may be able to read it: one that has the key, knows the codec, or takes
+    messages of that size.
     """
 
-    def __init__(self, *args: object, batch_size: int = 0) -> None:
+    def __init__(self, *args: object, batch_size: int = 0, is_local: bool = False) -> None:
         self.batch_size = batch_size
+        self.is_local = is_local
         super().__init__(*args)
 
 

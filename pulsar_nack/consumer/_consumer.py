@@ -7,6 +7,7 @@ waits for one, and the acknowledgements. Opening starts it, closing ends it, fro
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import math
@@ -26,6 +27,7 @@ from ..errors import (
     BrokerError,
     ClosedError,
     InvalidArgumentError,
+    MissingExtraError,
     NoDeadLetterError,
     NotDurableError,
     NotOpenError,
@@ -51,6 +53,7 @@ from ._port import (
     SupportsCumulativeAck,
     SupportsHeldBack,
     SupportsNowait,
+    SupportsPause,
     SupportsSeek,
     SupportsSessions,
     SupportsUnsubscribe,
@@ -73,6 +76,8 @@ DEFAULT_UNACKED_LIMIT: Final = 50_000
 DEFAULT_DURABLE_TTL: Final = timedelta(days=7)
 DEFAULT_MAX_ACK_STATE_BYTES: Final = 5_242_880
 _YIELD_AFTER_MS: Final = 5
+_UNWANTED_AFTER_S: Final = 0.1
+"""How long a message waits for a call of ``receive`` where there is no queue, before others get it."""
 _HELD_BACK_S: Final = 10.0
 """How long nothing has to come, while somebody waits and something is unacknowledged, until the broker is asked why."""
 _MOST_REFUSALS: Final = 3
@@ -174,7 +179,8 @@ class Consumer:
         self._states.gets_all = self._telling is not None and not port.traits.honours_ids
         self._store = LocalStore(most)
         self._recent = Recent(most)
-        self._inbox = Inbox(self._is_current)
+        has_queue = port.traits.receiver_queue_size > 0 or not isinstance(port, SupportsPause)
+        self._inbox = Inbox(self._is_current, None if has_queue else self._give_back_unwanted)
         self._room = Room(self._unacked, limit, self._must_let_pass)
         self._following: Following | None = None
         if self._telling is not None:
@@ -215,7 +221,10 @@ class Consumer:
         self._is_closed = False
         self._now_ms = self._yielded_at_ms = 0
         self._is_plain = durable is None and trace is None and not self._holds.ways.may_keep_all
-        self._receive_nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
+        self._nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
+        self._receive_nowait = self._nowait  # None while it is paused
+        self._unreadable: MissingExtraError | None = None
+        self._watches_idle = self._keeps_what_it_has = False
         self._is_pumping = False
         self._held_back_at: int | None = None
         self._received = self._shown = self._copies = self._replayed = self._nacked = self._dropped = 0
@@ -269,12 +278,11 @@ class Consumer:
         :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled. Storage of durable
         state that does not answer by then is let go as soon as it does; what was not written is logged, and counted.
         """
-        if not self._stopping.is_set():
-            self._ends_at = asyncio.get_running_loop().time() + self._config.close_timeout.total_seconds()
         self._is_closed = True
+        self._unreadable = None
         self._inbox.close(ClosedError("the consumer"))
         self._room.close(ClosedError("the consumer"))
-        self._stopping.set()
+        self._stop()
         if self._server is None:
             if self._dead is not None:
                 await self._dead.aclose()
@@ -287,6 +295,12 @@ class Consumer:
             self._server.result()
 
     close = aclose
+
+    def _stop(self) -> None:
+        """Let the server end, within ``close_timeout``."""
+        if not self._stopping.is_set():
+            self._ends_at = asyncio.get_running_loop().time() + self._config.close_timeout.total_seconds()
+        self._stopping.set()
 
     async def _serve(self, opened: asyncio.Future[None]) -> None:
         try:
@@ -385,7 +399,7 @@ class Consumer:
         if not server.cancelled() and server.exception() is not None:
             error.__cause__ = server.exception()
         self._is_closed = True
-        self._inbox.close(error)
+        self._inbox.close(self._unreadable or error)
         self._room.close(error)
 
     # --- receiving -------------------------------------------------------------------------------------------------
@@ -398,8 +412,13 @@ class Consumer:
         :raises ClosedError: the consumer is closed, also while this waits
         :raises TopicNotFoundError: the topic was deleted, and may not be created; a later call looks again
         :raises BrokerError: the transport failed; a later call tries again
+        :raises MissingExtraError: a message came that this process cannot read, as what the error names is not
+            installed. It stays for others, and each later call raises this too. The consumer gives back what it fetched
+            ahead, and closes once nothing is in work
         """
         if self._is_closed or self._acks is None or get_running_loop() is not self._loop:
+            if self._unreadable is not None:
+                raise copy.copy(self._unreadable)
             self._ensure_open()
         message = None if self._receive_nowait is None else self._message_here(self._receive_nowait)
         if message is None:
@@ -494,6 +513,10 @@ class Consumer:
             except ClosedError as error:
                 self._inbox.close(error)
                 return
+            except MissingExtraError as error:
+                self._inbox.fail(error)
+                self._unreadable, self._watches_idle = error, True
+                self._note_idle()
             except Exception as error:  # noqa: BLE001 - handed to those who wait
                 self._inbox.fail(error)
             else:
@@ -541,6 +564,19 @@ class Consumer:
             except ClosedError:  # as the pump's next call of the port is told
                 return
 
+    @property
+    def _is_idle(self) -> bool:
+        """Return whether nobody works on a message, and none is held or came due."""
+        return not self._unacked()
+
+    def _note_idle(self) -> None:
+        """Let others have the rest, if this consumer is paused, or stopped, and nothing is in work any more."""
+        if self._unreadable is not None and self._states.in_work <= self._waiting_to_be_shown():
+            self._stop()
+        elif self._inbox.is_paused and self._is_idle and isinstance(self._port, SupportsPause):
+            self._watches_idle = False
+            self._port.pause(is_idle=True)
+
     def _take(self, delivery: Delivery) -> Message | None:
         """Look a delivery up; return the message that it is to be shown as, None where it is not."""
         self._received += 1
@@ -569,12 +605,12 @@ class Consumer:
                     self._note("hold", message_id, delivery.redelivery_count, reason="not due")
                 self._room.note()
                 return None
+        if (known := self._states.get(message_id)) is not None and known.is_doubtful:
+            self._holds.came_again(known, delivery)
         due_at_ms = None if self._note is None else self._due_at_ms(message_id)
         verdict = self._states.deliver(message_id, delivery.redelivery_count, now_ms)
         if verdict is Verdict.COPY:
             self._copies += 1
-            if self._states.gets_all and (record := self._states.get(message_id)) is not None:
-                self._holds.keep_again(record, delivery)
             return None
         if verdict is Verdict.ACK_AGAIN:
             if self._states.get(message_id) is None:  # else once its acknowledgement is confirmed, which may fail
@@ -623,6 +659,73 @@ class Consumer:
         if not is_current and self._gated is not None:
             self._gated.gone(message)
         return is_current
+
+    # --- pausing -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether nothing is shown until :meth:`resume`."""
+        return self._inbox.is_paused
+
+    def pause(self) -> None:
+        """Show nothing until :meth:`resume`: calls of :meth:`receive` wait, whatever comes.
+
+        On Shared and Key_Shared subscriptions messages that were fetched ahead go back to the broker at once. It gives
+        them to other consumers and counts one more redelivery. On Exclusive and Failover, and over the official client,
+        they stay here. You can settle messages in work. Deadlines go on; what comes due is shown after :meth:`resume`.
+
+        :raises ClosedError: the consumer is closed
+        """
+        self._ensure_open()
+        if self._inbox.is_paused:
+            return
+        self._inbox.pause()
+        self._receive_nowait = None
+        if isinstance(self._port, SupportsPause):
+            self._give_back(list(self._inbox.ready))
+            self._watches_idle = not self._is_idle
+            self._port.pause(is_idle=self._is_idle)
+        elif not self._keeps_what_it_has:
+            self._keeps_what_it_has = True
+            name = type(self._port).__name__
+            _log.warning("%r is paused, and %s cannot give back what it has fetched ahead: that stays here", self, name)
+
+    def resume(self) -> None:
+        """Show messages again after :meth:`pause`.
+
+        :raises ClosedError: the consumer is closed
+        """
+        self._ensure_open()
+        if self._inbox.is_paused:
+            self._receive_nowait = self._nowait
+            self._watches_idle = self._unreadable is not None
+            if isinstance(self._port, SupportsPause):
+                self._port.resume()
+            self._inbox.resume()
+
+    def _give_back(self, messages: Sequence[Message]) -> None:
+        """Have others get what is ready and was not shown; members of batches stay with their mates."""
+        port = self._port
+        if not isinstance(port, SupportsPause) or not port.traits.honours_ids:
+            return
+        given = [each for each in messages if each.id.batch_index < 0 and self._is_current(each)]
+        for each in given:
+            self._inbox.ready.remove(each)
+            self._states.give_back(each.id)
+            if self._gated is not None:
+                self._gated.gone(each)
+            if self._note is not None:
+                self._note("cancel", each.id, each.redelivery_count, reason="given back")
+        port.give_back([each.id for each in given])
+
+    def _give_back_unwanted(self, message: Message) -> None:
+        """Have others get a message that nobody takes, where there is no queue."""
+
+        def look() -> None:
+            if message in self._inbox.ready and not self._is_closed:
+                self._give_back([message])
+
+        get_running_loop().call_later(_UNWANTED_AFTER_S, look)
 
     # --- settling --------------------------------------------------------------------------------------------------
 
@@ -792,11 +895,14 @@ class Consumer:
     ) -> bool:
         """Begin to send a message to the dead-letter topic if this was its last attempt; return whether it was.
 
-        Where the payload is not known here the message is asked for once more, and goes there when it comes.
+        Where the payload is not known here, or the message did not come in this session, it is asked for once more, and
+        goes there when it comes.
         """
         record = self._states.get(message_id)
         count = 0 if message is None else message.redelivery_count
         count = count if record is None else record.redelivery_count
+        if record is not None and record.is_doubtful:
+            return False  # others may have settled it
         if payload is None or not dead.rules.is_last(count):
             return False
         await self._give_up(dead, payload, message, count, reason)
@@ -854,6 +960,8 @@ class Consumer:
         self._nacked += 1
         self._recent.pop(message_id)
         self._room.note()
+        if self._watches_idle:
+            self._note_idle()
         if self._durable is None or record.state is not State.HELD:
             return None
         return self._durable.nacked(record.id, record.due_at_ms - self._clock.now_ms(), record.redelivery_count)
@@ -916,9 +1024,10 @@ class Consumer:
             waiting = states.waiting_in(topic, partition)
             states.leave(waiting)
             self._drop([*waiting, *self._drop_ready(topic, partition)], "inactive")
-        elif states.gets_all:  # what does not come in this session was settled by others
-            self._drop_ready(topic, partition)
-            self._holds.doubt(states.waiting_in(topic, partition))
+        else:  # what does not come in this session was settled by others, or is theirs
+            if states.gets_all:
+                self._drop_ready(topic, partition)
+            self._holds.doubt(states.doubt(topic, partition))
 
     def _drop_ready(self, topic: str, partition: int) -> list[Record]:
         """Drop what waits to be received of a partition, as the broker sends it again, here or elsewhere."""
@@ -970,6 +1079,8 @@ class Consumer:
                 self._recent.pop(record.id)
         if self._room.waiting:
             self._room.changed()
+        if self._watches_idle:
+            self._note_idle()
 
     @staticmethod
     def _note_settled(records: Sequence[Record], note: TraceNote) -> None:

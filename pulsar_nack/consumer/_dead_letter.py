@@ -2,7 +2,7 @@
 
 A message is shown ``max_redeliveries + 1`` times in all. It goes to the dead-letter topic when the last of these is
 negatively acknowledged; or, without being shown, when it comes once more all the same (a process died in the last
-attempt, or it comes from another consumer), or when it cannot be read.
+attempt, or it comes from another consumer), or when nobody can read it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
-from ._port import Delivery, Publisher
+from ._port import Delivery, Publisher, Schema
 
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_SUBSCRIPTION: Final = "REAL_SUBSCRIPTION"
@@ -80,8 +80,11 @@ class Rules:
         return redelivery_count >= self._most
 
     def reason_for(self, delivery: Delivery, redelivery_count: int) -> str | None:
-        """Return why a message that has just come goes away without being shown, None if it is to be shown."""
-        if delivery.error is not None:
+        """Return why a message that has just come goes away without being shown, None if it is to be shown.
+
+        One that only this process cannot read is shown, for it may be a letter that others can read.
+        """
+        if delivery.error is not None and not getattr(delivery.error, "is_local", False):
             return f"{type(delivery.error).__name__}: {delivery.error}"
         return attempts_failed(redelivery_count) if redelivery_count > self._most else None
 
@@ -92,13 +95,15 @@ class Rules:
         """
         origin = base_name(delivery.topic or delivery.id.topic or "")
         topic = self._topic or f"{origin}-{self._subscription}-DLQ"
+        is_readable = delivery.error is None
         return Letter(
             topic,
-            delivery.data,
+            None if delivery.is_null and is_readable else delivery.data,
             properties_of(delivery, origin, self._subscription, attempts, reason),
             key_of(delivery),
             delivery.ordering_key,
             delivery.event_time_ms,
+            (origin, delivery.schema_version) if delivery.schema_version and is_readable else None,
         )
 
 
@@ -106,11 +111,12 @@ class Letter(NamedTuple):
     """What is published, and where; as :meth:`~pulsar_nack.Publisher.publish` takes it."""
 
     topic: str
-    data: bytes
+    data: bytes | None
     properties: Mapping[str, str]
     key: str | bytes | None
     ordering_key: str | None
     event_time_ms: int
+    schema: Schema | None
 
 
 def attempts_failed(attempts: int) -> str:

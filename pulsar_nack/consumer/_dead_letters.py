@@ -70,7 +70,7 @@ class DeadLetters:
         """Clear while it is full."""
         self.has_room.set()
         self._own = None if setting.publisher is not None else _publisher_of(setting, port)
-        self._publisher: Publisher = setting.publisher or self._own  # type: ignore[assignment]  # one of both is there
+        self._publisher: Publisher | OwnPublisher = setting.publisher or self._own  # type: ignore[assignment]  # one is
         self._states = states
         self._max_bytes = max_bytes
         self._following = following
@@ -182,14 +182,15 @@ class DeadLetters:
     async def _publish(self, job: Job) -> None:
         letter = job.letter
         assert letter is not None
-        await self._publisher.publish(
-            letter.topic,
-            letter.data,
-            properties=letter.properties,
-            key=letter.key,
-            ordering_key=letter.ordering_key,
-            event_time_ms=letter.event_time_ms,
-        )
+        about: dict[str, Any] = {
+            "properties": letter.properties,
+            "key": letter.key,
+            "ordering_key": letter.ordering_key,
+            "event_time_ms": letter.event_time_ms,
+        }
+        if self._own is not None:
+            about["schema"] = letter.schema
+        await self._publisher.publish(letter.topic, letter.data, **about)
         self._has_warned = False
 
     async def _acknowledge(self, job: Job) -> None:

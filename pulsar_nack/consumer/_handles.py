@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..errors import BrokerError
+from ..errors import BrokerError, UndecodableMessageError
 from ..ids import MessageId
 from ._batches import is_same_topic
 from ._port import Delivery
 
+VERSION_BYTES: Final = 8
+"""Of the version of a schema, a number."""
 _MOST_HANDLES: Final = 100_000
 _FIRST_CHUNK_TAG: Final = b"\x3a"
 _LATEST: Final = 2**63 - 1
@@ -122,6 +124,11 @@ def delivery_of(native: Any, schema: Any, message_id: MessageId) -> Delivery:
     message = pulsar.Message()
     message._message = native
     message._schema = schema
+    encryption, schema_version = native.encryption_context(), native.int_schema_version()  # the bytes it takes for text
+    error = None
+    if encryption is not None and encryption.is_decryption_failed():
+        keys = ", ".join(key.key for key in list(encryption.keys()))
+        error = UndecodableMessageError(f"payload: encrypted with the key {keys}", is_local=True)
     return Delivery(
         id=message_id,
         data=native.data(),
@@ -133,4 +140,8 @@ def delivery_of(native: Any, schema: Any, message_id: MessageId) -> Delivery:
         event_time_ms=native.event_timestamp(),
         topic=message_id.topic or "",
         native=message,
+        error=error,
+        is_null=native.has_null_value(),
+        producer_name=native.producer_name() or None,
+        schema_version=None if schema_version < 0 else schema_version.to_bytes(VERSION_BYTES, "big"),
     )

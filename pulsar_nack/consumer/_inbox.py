@@ -13,12 +13,16 @@ class Inbox:
     """First in, first out, on both sides; a cancelled call gives its message to the next one.
 
     :param is_current: whether a message that waited here is still to be shown (it may have been settled by its id)
+    :param kept: called with a message that nobody waits for
     """
 
-    def __init__(self, is_current: Callable[[Message], bool]) -> None:
+    def __init__(self, is_current: Callable[[Message], bool], kept: Callable[[Message], None] | None = None) -> None:
         self.wanted = asyncio.Event()
         """Set while somebody waits."""
+        self.is_paused = False
+        """While it is, messages are kept and calls wait."""
         self._is_current = is_current
+        self._kept = kept
         self.ready: deque[Message] = deque()
         """What nobody has taken yet; not all of it need be current."""
         self.waiters: deque[asyncio.Future[Message]] = deque()
@@ -31,7 +35,7 @@ class Inbox:
     def put(self, message: Message, *, first: bool = False) -> None:
         """Give a message to the call that waits longest, or keep it for the next one."""
         waiters = self.waiters
-        while waiters:
+        while waiters and not self.is_paused:
             waiter = waiters.popleft()
             if not waiters:
                 self.wanted.clear()
@@ -42,10 +46,26 @@ class Inbox:
             self.ready.appendleft(message)
         else:
             self.ready.append(message)
+        if self._kept is not None:
+            self._kept(message)
+
+    def pause(self) -> None:
+        """Hand nothing out until :meth:`resume`."""
+        self.is_paused = True
+        self.wanted.clear()
+
+    def resume(self) -> None:
+        """Hand out what was kept, first come, first served."""
+        self.is_paused = False
+        ready, self.ready = self.ready, deque()
+        for message in ready:
+            self.put(message)
+        if self.waiters:
+            self.wanted.set()
 
     def get_nowait(self) -> Message | None:
         """Return a message that is ready, None if none is."""
-        while self.ready:
+        while self.ready and not self.is_paused:
             message = self.ready.popleft()
             if self._is_current(message):
                 return message
@@ -56,12 +76,13 @@ class Inbox:
         while True:
             if self._closed_by is not None:
                 raise self._closed_by
-            if self.ready:
+            if self.ready and not self.is_paused:
                 message = self.ready.popleft()
             else:
                 waiter: asyncio.Future[Message] = asyncio.Future()
                 self.waiters.append(waiter)
-                self.wanted.set()
+                if not self.is_paused:
+                    self.wanted.set()
                 try:
                     message = await waiter
                 except asyncio.CancelledError:

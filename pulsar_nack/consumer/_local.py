@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
@@ -39,6 +39,20 @@ class LocalSubscription(Protocol):
 
     def received(self, number: int) -> None:
         """Note that a consumer has received a message."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether there is one consumer at most."""
+        ...
+
+    def hold(self, number: int) -> None:
+        """Give a consumer nothing until :meth:`release`."""
+
+    def release(self, number: int) -> None:
+        """Give a consumer messages again."""
+
+    def give_back(self, number: int, positions: Iterable[Position]) -> None:
+        """Give entries to others that a consumer holds and has shown to nobody."""
 
     def redeliver(self, number: int, positions: Iterable[Position]) -> None:
         """Send entries again that a consumer holds."""
@@ -91,6 +105,7 @@ class LocalPort:
         topic: str,
         subscription: LocalSubscription,
         join: Callable[[LocalInbox], int],
+        forget: Callable[[str], Awaitable[None]],
         *,
         name: str,
         is_shared: bool,
@@ -99,7 +114,10 @@ class LocalPort:
     ) -> None:
         self._topic = topic
         self._subscription = subscription
+        self._forget = forget
         self._is_shared = is_shared
+        self._has_queue = receiver_queue_size > 0
+        self._is_paused = False
         self.name = name
         self._traits = PortTraits(
             honours_ids=is_shared,
@@ -164,9 +182,47 @@ class LocalPort:
         :raises ClosedError: it, or its topic, is closed
         :raises BrokerError: the subscription has ended with an error
         """
-        delivery = await self._inbox.get(self._check_open)
+        delivery = await self._inbox.get(self._check_open, self._before_wait)
+        if not self._has_queue:
+            self._subscription.hold(self._number)
         self._subscription.received(self._number)
         return delivery
+
+    def _before_wait(self) -> None:
+        if not self._has_queue and not self._is_paused:
+            self._subscription.release(self._number)
+
+    def pause(self, *, is_idle: bool = False) -> None:
+        """Give what waits here to others, and get nothing until :meth:`resume`; not on Exclusive and Failover."""
+        del is_idle  # nothing is on its way
+        self._check_open()
+        self._is_paused = True
+        self._subscription.hold(self._number)
+        if self._is_shared:
+            self._subscription.give_back(self._number, self._inbox.whole())
+
+    def resume(self) -> None:
+        """Get messages again."""
+        self._check_open()
+        self._is_paused = False
+        if self._has_queue or self._inbox.is_awaited:
+            self._subscription.release(self._number)
+
+    def give_back(self, ids: Sequence[MessageId]) -> None:
+        """Give to others what was received and shown to nobody; not on Exclusive and Failover."""
+        if self._is_shared:
+            self._subscription.give_back(self._number, [Position(*message_id[:2]) for message_id in ids])
+
+    async def unsubscribe(self) -> None:
+        """Forget the subscription and what it has acknowledged, and close.
+
+        :raises BrokerError: others consume it; nothing has changed
+        """
+        self._check_open()
+        if not self._subscription.is_alone:
+            raise BrokerError(f"subscription {self._subscription.name!r} has other consumers")
+        await self.close()
+        await self._forget(self._subscription.name)
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
         """Acknowledge messages, all or none; written within the cursor's ``flush_interval``.

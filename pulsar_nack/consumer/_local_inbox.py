@@ -28,10 +28,11 @@ class LocalInbox:
     def __len__(self) -> int:
         return len(self._here)
 
-    async def get(self, check: Callable[[], None]) -> Delivery:
+    async def get(self, check: Callable[[], None], before_wait: Callable[[], None] = lambda: None) -> Delivery:
         """Wait for a message and take it; ``check`` is called before and after each wait, and may raise."""
         check()
         while not self._here:
+            before_wait()
             await self._wait()
             check()
         return self._here.popleft()
@@ -44,6 +45,13 @@ class LocalInbox:
         for delivery in arrived:
             self._here.append(delivery)
             self._wake_one()
+
+    def whole(self) -> list[Position]:
+        """Return the entries that are here, without one of which a part was taken."""
+        found = dict.fromkeys(Position(*delivery.id[:2]) for delivery in self._here)
+        if self._here and self._here[0].id.batch_index > 0:
+            del found[Position(*self._here[0].id[:2])]
+        return list(found)
 
     def give_back(self, positions: Iterable[Position]) -> int:
         """Drop what was taken of these entries and not received yet; return how many messages that is."""
@@ -68,6 +76,11 @@ class LocalInbox:
         """Let whoever receives know that nothing comes any more."""
         self.failure = error
         self.wake_all()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether somebody waits."""
+        return bool(self._waiters)
 
     def wake_all(self) -> None:
         """Let everyone who waits look again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._delays import Delay
 from ..errors import AlreadySettledError
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 ACKED = "acknowledged"
 NACKED = "negatively acknowledged"
 GIVEN_UP = "sent to the dead-letter topic"
+
+
+MaybeNone: TypeAlias = Any
+"""Stands for None where few values are: type checkers do not ask everybody to look for it."""
 
 
 class Message:
@@ -42,14 +46,15 @@ class Message:
         return self._delivery.id
 
     @property
-    def data(self) -> bytes:
-        """Return the payload.
+    def data(self) -> bytes | MaybeNone:
+        """Return the payload; None where the producer sent no value (``send(None)``), which differs from ``b""``.
 
         :raises UndecodableMessageError: it cannot be read; see :attr:`error`
         """
-        if self._delivery.error is not None:
-            raise self._delivery.error
-        return self._delivery.data
+        delivery = self._delivery
+        if delivery.error is not None:
+            raise delivery.error
+        return None if delivery.is_null else delivery.data
 
     @property
     def error(self) -> Exception | None:
@@ -57,12 +62,12 @@ class Message:
         return self._delivery.error
 
     def value(self) -> Any:
-        """Return the payload decoded by the subscription's schema, where there is one; else the bytes.
+        """Return the payload decoded by the subscription's schema, where there is one; else as :attr:`data`.
 
         :raises UndecodableMessageError: as :attr:`data`
         """
-        native = self._delivery.native
-        return native.value() if hasattr(native, "value") else self.data
+        data, native = self.data, self._delivery.native
+        return native.value() if data is not None and hasattr(native, "value") else data
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -93,6 +98,31 @@ class Message:
     def event_time_ms(self) -> int:
         """Return the producer's event time, epoch ms, 0 if there is none."""
         return self._delivery.event_time_ms
+
+    @property
+    def producer_name(self) -> str | None:
+        """Return the name of its producer; None on local topics."""
+        return self._delivery.producer_name
+
+    @property
+    def sequence_id(self) -> int | None:
+        """Return the producer's number of the message; None on local topics and over the official client."""
+        return self._delivery.sequence_id
+
+    @property
+    def schema_version(self) -> bytes | None:
+        """Return the version of the topic's schema that it was written with; None: it was sent without one."""
+        return self._delivery.schema_version
+
+    @property
+    def replicated_from(self) -> str | None:
+        """Return the cluster that it was replicated from; None: it was not, or the official client does not tell."""
+        return self._delivery.replicated_from
+
+    @property
+    def is_replicated(self) -> bool:
+        """Return whether it came from another cluster."""
+        return self._delivery.replicated_from is not None
 
     @property
     def redelivery_count(self) -> int:
@@ -228,4 +258,5 @@ class Message:
 
     def __repr__(self) -> str:
         unreadable = "" if self.error is None else ", cannot be read"
-        return f"<Message {self.id!r} attempt {self.attempt}, {len(self._delivery.data)} bytes{unreadable}>"
+        size = "null" if self._delivery.is_null else f"{len(self._delivery.data)} bytes"
+        return f"<Message {self.id!r} attempt {self.attempt}, {size}{unreadable}>"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ..errors import BrokerError
 from ..ids import MessageId
+from ._port import Schema
 from ._producers import Producers
+
+_log = logging.getLogger("pulsar_nack.consumer")
+_Key = tuple[str, Schema | None]
 
 
 class OfficialPublisher:
-    """A :class:`~pulsar_nack.Publisher` over a ``pulsar.asyncio.Client``.
+    """A :class:`~pulsar_nack.OwnPublisher` over a ``pulsar.asyncio.Client``.
 
     :param initial_subscription: made before the first message is sent to a topic; None: none is
     """
@@ -20,12 +27,28 @@ class OfficialPublisher:
     def __init__(self, client: Any, initial_subscription: str | None = None) -> None:
         self._client = client
         self._initial_subscription = initial_subscription
-        self._producers: Producers[Any] = Producers(self._make)
+        self._producers: Producers[_Key, Any] = Producers(self._make)
 
-    async def _make(self, topic: str) -> Any:
+    async def _make(self, key: _Key) -> Any:
+        topic, schema = key
         if self._initial_subscription is not None:
             await self._make_subscription(topic, self._initial_subscription)
-        return await self._client.create_producer(topic, batching_enabled=False, chunking_enabled=True)
+        of_schema = {} if schema is None else await self._schema(*schema)
+        return await self._client.create_producer(topic, batching_enabled=False, chunking_enabled=True, **of_schema)
+
+    async def _schema(self, topic: str, version: bytes) -> dict[str, Any]:
+        """Return what makes a producer send with a schema of another topic; nothing if the broker has none."""
+        import pulsar
+
+        number = int.from_bytes(version, "big")  # as delivery_of made it
+        try:
+            info = await asyncio.to_thread(self._client._client.get_schema_info, topic, number)
+        except RuntimeError as error:  # what the binding raises is one
+            _log.warning("dead letters of %s go without their schema, version %s: %s", topic, version.hex(), error)
+            return {}
+        schema = pulsar.schema.BytesSchema()
+        schema._schema_info = info
+        return {"schema": schema}
 
     async def _make_subscription(self, topic: str, name: str) -> None:
         import pulsar.asyncio
@@ -42,12 +65,13 @@ class OfficialPublisher:
     async def publish(
         self,
         topic: str,
-        data: bytes,
+        data: bytes | None,
         *,
         properties: Mapping[str, str],
         key: str | bytes | None,
         ordering_key: str | None,
         event_time_ms: int,
+        schema: Schema | None = None,
     ) -> MessageId:
         """Publish a message. The client knows no keys of bytes: those are sent as base64.
 
@@ -55,17 +79,18 @@ class OfficialPublisher:
         """
         import pulsar.asyncio
 
+        about: dict[str, Any] = {
+            "properties": dict(properties),
+            "partition_key": base64.b64encode(key).decode("ascii") if isinstance(key, bytes) else key,
+            "ordering_key": ordering_key,
+            "event_timestamp": event_time_ms or None,
+        }
+
         async def send(producer: Any) -> Any:
-            return await producer.send(
-                data,
-                properties=dict(properties),
-                partition_key=base64.b64encode(key).decode("ascii") if isinstance(key, bytes) else key,
-                ordering_key=ordering_key,
-                event_timestamp=event_time_ms or None,
-            )
+            return await (_send_null(producer, about) if data is None else producer.send(data, **about))
 
         try:
-            sent = await self._producers.use(topic, send, is_spent=_is_spent)
+            sent = await self._producers.use((topic, schema), send, is_spent=_is_spent)
         except pulsar.asyncio.PulsarException as error:
             raise BrokerError(f"publishing to {topic}: the client says {str(error)!r}") from error
         return MessageId.from_bytes(sent.serialize(), topic)
@@ -73,6 +98,23 @@ class OfficialPublisher:
     async def aclose(self) -> None:
         """Close the producers."""
         await self._producers.aclose()
+
+
+async def _send_null(producer: Any, about: Mapping[str, Any]) -> Any:
+    """Send a message without a value, which the client's asyncio producer cannot."""
+    import _pulsar
+    import pulsar.asyncio
+
+    builder = _pulsar.MessageBuilder()
+    builder.set_null_value()
+    for name, value in about["properties"].items():
+        builder.property(name, value)
+    for name in ("partition_key", "ordering_key", "event_timestamp"):
+        if about[name] is not None:
+            getattr(builder, name)(about[name])
+    sent: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    producer._producer.send_async(builder.build(), partial(pulsar.asyncio._set_future, sent))
+    return await sent
 
 
 def _is_spent(error: Exception) -> bool:

@@ -41,12 +41,17 @@ class Delivery:
     """One message as a port hands it over; from then on nobody changes it (freezing it would triple what it costs).
 
     :param id: its id; with ``batch_size`` for a message of a batch, and a topic where there are several
-    :param data: the payload
+    :param data: the payload, empty where ``is_null``
     :param redelivery_count: the broker's count, 0 at first; it starts anew when the broker forgets
     :param publish_time_ms: epoch ms; likewise ``event_time_ms``, 0 when the producer set none
     :param native: the transport's own message object, for its own use and for users who need it
     :param error: why the message cannot be read, where that is so; ``data`` is then what was stored
     :param is_key_encoded: ``key`` is base64 of a key of bytes, as far as the transport can tell
+    :param is_null: the producer sent no value, which differs from an empty one
+    :param producer_name: None where the transport does not tell; likewise below
+    :param sequence_id: the producer's number of the message
+    :param schema_version: as the broker numbers the topic's schemas, None: sent without one
+    :param replicated_from: the cluster that it came from, None: it was published in this one
     """
 
     id: MessageId
@@ -61,6 +66,11 @@ class Delivery:
     native: Any = None
     error: Exception | None = None
     is_key_encoded: bool = False
+    is_null: bool = False
+    producer_name: str | None = None
+    sequence_id: int | None = None
+    schema_version: bytes | None = None
+    replicated_from: str | None = None
 
 
 class ConsumerPort(Protocol):
@@ -207,13 +217,33 @@ class SupportsUnsubscribe(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsPause(Protocol):
+    """A port that can give back what it fetched ahead. Only on Shared and Key_Shared is there somebody to get it."""
+
+    def pause(self, *, is_idle: bool) -> None:
+        """Give back what was fetched ahead and not received, and fetch nothing until :meth:`resume`.
+
+        :param is_idle: nothing that was received is unsettled; it may be called again when that is so
+        """
+        ...
+
+    def resume(self) -> None:
+        """Fetch messages again."""
+        ...
+
+    def give_back(self, ids: Sequence[MessageId]) -> None:
+        """Give back, to others at once, what was received and shown to nobody; not on Exclusive and Failover."""
+        ...
+
+
 class Publisher(Protocol):
     """What puts dead letters into a topic."""
 
     async def publish(
         self,
         topic: str,
-        data: bytes,
+        data: bytes | None,
         *,
         properties: Mapping[str, str],
         key: str | bytes | None,
@@ -224,14 +254,36 @@ class Publisher(Protocol):
 
         A call that raises is made again, and one that is cancelled may have published.
 
+        :param data: None: the message has no value, which differs from an empty one
         :param key: bytes where the producer's key was bytes
         :param event_time_ms: 0: none
         """
         ...
 
 
-class OwnPublisher(Publisher, Protocol):
+Schema = tuple[str, bytes]
+"""Names a schema: the topic that it is of, and its version there."""
+
+
+class OwnPublisher(Protocol):
     """A publisher of the consumer's own, which closes it."""
+
+    async def publish(
+        self,
+        topic: str,
+        data: bytes | None,
+        *,
+        properties: Mapping[str, str],
+        key: str | bytes | None,
+        ordering_key: str | None,
+        event_time_ms: int,
+        schema: Schema | None,
+    ) -> MessageId:
+        """Do what a :class:`Publisher` does.
+
+        :param schema: what the message was sent with first, and is sent with again; None: without
+        """
+        ...
 
     async def aclose(self) -> None:
         """Close it. What waits for it need not be published."""

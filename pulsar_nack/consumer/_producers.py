@@ -1,9 +1,9 @@
-"""Producers of dead letters: one for each topic, made when the first message goes there."""
+"""Producers of dead letters: one for each topic and schema, made when the first message goes there."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import ClosedError
@@ -17,46 +17,47 @@ class SupportsClose(Protocol):
         ...
 
 
+Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made", bound=SupportsClose)
 Result = TypeVar("Result")
 
 
-class Producers(Generic[Made]):
+class Producers(Generic[Key, Made]):
     """Makes, keeps and closes them.
 
-    :param make: opens the producer of a topic
+    :param make: opens the producer that a key is for: a topic, and the schema that is sent with
     """
 
-    def __init__(self, make: Callable[[str], Coroutine[Any, Any, Made]]) -> None:
+    def __init__(self, make: Callable[[Key], Coroutine[Any, Any, Made]]) -> None:
         self._make = make
-        self._tasks: dict[str, asyncio.Task[Made]] = {}
+        self._tasks: dict[Key, asyncio.Task[Made]] = {}
         self._closing: set[asyncio.Task[object]] = set()
         self._is_closed = False
 
     async def use(
-        self, topic: str, send: Callable[[Made], Awaitable[Result]], *, is_spent: Callable[[Exception], bool]
+        self, key: Key, send: Callable[[Made], Awaitable[Result]], *, is_spent: Callable[[Exception], bool]
     ) -> Result:
-        """Send with the producer of a topic; what it raises is raised.
+        """Send with the producer of a key; what it raises is raised.
 
         :param is_spent: whether a producer that raised this is of no use any more: the next call makes another one
         """
-        task = self._opening(topic)
+        task = self._opening(key)
         producer = await asyncio.shield(task)
         try:
             return await send(producer)
         except Exception as error:
-            if is_spent(error) and self._tasks.get(topic) is task:
-                del self._tasks[topic]
+            if is_spent(error) and self._tasks.get(key) is task:
+                del self._tasks[key]
                 self._close_soon(producer)
             raise
 
-    def _opening(self, topic: str) -> asyncio.Task[Made]:
+    def _opening(self, key: Key) -> asyncio.Task[Made]:
         if self._is_closed:
             raise ClosedError("what publishes")
-        task = self._tasks.get(topic)
+        task = self._tasks.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            name = f"pulsar_nack dead letters to {topic}"
-            task = self._tasks[topic] = asyncio.get_running_loop().create_task(self._make(topic), name=name)
+            name = f"pulsar_nack dead letters to {key}"
+            task = self._tasks[key] = asyncio.get_running_loop().create_task(self._make(key), name=name)
         return task
 
     def _close_soon(self, producer: Made) -> None:

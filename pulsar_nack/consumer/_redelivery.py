@@ -89,7 +89,12 @@ class Holds:
         due_at_ms = self._clock.now_ms() + delay_ms
         is_earlier = not record.is_held or due_at_ms < record.due_at_ms
         record.is_held = True
-        if plan.keeps and payload is not None and (plan.must_keep or self._store.has_room(payload)):
+        if (
+            plan.keeps
+            and payload is not None
+            and not record.is_doubtful
+            and (plan.must_keep or self._store.has_room(payload))
+        ):
             self._store.keep(payload)  # over the budget rather than a rewind of everything, see Room
         if not is_earlier:
             return
@@ -103,10 +108,15 @@ class Holds:
         for record in records:
             self._store.pop(record.id)
 
-    def keep_again(self, record: Record, delivery: Delivery) -> None:
-        """Keep a message that was in doubt and has come."""
-        if record.is_held and record.is_local and self._store.has_room(delivery):
+    def came_again(self, record: Record, delivery: Delivery) -> None:
+        """Note that a message that was in doubt has come; held, it is kept if that is wanted and there is room."""
+        record.is_doubtful = False
+        if not record.is_held:
+            return
+        plan = self.ways.plan(record.id, record.due_at_ms - self._clock.now_ms())
+        if plan.keeps and self._store.has_room(delivery):
             self._store.keep(delivery)
+            record.is_local = plan.is_local
 
     def must_wait(self, message_id: MessageId, delay_ms: int, payload: Delivery | None) -> bool:
         """Return whether there is no room for a payload that had better be kept."""

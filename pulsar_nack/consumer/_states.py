@@ -84,6 +84,8 @@ class Record:
     """Its timer fires the port's latency before ``due_at_ms``."""
     is_guessed = False
     """It was not known when it was acknowledged, so that the count may be too low to tell one attempt from another."""
+    is_doubtful = False
+    """It came in a session that is over and not in the present one: others may have it, or have settled it."""
     has_copy = False
     """A delivery was hidden while an acknowledgement was under way."""
     before_ack: State | None = None
@@ -387,6 +389,15 @@ class States:
         waiting = {State.HELD, State.REQUESTED, *([State.GIVEN_UP] if with_dead else [])}
         return [each for each in self._records.values() if each.state in waiting and is_same_topic(each.id, place)]
 
+    def doubt(self, topic: str, partition: int) -> list[Record]:
+        """Note that a session begins: what is known of the partition is in doubt until it comes. O(known)."""
+        records = [
+            each for each in self._records.values() if each.id[2] == partition and each.id.topic in {None, topic}
+        ]
+        for record in records:
+            record.is_doubtful = True
+        return records
+
     def leave(self, records: Iterable[Record]) -> None:
         """Forget messages that the broker gives out again; how often each was shown is remembered."""
         for record in records:
@@ -409,6 +420,14 @@ class States:
             self.start_ack(record)
         self.settle_all(gone, now_ms)
         return gone
+
+    def give_back(self, message_id: MessageId) -> None:
+        """Forget a message that came and was not shown; when it comes again that is the same attempt."""
+        record = self._records.get(message_id)
+        if record is not None:
+            self._remove(record)
+            if record.redelivery_count:
+                self.remember(message_id, record.redelivery_count - 1)
 
     def clear(self) -> None:
         """Forget everything: after a seek all messages are new."""

@@ -123,11 +123,16 @@ def subscribe(
     topic = _checked_topic(topic, is_pattern=options.get("is_pattern_topic", False))
     _check_text("subscription", subscription, "a name")
     _check_options(client, options)
+    has_queue = options.get("receiver_queue_size", _DEFAULT_QUEUE) != 0
+    if not has_queue and (not isinstance(topic, str) or options.get("is_pattern_topic", False)):
+        raise _no_queue()
     for name in ("negative_ack_redelivery_delay_ms", "subscription_name"):
         if name in options:
             raise InvalidArgumentError(name, options[name], "nothing: pulsar_nack sets it")
 
     async def make() -> Consumer:
+        if not has_queue and await client.get_topic_partitions(topic) != [_full_name(topic)]:
+            raise _no_queue()
         port = await _port(client, topic, subscription, native_type, options)
         try:
             return Consumer(
@@ -228,6 +233,18 @@ async def _port(client: Any, topic: Any, subscription: str, native_type: Any, op
         has_several_topics=bool(options.get("is_pattern_topic", False)),
         client=client,
     )
+
+
+def _full_name(topic: Any) -> str:
+    if "://" in topic:
+        return str(topic)
+    name = topic if topic.count("/") == 2 else f"public/default/{topic}"
+    return f"persistent://{name}"
+
+
+def _no_queue() -> InvalidArgumentError:
+    wanted = "at least 1 for several topics or partitions, of which the client hands out nothing then"
+    return InvalidArgumentError("receiver_queue_size", 0, wanted)
 
 
 def _native_type(consumer_type: Any) -> Any:

@@ -17,7 +17,7 @@ class FakeLetter:
     """A dead letter that was published; the fields are what :meth:`pulsar_nack.Publisher.publish` was given."""
 
     topic: str
-    data: bytes
+    data: bytes | None
     properties: Mapping[str, str]
     key: str | bytes | None
     ordering_key: str | None
@@ -62,7 +62,7 @@ class FakePublisher:
     async def publish(
         self,
         topic: str,
-        data: bytes,
+        data: bytes | None,
         *,
         properties: Mapping[str, str],
         key: str | bytes | None,

@@ -15,9 +15,9 @@ from ._fake_subscription import FakeSubscription
 
 @dataclass(frozen=True, slots=True)
 class FakeMessage:
-    """What a producer sends; :meth:`FakeTopic.publish_batch` takes these beside plain bytes."""
+    """What a producer sends, None: no value; :meth:`FakeTopic.publish_batch` takes these beside plain bytes."""
 
-    data: bytes
+    data: bytes | None
     key: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     ordering_key: str | None = None
@@ -50,7 +50,7 @@ class FakeEntry:
         message = self.messages[index]
         return Delivery(
             id=self.message_id(index),
-            data=message.data,
+            data=message.data or b"",
             properties=dict(message.properties),
             key=message.key,
             ordering_key=message.ordering_key,
@@ -58,6 +58,7 @@ class FakeEntry:
             publish_time_ms=self.published_ms,
             event_time_ms=message.event_time_ms,
             topic=self.topic,
+            is_null=message.data is None,
         )
 
 
@@ -100,7 +101,7 @@ class FakeTopic:
 
     def publish(
         self,
-        data: bytes,
+        data: bytes | None,
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -116,7 +117,7 @@ class FakeTopic:
         return self._store([message], partition=partition).message_id(0)
 
     def publish_batch(
-        self, messages: Iterable[bytes | FakeMessage], *, partition: int | None = None
+        self, messages: Iterable[bytes | FakeMessage | None], *, partition: int | None = None
     ) -> list[MessageId]:
         """Store messages in one entry and hand it out; their ids have batch indexes from 0.
 
@@ -157,8 +158,8 @@ class FakeTopic:
         self, messages: list[FakeMessage], *, partition: int | None = None, is_batch: bool = False, chunks: int = 0
     ) -> FakeEntry:
         for message in messages:
-            if not isinstance(message.data, bytes):
-                raise InvalidArgumentError("data", message.data, "bytes")
+            if message.data is not None and not isinstance(message.data, bytes):
+                raise InvalidArgumentError("data", message.data, "bytes, or None for a message without a value")
         where = self._partition_for(messages[0], partition)
         positions = tuple(self._next_position(where) for _ in range(max(chunks, 1)))
         topic = self.name if where == -1 else f"{self.name}-partition-{where}"

@@ -88,17 +88,17 @@ def deliver_at_ms(at: object, after: Any, now_ms: int) -> int | None:
 
 def payloads_of(payload: object) -> Sequence[object]:
     """Return what is to be published, one or several."""
-    if isinstance(payload, bytes | bytearray | memoryview):
+    if payload is None or isinstance(payload, bytes | bytearray | memoryview):
         return [payload]
     if isinstance(payload, str) or not isinstance(payload, Sequence) or not payload:
-        raise InvalidArgumentError("payload", payload, "bytes, or a sequence of them with at least one")
+        raise InvalidArgumentError("payload", payload, "bytes or None, or a sequence of them with at least one")
     return payload
 
 
 def message_of(payload: object, key: object, properties: object, event_ms: object) -> EntryMessage:
     """Return a message of these."""
-    if not isinstance(payload, bytes | bytearray | memoryview):
-        raise InvalidArgumentError("payload", payload, "bytes")
+    if payload is not None and not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidArgumentError("payload", payload, "bytes, or None for a message without a value")
     if key is not None:
         check_text("key", key)
     if type(event_ms) is not int or not 0 <= event_ms <= _INT64_MAX:
@@ -109,7 +109,8 @@ def message_of(payload: object, key: object, properties: object, event_ms: objec
     for name, value in given.items():
         check_text("properties", name)
         check_text("properties", value)
-    return EntryMessage(bytes(payload), cast("str | None", key), dict(given), event_ms)
+    value = None if payload is None else bytes(payload)
+    return EntryMessage(value, cast("str | None", key), dict(given), event_ms)
 
 
 def check_text(field: str, value: object) -> None:
@@ -123,7 +124,7 @@ def check_text(field: str, value: object) -> None:
     raise InvalidArgumentError(field, value, "a string without lone surrogates")
 
 
-def check_most(field: str, value: object) -> None:
-    """Check that this is a number of messages, at least 1."""
-    if type(value) is not int or value < 1:
-        raise InvalidArgumentError(field, value, "an integer of at least 1")
+def check_most(field: str, value: object, *, least: int = 1) -> None:
+    """Check that this is a number of messages, at least 1 unless told otherwise."""
+    if type(value) is not int or value < least:
+        raise InvalidArgumentError(field, value, f"an integer of at least {least}")

@@ -18,13 +18,14 @@ def deliveries_of(topic: str, position: Position, entry: Entry, indexes: Iterabl
         made.append(
             Delivery(
                 id=MessageId(*position, batch_index=batch_index, batch_size=entry.batch_size, topic=topic),
-                data=message.payload,
+                data=message.payload or b"",
                 properties=message.properties,
                 key=message.key,
                 redelivery_count=count,
                 publish_time_ms=entry.publish_time_ms,
                 event_time_ms=message.event_time_ms,
                 topic=topic,
+                is_null=message.payload is None,
             )
         )
     return made

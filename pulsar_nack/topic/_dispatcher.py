@@ -72,6 +72,7 @@ class Dispatcher:
     def join(self, number: int, name: str, *, room: int, unacked_limit: int | None, kind: SubscriptionType) -> None:
         """Take a consumer in.
 
+        :param room: messages that it takes ahead; 0: it gets one whenever it is not held, which it is at first
         :raises BrokerError: those that are there exclude it; nothing has changed
         """
         if self._members and (kind is not self.kind or kind is SubscriptionType.EXCLUSIVE):
@@ -79,7 +80,7 @@ class Dispatcher:
         if kind is not self.kind:
             self.kind = kind
             self._waiting.forget_all()
-        self._members[number] = Member(name, room, unacked_limit)
+        self._members[number] = Member(name, max(room, 1), unacked_limit, is_held=not room)
         self._rearrange()
 
     def leave(self, number: int) -> None:
@@ -110,6 +111,10 @@ class Dispatcher:
         could = member.has_room
         member.fill(messages)
         return member.has_room and not could
+
+    def hold(self, number: int, *, is_held: bool) -> None:
+        """Give a consumer nothing until it is not held any more."""
+        self._members[number].is_held = is_held
 
     @property
     def room(self) -> int:
@@ -248,10 +253,16 @@ class Dispatcher:
         """A consumer wants entries again; return which of them it held, or all that it must let go of."""
         if not self.kind.is_shared:
             return self.rewind() if number == self.active else []
+        mine = self.give_back(number, positions)
+        for position in mine:
+            self._counts[position] = self._counts.get(position, 0) + 1
+        return mine
+
+    def give_back(self, number: int, positions: Iterable[Position]) -> list[Position]:
+        """Have entries go to others that a consumer holds and has shown to nobody; return which of them it held."""
         mine = [position for position in dict.fromkeys(positions) if self._holder(position) == number]
         for position in mine:
             self._come_back(position)
-            self._counts[position] = self._counts.get(position, 0) + 1
         return mine
 
     def rewind(self) -> list[Position]:

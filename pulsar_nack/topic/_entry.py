@@ -16,9 +16,9 @@ NO_KEY: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class EntryMessage:
-    """One message as it was published; ``event_time_ms`` is 0 when the producer set none."""
+    """One message as it was published; ``payload`` is None, and ``event_time_ms`` 0, when the producer set none."""
 
-    payload: bytes
+    payload: bytes | None
     key: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     event_time_ms: int = 0
@@ -74,7 +74,9 @@ def encode_entry(entry: Entry) -> bytes:
     if entry.is_batch:
         record.is_batch = True
     for message in entry.messages:
-        one = record.messages.add(payload=message.payload, key=message.key)
+        one = record.messages.add(payload=message.payload or b"", key=message.key)
+        if message.payload is None:
+            one.is_null = True
         if message.event_time_ms:
             one.event_time = message.event_time_ms
         for name, value in message.properties.items():
@@ -103,7 +105,7 @@ def decode_entry(data: bytes) -> Entry:
         is_batch=record.is_batch,
         messages=tuple(
             EntryMessage(
-                payload=one.payload,
+                payload=None if one.is_null else one.payload,
                 key=one.key if one.HasField("key") else None,
                 properties={each.name: each.value for each in one.properties},
                 event_time_ms=one.event_time,

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epulsar_nack/topic/_entry.proto\x12\x11pulsar_nack.topic\"\'\n\x08Property\x12\x0c\n\x04name\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t\"l\n\x07Message\x12\x0f\n\x07payload\x18\x01 \x02(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\t\x12/\n\nproperties\x18\x03 \x03(\x0b\x32\x1b.pulsar_nack.topic.Property\x12\x12\n\nevent_time\x18\x04 \x01(\x04\"q\n\x05\x45ntry\x12\x14\n\x0cpublish_time\x18\x01 \x02(\x04\x12\x12\n\ndeliver_at\x18\x02 \x01(\x04\x12\x10\n\x08is_batch\x18\x03 \x01(\x08\x12,\n\x08messages\x18\x04 \x03(\x0b\x32\x1a.pulsar_nack.topic.Message')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epulsar_nack/topic/_entry.proto\x12\x11pulsar_nack.topic\"\'\n\x08Property\x12\x0c\n\x04name\x18\x01 \x02(\t\x12\r\n\x05value\x18\x02 \x02(\t\"}\n\x07Message\x12\x0f\n\x07payload\x18\x01 \x02(\x0c\x12\x0b\n\x03key\x18\x02 \x01(\t\x12/\n\nproperties\x18\x03 \x03(\x0b\x32\x1b.pulsar_nack.topic.Property\x12\x12\n\nevent_time\x18\x04 \x01(\x04\x12\x0f\n\x07is_null\x18\x05 \x01(\x08\"q\n\x05\x45ntry\x12\x14\n\x0cpublish_time\x18\x01 \x02(\x04\x12\x12\n\ndeliver_at\x18\x02 \x01(\x04\x12\x10\n\x08is_batch\x18\x03 \x01(\x08\x12,\n\x08messages\x18\x04 \x03(\x0b\x32\x1a.pulsar_nack.topic.Message')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,7 +24,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPERTY']._serialized_start=53
   _globals['_PROPERTY']._serialized_end=92
   _globals['_MESSAGE']._serialized_start=94
-  _globals['_MESSAGE']._serialized_end=202
-  _globals['_ENTRY']._serialized_start=204
-  _globals['_ENTRY']._serialized_end=317
+  _globals['_MESSAGE']._serialized_end=219
+  _globals['_ENTRY']._serialized_start=221
+  _globals['_ENTRY']._serialized_end=334
 # @@protoc_insertion_point(module_scope)

@@ -14,16 +14,18 @@ class Property(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("payload", "key", "properties", "event_time")
+    __slots__ = ("payload", "key", "properties", "event_time", "is_null")
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     EVENT_TIME_FIELD_NUMBER: _ClassVar[int]
+    IS_NULL_FIELD_NUMBER: _ClassVar[int]
     payload: bytes
     key: str
     properties: _containers.RepeatedCompositeFieldContainer[Property]
     event_time: int
-    def __init__(self, payload: _Optional[bytes] = ..., key: _Optional[str] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., event_time: _Optional[int] = ...) -> None: ...
+    is_null: bool
+    def __init__(self, payload: _Optional[bytes] = ..., key: _Optional[str] = ..., properties: _Optional[_Iterable[_Union[Property, _Mapping]]] = ..., event_time: _Optional[int] = ..., is_null: bool = ...) -> None: ...
 
 class Entry(_message.Message):
     __slots__ = ("publish_time", "deliver_at", "is_batch", "messages")

@@ -35,6 +35,8 @@ class Member:
     name: str
     room: int
     unacked_limit: int | None
+    is_held: bool = False
+    """It gets nothing: it is paused, or has no queue and does not wait."""
     unacked: int = 0
     held: set[Position] = field(default_factory=set)
     is_full: bool = field(default=False, init=False)
@@ -47,7 +49,7 @@ class Member:
     @property
     def has_room(self) -> bool:
         """Return whether it may get an entry."""
-        return not self.is_full and (self.unacked_limit is None or self.unacked < self.unacked_limit)
+        return not (self.is_full or self.is_held) and (self.unacked_limit is None or self.unacked < self.unacked_limit)
 
     def fill(self, messages: int) -> None:
         """Note that so many messages are in its queue; negative: not any more."""

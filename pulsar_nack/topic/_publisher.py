@@ -24,7 +24,7 @@ class LocalPublisher:
     async def publish(
         self,
         topic: str,
-        data: bytes,
+        data: bytes | None,
         *,
         properties: Mapping[str, str],
         key: str | bytes | None,

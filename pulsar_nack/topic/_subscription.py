@@ -189,6 +189,28 @@ class Subscription:
         if self._dispatcher.take_room(number, -1):
             self.look()
 
+    @property
+    def is_alone(self) -> bool:
+        """Return whether there is one consumer at most."""
+        return len(self._receivers) <= 1
+
+    def hold(self, number: int) -> None:
+        """Give a consumer nothing until :meth:`release`."""
+        if number in self._receivers:
+            self._dispatcher.hold(number, is_held=True)
+
+    def release(self, number: int) -> None:
+        """Give a consumer messages again."""
+        if number in self._receivers:
+            self._dispatcher.hold(number, is_held=False)
+            self.look()
+
+    def give_back(self, number: int, positions: Iterable[Position]) -> None:
+        """Give entries to others that a consumer holds and has shown to nobody; they count as not delivered to it."""
+        if number in self._receivers:
+            self._take_back(self._dispatcher.give_back(number, positions), number)
+            self._changed()
+
     def redeliver(self, number: int, positions: Iterable[Position]) -> None:
         """Send entries again that a consumer holds; on Exclusive and Failover subscriptions all that it holds.
 

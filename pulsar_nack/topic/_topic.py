@@ -224,7 +224,7 @@ class LocalTopic:
     @overload
     async def publish(
         self,
-        payload: bytes,
+        payload: bytes | None,
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -236,7 +236,7 @@ class LocalTopic:
     @overload
     async def publish(
         self,
-        payload: Sequence[bytes],
+        payload: Sequence[bytes | None],
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -248,7 +248,7 @@ class LocalTopic:
 
     async def publish(
         self,
-        payload: bytes | Sequence[bytes],
+        payload: bytes | Sequence[bytes | None] | None,
         *,
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -259,7 +259,8 @@ class LocalTopic:
     ) -> MessageId | list[MessageId]:
         """Add a message, or several; durable when it returns.
 
-        :param payload: bytes, or a sequence of bytes: messages of their own, or with ``batch`` one entry of them all
+        :param payload: bytes, or None for a message without a value; or a sequence of them: messages of their own, or
+            with ``batch`` one entry of them all
         :param key: who has the same key gets them in order, on Key_Shared subscriptions
         :param deliver_at: when Shared and Key_Shared subscriptions get it: epoch ms, a datetime with a time zone, or a
             timedelta from now
@@ -268,7 +269,7 @@ class LocalTopic:
         :raises LedgerError: it could not be written; nothing, or not all of several entries, was added
         """
         self._ensure_open()
-        is_one = isinstance(payload, bytes | bytearray | memoryview)
+        is_one = payload is None or isinstance(payload, bytes | bytearray | memoryview)
         if batch and is_one:
             raise InvalidArgumentError("batch", batch, "False for a single payload")
         now = max(self._settings.clock.now_ms(), self._published_at)
@@ -322,7 +323,7 @@ class LocalTopic:
         :param consumer_name: the first by name gets the messages of a Failover subscription
         :param delayed: how delayed messages are kept, with a tick and a precision of the subscription's own; it may
             change while nobody consumes
-        :param receiver_queue_size: messages that are handed over before they are asked for
+        :param receiver_queue_size: messages that are handed over before they are asked for; 0: none
         :param unacked_limit: a consumer with so many unacknowledged messages gets no more; None: no limit
         :param batch_index_ack: single messages of a batch are acknowledged in the topic; False: a batch when all are
         :raises InvalidArgumentError: names what was refused
@@ -333,7 +334,7 @@ class LocalTopic:
         check_subscription_name(name)
         check_initial(initial_position)
         check_text("consumer_name", consumer_name)
-        check_most("receiver_queue_size", receiver_queue_size)
+        check_most("receiver_queue_size", receiver_queue_size, least=0)
         if not isinstance(batch_index_ack, bool):
             raise InvalidArgumentError("batch_index_ack", batch_index_ack, "True or False")
         if unacked_limit is not None:
@@ -381,6 +382,7 @@ class LocalTopic:
             self.name,
             subscription,
             join,
+            self.unsubscribe,
             name=label,
             is_shared=kind.is_shared,
             receiver_queue_size=room,
@@ -412,6 +414,7 @@ class LocalTopic:
         consumer_name: str = "",
         initial_position: InitialPosition = "earliest",
         delayed: DelayedDeliveryConfig | None = None,
+        receiver_queue_size: int = 1_000,
         **options: Any,
     ) -> Subscribing:
         """Subscribe with a :class:`~pulsar_nack.Consumer`; ``async with`` it, or await it and close it yourself.
@@ -424,12 +427,18 @@ class LocalTopic:
         check_subscription_name(name)
         check_initial(initial_position)
         check_text("consumer_name", consumer_name)
+        check_most("receiver_queue_size", receiver_queue_size, least=0)
         as_bucket_config(delayed)
         Consumer(NoPort(self.name, name), **options)  # its arguments are checked here, nothing is begun
 
         async def make() -> Consumer:
             port = await self.subscribe(
-                name, type, consumer_name=consumer_name, initial_position=initial_position, delayed=delayed
+                name,
+                type,
+                consumer_name=consumer_name,
+                initial_position=initial_position,
+                delayed=delayed,
+                receiver_queue_size=receiver_queue_size,
             )
             try:
                 return Consumer(port, **options)

@@ -23,6 +23,7 @@ from ._options import ClientOptions
 from ._port import WirePort
 from ._producer import Producer, Producing
 from ._producer_options import ProducerOptions
+from ._schema_info import SchemaInfo
 from ._subscribe_options import KeyShared, SubscribeOptions
 from ._tls import TlsOptions
 
@@ -37,6 +38,7 @@ __all__ = [
     "Producer",
     "ProducerOptions",
     "Producing",
+    "SchemaInfo",
     "SubscribeOptions",
     "TlsAuthentication",
     "TlsOptions",

@@ -19,8 +19,9 @@ from ._core import Core
 from ._lookup import Lookup
 from ._options import ClientOptions
 from ._pool import Pool
-from ._port import WirePort, traits_of
+from ._port import WirePort, no_queue, traits_of
 from ._producer import Producer, Producing
+from ._schema_info import SchemaInfo
 from ._selection import selection_of
 from ._settings import ProducerSettings, Settings, client_options, producer_options, split
 from ._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
@@ -112,6 +113,8 @@ class Client:
         if consumer_type not in TYPES:
             raise InvalidArgumentError("consumer_type", consumer_type, f"one of {', '.join(TYPES)}")
         options = SubscribeOptions(subscription=subscription, type=consumer_type, **of_subscription)
+        if not options.receiver_queue_size and selection.only is None:
+            raise no_queue()
         interval = delay_ms(discovery_interval, "discovery_interval") / 1000
         if not interval:
             raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")
@@ -178,6 +181,15 @@ class Client:
         """
         core, name = self._core(), normalize_namespace(namespace)
         return sorted(await core.patiently(lambda: core.lookup.topics(name)))
+
+    async def schema(self, topic: str, version: bytes | None = None) -> SchemaInfo:
+        """Return a schema of a topic, by which its messages can be decoded.
+
+        :param version: a message's ``schema_version``; None: the latest
+        :raises BrokerRefusedError: the broker said no; with the code ``TopicNotFound`` where there is no such schema
+        :raises BrokerError: it cannot be reached
+        """
+        return await self._core().lookup.schema(normalize(topic), version)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -44,9 +44,10 @@ def decompress(kind: int, data: bytes, size: int, max_bytes: int) -> bytes:
     """
     codec = _CODECS.get(kind)
     if codec is None:
-        raise UndecodableMessageError(f"payload: compressed by an unknown codec, number {kind}")
+        raise UndecodableMessageError(f"payload: compressed by an unknown codec, number {kind}", is_local=True)
     if size > max_bytes:
-        raise UndecodableMessageError(f"payload: {size} bytes before compression, at most {max_bytes} are taken")
+        problem = f"payload: {size} bytes before compression, at most {max_bytes} are taken"
+        raise UndecodableMessageError(problem, is_local=True)
     try:
         result = codec.decompress(data, size, max_bytes)
     except MissingExtraError:

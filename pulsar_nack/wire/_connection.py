@@ -48,6 +48,7 @@ _ANSWERS: Final[dict[int, str]] = {
     pb.BaseCommand.PARTITIONED_METADATA_RESPONSE: "partitionMetadataResponse",
     pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE: "getLastMessageIdResponse",
     pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE: "getTopicsOfNamespaceResponse",
+    pb.BaseCommand.GET_SCHEMA_RESPONSE: "getSchemaResponse",
     pb.BaseCommand.ACK_RESPONSE: "ackResponse",
     pb.BaseCommand.CONSUMER_STATS_RESPONSE: "consumerStatsResponse",
     pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: "watchTopicListSuccess",

@@ -31,6 +31,7 @@ from ..errors import (
     ClosedError,
     ConnectionLostError,
     InvalidArgumentError,
+    MissingExtraError,
     TopicNotFoundError,
 )
 from ..ids import MessageId, Position
@@ -42,6 +43,7 @@ from ._chunks import Chunks
 from ._core import Core
 from ._deliveries import EntryReader
 from ._heads import MessageHead
+from ._pausing import Pausing
 from ._permits import Permits
 from ._redeliveries import MOST_IDS, Redeliveries
 from ._refusals import is_busy, is_transient
@@ -85,6 +87,8 @@ class TopicConsumer:
     :param sink: gets each delivery, in order, synchronously; see :meth:`taken`
     :param partition: its number, -1 where there are none
     :param told: called with what happens to its sessions
+    :param unreadable: called when a message comes that cannot be read for want of something in this process; it is not
+        delivered, and this consumer is to be paused
     :param became_missing: called when the topic turns out to be deleted, and may not be created again; and when the
         consumer has ended by itself
     """
@@ -97,6 +101,7 @@ class TopicConsumer:
         sink: Sink,
         *,
         partition: int = -1,
+        unreadable: Callable[[MissingExtraError], None] | None = None,
         told: Callable[[SessionEvent, str, int], None] | None = None,
         became_missing: Callable[[TopicConsumer], None] | None = None,
     ) -> None:
@@ -114,14 +119,18 @@ class TopicConsumer:
         self._loop = core.loop
         self._options = options
         self._sink = sink
+        self._unreadable = unreadable
         self._told = told
         self._tells_position = False
         self._became_missing = became_missing
         self._was_active = False
         self._prefetched = core.prefetched
+        self._has_queue = options.receiver_queue_size > 0
         self._permits = Permits(
-            options.receiver_queue_size, None if self._prefetched.max_bytes is None else self._fitting
+            max(options.receiver_queue_size, 1), None if self._prefetched.max_bytes is None else self._fitting
         )
+        self._permits.is_held = not self._has_queue
+        self._pausing = Pausing(core.loop, self._give_back)
         self._acks = AckGroups(core.loop, options.ack_group_ms)
         self._members_done = self._on_members_done  # one object, by which a group knows them
         self._ack_sets = AckSets()
@@ -296,7 +305,9 @@ class TopicConsumer:
         self._acks.connected(session)
         if self._session is session:  # not lost while sending
             self._is_subscribed.set()
-            session.permit(self._permits.start())
+            permits = self._permits.start()
+            if permits:  # of none a broker does not want to hear
+                session.permit(permits)
 
     def _leave(self) -> None:
         """End the session's epoch."""
@@ -308,6 +319,7 @@ class TopicConsumer:
         self._is_subscribed.clear()
         self._acks.disconnected()
         self._redeliveries.clear()
+        self._pausing.forget()
         self._ack_sets.forget()
         if self._resuming is not None:
             self._resuming.expect(self._chunks.positions())
@@ -410,7 +422,7 @@ class TopicConsumer:
         if delivery is None:
             self._on_arrival(head, *self._reader.read_other(head, rest))
             return
-        if self._rewinds or self._resuming is not None or self._mean_bytes is None:
+        if self._rewinds or self._resuming is not None or self._mean_bytes is None or self._pausing.is_in_use:
             self._on_arrival(head, 1, [delivery])
             return
         self._permits.out -= 1
@@ -431,6 +443,17 @@ class TopicConsumer:
         if self._resuming is not None and self._is_acked((head.ledger, head.entry)):
             self._free(permits)
             return
+        if deliveries and isinstance(deliveries[0].error, MissingExtraError) and self._unreadable is not None:
+            self._unreadable(deliveries[0].error)
+            self._arrived_in_vain(head, permits, deliveries)
+            return
+        if self._pausing.is_in_use:
+            if self._pausing.is_paused and not self._options.only_one_gets_messages:
+                self._arrived_in_vain(head, permits, deliveries)
+                return
+            times = self._pausing.returned((head.ledger, head.entry))
+            for delivery in deliveries:
+                delivery.redelivery_count = max(delivery.redelivery_count - times, 0)
         shown = len(deliveries)
         if shown != permits:
             self._free(permits - shown)
@@ -445,8 +468,20 @@ class TopicConsumer:
         if self._mean_bytes is None:
             self._permit_by_size()
 
+    def _arrived_in_vain(self, head: MessageHead, permits: int, deliveries: Sequence[Delivery]) -> None:
+        """Have an entry given back, as nothing is shown now; parts of messages in chunks too."""
+        self._free(permits)
+        if self._options.only_one_gets_messages:
+            return  # nobody else would get it
+        places = {(head.ledger, head.entry), *_positions(each.id for each in deliveries), *self._chunks.positions()}
+        self._chunks.clear()
+        self._set_chunk_timer()
+        self._pausing.arrived(sorted(places), is_last=self._permits.out <= 0)
+
     def taken(self, delivery: Delivery) -> None:
         """Note that a delivery of the present epoch was received, so that there is room for another."""
+        if not self._has_queue:
+            self._permits.is_held = True  # until somebody waits for the next one
         self._free(1)  # first: while it still counts as here it tells the size of messages
         size = len(delivery.data)
         self._queued -= 1
@@ -459,6 +494,57 @@ class TopicConsumer:
         permits = self._permits.free(messages)
         if permits and self._session is not None:
             self._session.permit(permits)
+
+    def want(self) -> None:
+        """Fetch a message, if there is no queue and none is on its way: somebody waits for one."""
+        if not self._has_queue and not self._pausing.is_paused:
+            self._fetch()
+
+    def _fetch(self) -> None:
+        self._permits.is_held = False
+        permits = self._permits.give()
+        if permits and self._session is not None:
+            self._session.permit(permits)
+
+    def pause(self, queued: Sequence[Delivery], *, is_idle: bool = False) -> None:
+        """Give back what was delivered and not taken, and fetch nothing until :meth:`resume`.
+
+        On Exclusive and Failover there is nobody else to give it to: it stays.
+
+        :param queued: of the present epoch, which whoever got it drops; on Exclusive and Failover none
+        :param is_idle: nothing that was taken is unsettled, so that a new session costs nothing
+        """
+        self._permits.is_held = True
+        self._pausing.pause()
+        self._queued -= len(queued)
+        size = sum(len(each.data) for each in queued)
+        self._queued_bytes -= size
+        self._prefetched.bytes -= size
+        self._free(len(queued))
+        if not self._options.only_one_gets_messages:
+            places = dict.fromkeys((*_positions(each.id for each in queued), *self._chunks.positions()))
+            self._chunks.clear()
+            self._set_chunk_timer()
+            self._pausing.give_back(list(places))
+            if is_idle and self._permits.out > 0 and not self._seeking.locked():
+                self._start_anew()
+
+    def resume(self) -> None:
+        """Fetch messages again."""
+        self._pausing.resume()
+        if self._has_queue:
+            self._fetch()
+
+    def give_back(self, ids: Iterable[MessageId]) -> None:
+        """Give messages back that were taken and not shown to anybody."""
+        if self._session is not None:
+            self._pausing.give_back(list(_positions(ids)))
+
+    def _give_back(self, places: Sequence[tuple[int, int]]) -> None:
+        if self._session is not None:
+            if self._resuming is not None:
+                self._resuming.expect(places)
+            self._redeliveries.add(places)
 
     def _fitting(self) -> int:
         """Return for how many messages more there is memory, by the sizes of those that are here, or were last."""
@@ -722,10 +808,7 @@ class TopicConsumer:
                     given_up.times,
                 )
             positions += given_up.positions
-        if self._session is not None:
-            if self._resuming is not None:
-                self._resuming.expect(positions)
-            self._redeliveries.add(positions)
+        self._give_back(positions)
         self._set_chunk_timer()
 
     # --- moving, asking ----------------------------------------------------------------------------------------------

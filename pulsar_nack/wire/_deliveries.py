@@ -6,14 +6,22 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from ..consumer import Delivery
-from ..errors import InvalidArgumentError, ProtocolError, UndecodableMessageError
+from ..errors import InvalidArgumentError, MissingExtraError, ProtocolError, UndecodableMessageError
 from ..ids import MessageId, Position, _delivered_id
 from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._chunks import Chunks, Part, Whole
-from ._delivery import plain_delivery
+from ._delivery import (
+    plain_delivery,
+    plain_member,
+    producer_name_of,
+    replicated_from_of,
+    schema_version_of,
+    sequence_id_of,
+)
 from ._entries import (
     Entry,
+    batch_size_of,
     decode_entry,
     is_batch,
     key_of,
@@ -88,7 +96,8 @@ class EntryReader:
         return plain_delivery(message_id, parts[1], count, parts[0], topic)
 
     def read(self, head: MessageHead, rest: bytes) -> Arrival:
-        """Take an entry apart. One that cannot be read is a delivery that says so.
+        """Take an entry apart. One that cannot be read is a delivery that says so, with a MissingExtraError where that
+        is for want of something in this process.
 
         :raises ProtocolError: its id is none
         """
@@ -103,6 +112,11 @@ class EntryReader:
             except UndecodableMessageError as error:
                 unreadable = self._unreadable(head, rest, error, about=readable_metadata(rest))
                 return Arrival(self._counted(head, error.batch_size), [unreadable])
+            except MissingExtraError as error:
+                about = readable_metadata(rest) or _NOTHING
+                return Arrival(
+                    self._counted(head, batch_size_of(about)), [self._unreadable(head, rest, error, about=about)]
+                )
             if self._first is not None and (head.ledger, head.entry) < self._first:
                 size = entry.metadata.num_messages_in_batch if entry.is_batch else 0
                 return Arrival(self._counted(head, size), [])
@@ -147,6 +161,10 @@ class EntryReader:
             topic=self._topic,
             error=error,
             is_key_encoded=own.partition_key_b64_encoded,
+            producer_name=None if about is None else producer_name_of(about),
+            sequence_id=None if about is None or is_batch(about) else about.sequence_id,
+            schema_version=None if about is None else schema_version_of(about),
+            replicated_from=None if about is None else replicated_from_of(about),
         )
 
     @staticmethod
@@ -170,15 +188,15 @@ class EntryReader:
         read = 0
         partition, topic = self._partition, self._topic
         extras = {**self._extras, "batch_size": size}
-        count, published = head.redelivery_count, entry.metadata.publish_time
+        count, of_entry = head.redelivery_count, entry.metadata
         try:
             for index, metadata, payload in entry.members():
                 read = index + 1
                 if is_shown is not None and not is_shown[index]:
                     continue
-                if metadata is None:
+                if isinstance(metadata, bytes):
                     member = _delivered_id((ledger, number, partition, index), extras)
-                    deliveries.append(plain_delivery(member, payload, count, published, topic))
+                    deliveries.append(plain_member(member, payload, count, of_entry, metadata, topic))
                 elif metadata.compacted_out:
                     hidden.append(index)
                 else:
@@ -228,7 +246,7 @@ class EntryReader:
             return [self._unreadable(head, whole.payload or b"", wrong, about=metadata)]
         try:
             payload = self._put_together(entry, whole)
-        except UndecodableMessageError as error:
+        except (UndecodableMessageError, MissingExtraError) as error:
             return [self._unreadable(head, whole.payload or b"", error, message_id, about=metadata)]
         return [self._delivery(message_id, head, metadata, metadata, payload)]
 
@@ -246,7 +264,8 @@ class EntryReader:
     def _put_together(self, entry: Entry, whole: Whole) -> bytes:
         total = entry.metadata.total_chunk_msg_size
         if whole.payload is None:
-            raise UndecodableMessageError(f"payload: {total} bytes in chunks, more than max_chunked_bytes")
+            problem = f"payload: {total} bytes in chunks, more than max_chunked_bytes"
+            raise UndecodableMessageError(problem, is_local=True)
         if len(whole.payload) != total:
             raise UndecodableMessageError(f"payload: {len(whole.payload)} bytes in chunks, {total} were to come")
         return unpack(entry.metadata, whole.payload, self._max_bytes)
@@ -270,6 +289,11 @@ class EntryReader:
             event_time_ms=own.event_time,
             topic=self._topic,
             is_key_encoded=own.partition_key_b64_encoded,
+            is_null=own.null_value,
+            producer_name=producer_name_of(of_entry),
+            sequence_id=sequence_id_of(own, of_entry),
+            schema_version=schema_version_of(of_entry),
+            replicated_from=replicated_from_of(of_entry),
         )
 
 

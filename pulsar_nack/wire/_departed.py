@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from ..consumer import AcksDone, Delivery
@@ -75,6 +75,18 @@ class Departed:
         """Have it forgotten that anything is awaited."""
         self._tell()
         self._gone(self)
+
+    def want(self) -> None:
+        """Do nothing."""
+
+    def pause(self, queued: Sequence[Delivery], *, is_idle: bool) -> None:
+        """Do nothing."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+    def give_back(self, ids: Iterable[MessageId]) -> None:
+        """Do nothing."""
 
     async def seek(self, position: MessageId | int) -> None:  # noqa: ARG002
         """Fail.

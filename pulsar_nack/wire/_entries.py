@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, cast
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from ..errors import MissingExtraError, UndecodableMessageError
+from ..errors import UndecodableMessageError
 from . import _pulsar_pb2 as pb
 from ._compression import decompress
 from ._frames import MAGIC_CHECKSUM
@@ -94,8 +94,8 @@ class SingleMessage(NamedTuple):
         return isinstance(self.metadata, pb.SingleMessageMetadata) and self.metadata.compacted_out
 
 
-Member = tuple[int, pb.SingleMessageMetadata | None, bytes]
-"""Index, metadata and payload of a message of a batch; None: its metadata tells nothing but sizes and sequence id."""
+Member = tuple[int, pb.SingleMessageMetadata | bytes, bytes]
+"""Index, metadata and payload of a message of a batch; metadata that tells only sizes and sequence id is not parsed."""
 
 
 class Entry(NamedTuple):
@@ -140,12 +140,12 @@ class Entry(NamedTuple):
 
 def properties_of(metadata: Metadata) -> dict[str, str]:
     """Return the properties of a message."""
-    return {_text(pair.key): _text(pair.value) for pair in metadata.properties}
+    return {text_of(pair.key): text_of(pair.value) for pair in metadata.properties}
 
 
 def key_of(metadata: Metadata) -> str:
     """Return the key of a message that has one."""
-    return _text(metadata.partition_key)
+    return text_of(metadata.partition_key)
 
 
 def ordering_key_of(metadata: Metadata) -> str:
@@ -163,6 +163,7 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
 
     :param max_message_bytes: of the payload after decompression; more is refused before memory is taken for it
     :raises UndecodableMessageError: names what is wrong; ``batch_size`` says how many messages the broker counted
+    :raises MissingExtraError: nothing is wrong with it, but what its compression needs is not installed
     """
     if type(rest) is not bytes:
         rest = bytes(rest)
@@ -178,7 +179,7 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
         elif metadata.encryption_keys:
             raise _encrypted(metadata)
     except UndecodableMessageError as error:
-        error.batch_size = _batch_size(metadata)
+        error.batch_size = batch_size_of(metadata)
         raise
     return tuple.__new__(Entry, (metadata, payload, broker_metadata))
 
@@ -213,18 +214,16 @@ def plain_parts(rest: bytes) -> tuple[bytes, bytes] | None:
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
     """Return the payload of an entry, or of all chunks of a message together, decompressed.
 
-    :raises UndecodableMessageError: encrypted, too large, damaged, or compressed by a codec that is unknown or not
-        installed, which concerns this entry only as well
+    :raises UndecodableMessageError: encrypted, too large, damaged, or compressed by a codec that is unknown
+    :raises MissingExtraError: compressed by one that is not installed, so that others may be able to read it
     """
     if metadata.encryption_keys:
         raise _encrypted(metadata)
     if metadata.compression:
-        try:
-            return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
-        except MissingExtraError as error:
-            raise UndecodableMessageError(f"payload: {error}") from error
+        return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
     if len(payload) > max_message_bytes:
-        raise UndecodableMessageError(f"payload: {len(payload)} bytes, at most {max_message_bytes} are taken")
+        problem = f"payload: {len(payload)} bytes, at most {max_message_bytes} are taken"
+        raise UndecodableMessageError(problem, is_local=True)
     return payload
 
 
@@ -295,13 +294,14 @@ def _split(rest: bytes, at: int) -> tuple[pb.MessageMetadata, bytes]:
 def _damaged(rest: bytes, at: int, problem: str) -> UndecodableMessageError:
     """Return the error of an entry with a wrong checksum; the broker has counted it by its metadata all the same."""
     try:
-        batch_size = _batch_size(_split(rest, at)[0])
+        batch_size = batch_size_of(_split(rest, at)[0])
     except UndecodableMessageError:
         batch_size = 0
     return UndecodableMessageError(problem, batch_size=batch_size)
 
 
-def _batch_size(metadata: pb.MessageMetadata) -> int:
+def batch_size_of(metadata: pb.MessageMetadata) -> int:
+    """Return how many messages a batch says that it has, 0 of what is none."""
     return min(max(metadata.num_messages_in_batch, 1), _MOST_MESSAGES) if is_batch(metadata) else 0
 
 
@@ -319,8 +319,8 @@ def _check_required(metadata: pb.MessageMetadata) -> None:
 
 
 def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
-    keys = ", ".join(_text(key.key) for key in metadata.encryption_keys)
-    return UndecodableMessageError(f"payload: encrypted with the key {keys}")
+    keys = ", ".join(text_of(key.key) for key in metadata.encryption_keys)
+    return UndecodableMessageError(f"payload: encrypted with the key {keys}", is_local=True)
 
 
 def _members(
@@ -337,7 +337,8 @@ def _members(
         if middle > end:
             raise _damaged_batch(index, count, f"metadata of {middle - start} bytes where {end - start} are left")
         if is_plain(payload, start, middle):
-            metadata, size = None, payload[start + 1]
+            metadata: pb.SingleMessageMetadata | bytes = payload[start:middle]
+            size = payload[start + 1]
             if size >= 0x80:
                 size += (payload[start + 2] - 1) << 7
         else:
@@ -366,6 +367,6 @@ def _damaged_batch(index: int, count: int, problem: str) -> UndecodableMessageEr
     return UndecodableMessageError(f"batch: message {index} of {count}: {problem}", batch_size=count)
 
 
-def _text(value: str | bytes) -> str:
+def text_of(value: str | bytes) -> str:
     """Return a text of the protocol; where it is none, protobuf hands out the bytes instead."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")

@@ -26,10 +26,12 @@ class WireInbox:
     """First in, first out. What came before its source lost the connection is dropped: it comes again.
 
     :param check: called before and after each wait; may raise
+    :param before_wait: called when nothing is here, before each wait; may raise too
     """
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(self, check: Callable[[], None], before_wait: Callable[[], None] = lambda: None) -> None:
         self._check = check
+        self._before_wait = before_wait
         self._ready: deque[tuple[Delivery, Source, int]] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._epochs: dict[Source, int] = {}
@@ -54,6 +56,7 @@ class WireInbox:
             delivery = self.get_nowait()
             if delivery is not None:
                 return delivery
+            self._before_wait()
             await self._wait()
 
     def get_nowait(self) -> Delivery | None:
@@ -66,6 +69,15 @@ class WireInbox:
                 return delivery
         return None
 
+    def take_out(self, source: Source) -> list[Delivery]:
+        """Take out what came from one source, but for the rest of a batch of which a part was received."""
+        items = [item for item in self._ready if item[1] is source and item[2] == source.epoch]
+        first = items[0][0].id if items else None
+        kept = first[:2] if first is not None and first.batch_index > 0 else None
+        out = [item[0] for item in items if item[0].id[:2] != kept]
+        self._ready = deque(item for item in self._ready if item[1] is not source or item[0].id[:2] == kept)
+        return out
+
     def drop(self, source: Source) -> None:
         """Drop what came from one source."""
         if self._epochs.pop(source, None) is not None and self._ready:
@@ -75,6 +87,11 @@ class WireInbox:
         """Drop everything."""
         self._ready.clear()
         self._epochs.clear()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether somebody waits."""
+        return bool(self._waiters)
 
     def wake_all(self) -> None:
         """Let everyone who waits look again."""

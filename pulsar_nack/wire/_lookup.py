@@ -11,6 +11,7 @@ from ._connection import Connection
 from ._options import ClientOptions
 from ._pool import Pool
 from ._refusals import is_transient
+from ._schema_info import SchemaInfo
 from ._topics import TopicsMode
 
 _MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
@@ -85,6 +86,23 @@ class Lookup:
         answer = await self._request(connection, command, request_id)
         found = answer.getTopicsOfNamespaceResponse.topics
         return [topic for topic in found if wanted is None or wanted.fullmatch(topic)]
+
+    async def schema(self, topic: str, version: bytes | None = None) -> SchemaInfo:
+        """Return a schema of ``topic``.
+
+        :param version: as messages name it, None: the latest
+        :raises BrokerRefusedError: the broker said no; with the code ``TopicNotFound`` where there is no such schema
+        :raises BrokerError: no broker could be reached
+        """
+        connection = await self._pool.service()
+        request_id = connection.request_id()
+        command = pb.BaseCommand(type=pb.BaseCommand.GET_SCHEMA)
+        command.getSchema.topic = topic
+        command.getSchema.request_id = request_id
+        if version is not None:
+            command.getSchema.schema_version = version
+        answer = await self._request(connection, command, request_id)
+        return SchemaInfo.of(answer.getSchemaResponse.schema)
 
     async def _ask(self, connection: Connection, topic: str, *, authoritative: bool) -> pb.CommandLookupTopicResponse:
         request_id = connection.request_id()

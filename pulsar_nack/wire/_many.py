@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
-from ..consumer import AcksDone
+from ..consumer import AcksDone, Delivery
 from ..errors import BrokerError, TopicNotFoundError
 from ..ids import MessageId, Position
 from ._core import Core
@@ -79,6 +79,18 @@ class Member(Source, Protocol):
 
     def redeliver_nowait(self, ids: list[MessageId]) -> None:
         """Ask for messages again."""
+
+    def want(self) -> None:
+        """Learn that somebody waits for a message."""
+
+    def pause(self, queued: Sequence[Delivery], *, is_idle: bool) -> None:
+        """Give back what was fetched ahead, and fetch nothing."""
+
+    def resume(self) -> None:
+        """Fetch messages again."""
+
+    def give_back(self, ids: Iterable[MessageId]) -> None:
+        """Give back what was taken and not shown."""
 
     async def seek(self, position: MessageId | int) -> None:
         """Move the subscription."""
@@ -158,10 +170,7 @@ class Members:
         :raises BrokerError: the first that failed
         """
         ends_at = self._core.deadline()
-        try:
-            wanted = await self._core.patiently(lambda: self._selection.members(self._directory), ends_at=ends_at)
-        except BrokerError as error:
-            raise self._told(self._selection.label, error) from error
+        wanted = await self.wanted(ends_at)
         count = len(wanted)
         made = {name: self._make(name, partition, count=count, is_new=False) for name, partition in wanted.items()}
         try:
@@ -175,6 +184,19 @@ class Members:
             raise
         self._members.update(made)
         self._note_lone()
+
+    async def wanted(self, ends_at: float | None = None) -> Mapping[str, int]:
+        """Return the names of all that there are to be, and the numbers of partitions.
+
+        :raises BrokerError: the broker does not tell
+        """
+        try:
+            return await self._core.patiently(
+                lambda: self._selection.members(self._directory),
+                ends_at=self._core.deadline() if ends_at is None else ends_at,
+            )
+        except BrokerError as error:
+            raise self._told(self._selection.label, error) from error
 
     async def _open(self, name: str, member: Member, ends_at: float) -> None:
         try:

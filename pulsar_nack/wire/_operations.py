@@ -120,12 +120,14 @@ class Encoding(NamedTuple):
     :param compression: a codec
     :param max_message_bytes: most of a payload
     :param part_bytes: most of a part of a message, or None: larger messages are refused
+    :param schema_version: as the broker numbers the producer's schema, empty: it has none
     """
 
     producer_name: str
     compression: pb.CompressionType
     max_message_bytes: int
     part_bytes: int | None
+    schema_version: bytes = b""
 
 
 def single(message: Outgoing, encoding: Encoding, ends_at: float | None, *, before: int) -> list[Operation]:
@@ -185,9 +187,12 @@ def _of_batch(message: Outgoing) -> tuple[pb.SingleMessageMetadata, bytes]:
 
 
 def _metadata(encoding: Encoding, first: Outgoing) -> pb.MessageMetadata:
-    return pb.MessageMetadata(
+    metadata = pb.MessageMetadata(
         producer_name=encoding.producer_name, sequence_id=first.sequence_id, publish_time=epoch_ms()
     )
+    if encoding.schema_version:
+        metadata.schema_version = encoding.schema_version
+    return metadata
 
 
 def _compressed(metadata: pb.MessageMetadata, payload: bytes, encoding: Encoding) -> bytes:

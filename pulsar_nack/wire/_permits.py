@@ -4,7 +4,8 @@ The broker counts down by the messages of what it sends, less those of a batch t
 below 0 by a batch. Whatever became of a message here, it is given back once: taken, dropped, or never shown.
 
 Each permit is in one of three places: *out* at the broker, *free* here, or with a message that is here and not taken;
-together they are ``size``. Where nothing is here one at least is out, whatever memory there is.
+together they are ``size``. Where nothing is here one at least is out, whatever memory there is, unless they are held:
+while the consumer is paused, and of one without a queue while nobody waits.
 
 Other clients give permits back when half of all are free. Measured, a broker sends a long backlog of small messages a
 tenth to a third faster when it hears of a twentieth at a time, which costs nothing that shows here.
@@ -32,6 +33,8 @@ class Permits:
         self._free = 0
         self.out = 0
         """How many more messages the broker may send; below 0 after a batch that was larger than this."""
+        self.is_held = False
+        """While it is, none are given, whatever is free."""
         self._give_at = 1
 
     def start(self) -> int:
@@ -51,6 +54,8 @@ class Permits:
 
     def give(self) -> int:
         """Return what to permit now: what is free, as far as there is memory for it."""
+        if self.is_held:
+            return 0
         fits = self.size if self._fitting is None else min(self._fitting(), self.size)
         least = 1 if self._free + self.out >= self.size else self.out  # to be out then: nothing is here
         given = max(min(fits, self._free + self.out), least, self.out) - self.out

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from ..consumer import AcksDone, Delivery, PortTraits, SessionEvent
-from ..errors import ClosedError, PulsarNackError, TopicNotFoundError
+from ..errors import ClosedError, InvalidArgumentError, MissingExtraError, PulsarNackError, TopicNotFoundError
 from ..ids import MessageId, Position
 from ._consumer import TopicConsumer
 from ._core import Core
@@ -46,7 +47,9 @@ class WirePort:
         self._selection = selection
         self._options = options
         self._interval = discovery_interval
-        self._inbox = WireInbox(self._check_receivable)
+        self._inbox = WireInbox(self._check_receivable, self._before_wait)
+        self._is_paused = False
+        self._unreadable: MissingExtraError | None = None
         self._has_missed = False
         self._members = Members(
             selection,
@@ -71,8 +74,11 @@ class WirePort:
         """Subscribe to all topics and partitions.
 
         :raises BrokerError: one of them cannot be subscribed to; none is then
+        :raises InvalidArgumentError: there are several, and no queue
         """
         self = cls(core, selection, options, discovery_interval=discovery_interval)
+        if not options.receiver_queue_size:
+            await self._check_lone()
         await self._members.open()
         if not len(self._members):
             _LOG.warning(
@@ -150,6 +156,8 @@ class WirePort:
         """Return the next message; cancelling it loses none.
 
         :raises ClosedError: it, or its client, is closed
+        :raises MissingExtraError: one came that cannot be read for want of what the error names, so that others may be
+            able to. Nothing comes here any more; what was fetched ahead is given back
         """
         return await self._inbox.get()
 
@@ -161,6 +169,51 @@ class WirePort:
         if self._closing is not None:
             self._check_open()
         return self._inbox.get_nowait()
+
+    def pause(self, *, is_idle: bool) -> None:
+        """Give back what was fetched ahead, to others at once, and fetch nothing until :meth:`resume`.
+
+        What comes by permits that the broker has already is given back too. On Exclusive and Failover all of it stays.
+
+        :param is_idle: nothing that was received is unsettled; may be told later, by another call
+        """
+        self._is_paused = True
+        for member in self._members:
+            self._pause(member, is_idle=is_idle)
+
+    def resume(self) -> None:
+        """Fetch messages again."""
+        self._is_paused = False
+        if self._unreadable is None:
+            for member in self._members:
+                member.resume()
+            if self._inbox.is_awaited:
+                self._before_wait()
+
+    def give_back(self, ids: Sequence[MessageId]) -> None:
+        """Give messages back, to others at once, that were received and not shown; not on Exclusive and Failover."""
+        for member, its in self._members.grouped_known(ids).items():
+            member.give_back(its)
+
+    def _pause(self, member: Member, *, is_idle: bool = False) -> None:
+        member.pause(self._inbox.take_out(member) if self._traits.honours_ids else [], is_idle=is_idle)
+
+    def _on_unreadable(self, error: MissingExtraError) -> None:
+        """Stop: what this process cannot read is for others, and so is what comes after it."""
+        if self._unreadable is None:
+            self._unreadable = error
+            label, subscription = self._selection.label, self._options.subscription
+            _LOG.error("%s as %s: nothing more is received, for one message cannot be: %s", label, subscription, error)
+            for member in self._members:
+                self._pause(member)
+            self._inbox.wake_all()
+
+    def _before_wait(self) -> None:
+        if self._unreadable is not None:
+            raise copy.copy(self._unreadable)
+        if not self._options.receiver_queue_size and not self._is_paused:
+            for member in self._members:
+                member.want()
 
     def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
         """Begin to acknowledge a message; ``done`` gets its token, and None when the broker has confirmed, or an error.
@@ -281,15 +334,24 @@ class WirePort:
         if isinstance(self._selection, Matching):
             changes["create_topic"] = False  # one that is deleted is not to come back by this
         options = replace(self._options, **changes) if changes else self._options
-        return TopicConsumer(
+        made = TopicConsumer(
             self._core,
             name,
             options,
             self._inbox.put,
             partition=partition,
             told=self._on_session,
+            unreadable=self._on_unreadable,
             became_missing=self._became_missing,
         )
+        if self._is_paused or self._unreadable is not None:
+            made.pause([])
+        return made
+
+    async def _check_lone(self) -> None:
+        """Refuse partitions without a queue: each would hold a message while another one's is worked on."""
+        if self._selection.only not in await self._members.wanted():
+            raise no_queue()
 
     def _gone(self, member: Member) -> None:
         """Drop what waits here of a topic that was deleted, and have forgotten what is held of it or was asked for."""
@@ -352,6 +414,12 @@ def traits_of(options: SubscribeOptions) -> PortTraits:
         tells_sessions=True,
         keeps_acks=True,
     )
+
+
+def no_queue() -> InvalidArgumentError:
+    """Return why several topics or partitions cannot be consumed without a queue."""
+    wanted = "at least 1 for several topics or partitions, each of which would hold a message that nobody works on"
+    return InvalidArgumentError("receiver_queue_size", 0, wanted)
 
 
 def _is_end(message_id: MessageId) -> bool:

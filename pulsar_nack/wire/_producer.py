@@ -139,7 +139,8 @@ class Producer:
         :raises InvalidArgumentError: names the argument; or the message is too large
         :raises BrokerRefusedError: the broker said no
         :raises RequestTimeoutError: not confirmed within ``send_timeout``; it may be stored all the same
-        :raises ClosedError: it is closed, also before the message was confirmed
+        :raises BrokerError: the broker's answers do not tell whether it is stored
+        :raises ClosedError: it is closed, also before the message was confirmed; or it does not connect any more
         """
         message = Outgoing(
             data,

@@ -13,6 +13,7 @@ from ..config import DelayField, _Settings
 from ..errors import InvalidArgumentError
 from . import _pulsar_pb2 as pb
 from ._routing import Hashing
+from ._schema_info import SchemaInfo
 
 Compression = Literal["none", "lz4", "zlib", "zstd", "snappy"]
 AccessMode = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
@@ -71,6 +72,8 @@ class ProducerOptions(_Settings):
     """The sequence id of the first message; None: after what the broker last had from a producer of this name."""
     initial_subscription: str | None = Field(default=None, min_length=1)
     """A subscription that is made with the topic if that is not there yet."""
+    schema_info: SchemaInfo | None = None
+    """What the broker is told that all messages are written with; you encode them. None: without a schema."""
 
     if TYPE_CHECKING:  # times as numbers are good too, which a type checker cannot derive
 

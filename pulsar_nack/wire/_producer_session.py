@@ -76,6 +76,8 @@ class ProducerSession:
             what.topic_epoch = topic_epoch
         if options.initial_subscription is not None:
             what.initial_subscription_name = options.initial_subscription
+        if options.schema_info is not None:
+            options.schema_info.fill(what.schema)
         for key, value in options.properties.items():
             what.metadata.add(key=key, value=value)
         try:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Final
 
+from ..consumer._port import Schema
 from ..consumer._producers import Producers
 from ..errors import BrokerRefusedError, ClosedError
 from ..ids import MessageId
 from ._core import Core
 from ._producer import Producer
 from ._producer_options import ProducerOptions
+from ._refusals import is_transient
+from ._schema_info import SchemaInfo
 from ._topics import normalize
+
+_LOG: Final = logging.getLogger(__name__)
+_Key = tuple[str, Schema | None]
 
 
 class WirePublisher:
-    """A :class:`~pulsar_nack.Publisher`; large messages go in chunks.
+    """A :class:`~pulsar_nack.OwnPublisher`; large messages go in chunks.
+
+    Each schema has a producer of its own, which has the broker take the schema for the topic as well: brokers that
+    enforce schemas refuse messages without.
 
     :param initial_subscription: made with a topic that is not there yet; None: none is
     """
@@ -22,20 +33,33 @@ class WirePublisher:
     def __init__(self, core: Core, initial_subscription: str | None = None) -> None:
         self._core = core
         self._options = ProducerOptions(chunking=True, initial_subscription=initial_subscription)
-        self._producers: Producers[Producer] = Producers(self._make)
+        self._producers: Producers[_Key, Producer] = Producers(self._make)
 
-    async def _make(self, topic: str) -> Producer:
-        return await Producer.open(self._core, normalize(topic), self._options)
+    async def _make(self, key: _Key) -> Producer:
+        topic, schema = key
+        info = None if schema is None else await self._schema_info(schema)
+        return await Producer.open(self._core, normalize(topic), self._options.model_copy(update={"schema_info": info}))
+
+    async def _schema_info(self, schema: Schema) -> SchemaInfo | None:
+        try:
+            return await self._core.lookup.schema(*schema)
+        except BrokerRefusedError as error:
+            if is_transient(error):
+                raise
+            topic, version = schema
+            _LOG.warning("dead letters of %s go without their schema, version %s: %s", topic, version.hex(), error)
+            return None
 
     async def publish(
         self,
         topic: str,
-        data: bytes,
+        data: bytes | None,
         *,
         properties: Mapping[str, str],
         key: str | bytes | None,
         ordering_key: str | None,
         event_time_ms: int,
+        schema: Schema | None = None,
     ) -> MessageId:
         """Publish a message.
 
@@ -48,7 +72,7 @@ class WirePublisher:
                 data, properties=properties, key=key, ordering_key=ordering_key, event_time_ms=event_time_ms
             )
 
-        return await self._producers.use(topic, send, is_spent=_is_spent)
+        return await self._producers.use((topic, schema), send, is_spent=_is_spent)
 
     async def aclose(self) -> None:
         """Close the producers."""

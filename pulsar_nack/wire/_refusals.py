@@ -10,6 +10,7 @@ from . import _pulsar_pb2 as pb
 _TRANSIENT: Final = frozenset(
     {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
 )
+_WITH_CODES: Final = {pb.BaseCommand.GET_SCHEMA_RESPONSE, pb.BaseCommand.CONSUMER_STATS_RESPONSE}
 _BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 
 
@@ -31,10 +32,11 @@ def refusal_of(command: pb.BaseCommand) -> BrokerRefusedError | None:
     if kind == pb.BaseCommand.PARTITIONED_METADATA_RESPONSE:
         metadata = command.partitionMetadataResponse
         return refused(metadata.error, metadata.message) if metadata.response == metadata.Failed else None
-    if kind == pb.BaseCommand.CONSUMER_STATS_RESPONSE and command.consumerStatsResponse.HasField("error_code"):
-        return refused(command.consumerStatsResponse.error_code, command.consumerStatsResponse.error_message)
     if kind == pb.BaseCommand.ACK_RESPONSE and command.ackResponse.HasField("error"):
         return refused(command.ackResponse.error, command.ackResponse.message)
+    for answer in (command.getSchemaResponse, command.consumerStatsResponse) if kind in _WITH_CODES else ():
+        if answer.HasField("error_code"):
+            return refused(answer.error_code, answer.error_message)
     return None
 
 

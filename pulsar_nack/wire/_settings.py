@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..nack import HookLike
     from ._producer_options import AccessMode, Compression
     from ._routing import Hashing, Router
+    from ._schema_info import SchemaInfo
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _OTHER_NAMES: Final = {"durable_subscription": "durable"}
@@ -104,6 +105,7 @@ class ProducerSettings(TypedDict, total=False):
     properties: Mapping[str, str]
     initial_sequence_id: int | None
     initial_subscription: str | None
+    schema_info: SchemaInfo | None
 
 
 class Split(NamedTuple):

@@ -54,7 +54,8 @@ class SubscribeOptions:
     :param properties: of this consumer, as the broker shows them
     :param subscription_properties: of the subscription, when this makes it
     :param key_shared: how keys are shared out; None: the broker splits them
-    :param receiver_queue_size: most messages that are fetched ahead
+    :param receiver_queue_size: most messages that are fetched ahead; 0: none is, so that a consumer holds nothing but
+        what it works on. Of one topic without partitions
     :param batch_index_ack: tell the broker of single messages of a batch that are acknowledged; else an entry is
         acknowledged once all its messages are
     :param ack_group_ms: most that an acknowledgement waits for others to go with it
@@ -98,7 +99,7 @@ class SubscribeOptions:
         _check_whole("priority_level", self.priority_level, 0, _INT32_MAX)
         _check_strings("properties", self.properties)
         _check_strings("subscription_properties", self.subscription_properties)
-        _check_whole("receiver_queue_size", self.receiver_queue_size, 1, _MOST_QUEUED)
+        _check_whole("receiver_queue_size", self.receiver_queue_size, 0, _MOST_QUEUED)
         _check_whole("ack_group_ms", self.ack_group_ms, 0, 10_000)
         _check_whole("max_pending_chunked", self.max_pending_chunked, 1, 100_000)
         _check_whole("max_chunked_bytes", self.max_chunked_bytes, 1, 2**40)

@@ -230,7 +230,8 @@ class TopicProducer:
         most = session.connection.max_message_bytes
         self._batches.max_bytes = min(self._options.batch_max_bytes, most)
         parts = min(self._options.chunk_max_bytes or most, most) if self._options.chunking else None
-        self._encoding = Encoding(self.name, self._options.compression_type, most, parts)
+        version = answer.schema_version if self._options.schema_info is not None else b""
+        self._encoding = Encoding(self.name, self._options.compression_type, most, parts, version)
         self._pump()
 
     def on_session_over(self, session: ProducerSession, error: Exception, assigned_url: str | None) -> None:

@@ -185,7 +185,7 @@ class Life:
         if is_certain and sent.gone_at is None:
             sent.gone_at = self.now()
 
-    async def publish(self, topic: str, data: bytes, *, properties: Mapping[str, str], **_: Any) -> MessageId:
+    async def publish(self, topic: str, data: bytes | None, *, properties: Mapping[str, str], **_: Any) -> MessageId:
         """Publish a dead letter; now and then that fails."""
         del topic, data
         origin = MessageId(*map(int, properties[ORIGIN_MESSAGE_ID].split(":")))

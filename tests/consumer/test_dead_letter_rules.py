@@ -76,12 +76,18 @@ def test_what_comes_beyond_the_last_attempt_is_not_shown() -> None:
     assert Rules(DeadLetterPolicy(2), "billing").reason_for(delivery(), 3) == "3 attempts failed"
 
 
+def test_what_others_may_read_is_shown() -> None:
+    """O12: an error that is of this process alone is no reason."""
+    unreadable = delivery(error=UndecodableMessageError("payload: encrypted with the key k", is_local=True))
+    assert Rules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0) is None
+    assert Rules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 3) == "3 attempts failed"
+
+
 def test_what_cannot_be_read_is_not_shown() -> None:
     """An error of the payload is the reason, whatever the count."""
-    unreadable = delivery(error=UndecodableMessageError("payload: encrypted with the key k"))
+    unreadable = delivery(error=UndecodableMessageError("payload: damaged"))
     assert (
-        Rules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0)
-        == "UndecodableMessageError: payload: encrypted with the key k"
+        Rules(DeadLetterPolicy(2), "billing").reason_for(unreadable, 0) == "UndecodableMessageError: payload: damaged"
     )
 
 

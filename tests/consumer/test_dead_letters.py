@@ -409,7 +409,7 @@ class Unreadable:
     async def receive(self) -> Delivery:
         """Return the next message as one that cannot be read."""
         found = await self._port.receive()
-        error = UndecodableMessageError("payload: encrypted with the key k")
+        error = UndecodableMessageError("payload: damaged")
         return Delivery(found.id, b"stored", found.properties, topic=found.topic, error=error)
 
 
@@ -425,7 +425,7 @@ async def test_what_cannot_be_read_goes_there_unseen(ports: Ports, caplog: pytes
         assert [letter.data for letter in publisher.letters] == [b"stored", b"stored"]
         properties = publisher.letters[0].properties
         assert properties["colour"] == "red"
-        assert properties["PULSAR_NACK_REASON"] == "UndecodableMessageError: payload: encrypted with the key k"
+        assert properties["PULSAR_NACK_REASON"] == "UndecodableMessageError: payload: damaged"
         assert properties["PULSAR_NACK_ATTEMPTS"] == "0"
         assert backlog(port) == 0
     assert sum("cannot be read" in record.message for record in caplog.records) == 1

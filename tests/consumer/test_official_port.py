@@ -17,7 +17,7 @@ import pytest
 import pulsar_nack
 from pulsar_nack import BrokerError, InvalidArgumentError, MessageId, TopicNotFoundError
 from pulsar_nack.consumer import _official as official
-from pulsar_nack.consumer._handles import Handles
+from pulsar_nack.consumer._handles import Handles, delivery_of
 from pulsar_nack.consumer._official import OfficialPort, broker_error
 from pulsar_nack.consumer._patterns import for_official_client
 from pulsar_nack.testing import virtual_time
@@ -64,6 +64,67 @@ async def test_bad_arguments_are_refused_before_anything_happens() -> None:
         pulsar_nack.subscribe(object(), "orders", "billing")
     with pytest.raises(InvalidArgumentError, match=r"pulsar\.asyncio\.Consumer"):
         OfficialPort(object(), honours_ids=True)
+
+
+async def test_no_queue_is_for_one_topic() -> None:
+    """O16, O57: lists and patterns without a queue are refused by name: the client would hand out nothing for ever."""
+    client = object.__new__(pulsar.asyncio.Client)
+    for topic, options in ((["t"], {}), ("t.*", {"is_pattern_topic": True})):
+        with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
+            pulsar_nack.subscribe(client, topic, "s", receiver_queue_size=0, **options)  # type: ignore[arg-type]
+
+
+async def test_partitions_without_a_queue_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O16, O57: they are found by asking, whatever form the name of the topic has."""
+    client = object.__new__(pulsar.asyncio.Client)
+    asked = []
+
+    async def partitions(_client: Any, topic: str) -> list[str]:
+        asked.append(topic)
+        return [f"persistent://public/default/t-partition-{number}" for number in range(2)]
+
+    monkeypatch.setattr(pulsar.asyncio.Client, "get_topic_partitions", partitions)
+    for topic in ("t", "public/default/t", "persistent://public/default/t"):
+        with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
+            await pulsar_nack.subscribe(client, topic, "s", receiver_queue_size=0)
+    assert len(asked) == 3
+
+
+class Encryption:
+    """What the binding tells of an encrypted message."""
+
+    key = "shop"
+
+    def is_decryption_failed(self) -> bool:
+        """Return True."""
+        return True
+
+    def keys(self) -> list[Encryption]:
+        """Return one key."""
+        return [self]
+
+
+class NativeMessage:
+    """As much of the binding's message as a delivery needs."""
+
+    def __init__(self, **told: Any) -> None:
+        self._told = {"data": b"", "properties": {}, "redelivery_count": 0, "int_schema_version": -1, **told}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self._told.get(name)
+
+
+def test_what_the_client_tells_of_a_message() -> None:
+    """O14, O15, O57: no value, producer and schema version are passed on; what is encrypted has an error."""
+    message_id = MessageId(1, 2, topic="t")
+    about = {"has_null_value": True, "producer_name": "shop", "int_schema_version": 300}
+    delivery = delivery_of(NativeMessage(**about), None, message_id)
+    assert (delivery.is_null, delivery.producer_name, delivery.error) == (True, "shop", None)
+    assert delivery.schema_version == (300).to_bytes(8, "big")
+    plain = delivery_of(NativeMessage(data=b"x", has_null_value=False, producer_name=""), None, message_id)
+    assert (plain.is_null, plain.producer_name, plain.schema_version) == (False, None, None)
+    secret = delivery_of(NativeMessage(encryption_context=Encryption()), None, message_id)
+    assert "encrypted with the key shop" in str(secret.error)
 
 
 NO_TOPICS = [re.compile("x.*"), re.compile(b"x"), 5, None, "", [], ["a", None], [re.compile("x")], "\udc80", b"x"]

@@ -85,10 +85,10 @@ class Letters:
         self.is_prompt = False
         self._world = world
 
-    async def publish(self, topic: str, data: bytes, **_: Any) -> MessageId:
+    async def publish(self, topic: str, data: bytes | None, **_: Any) -> MessageId:
         """Publish one."""
         del topic
-        name = self._world.name_of(data)
+        name = self._world.name_of(data or b"")
         if name is not None:
             self._world.on_letter(name)
         stored: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()

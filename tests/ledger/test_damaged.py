@@ -44,7 +44,7 @@ async def write(store: LocalLogStore, groups: Sequence[Sequence[bytes]] = GROUPS
 
 def segments(store: LocalLogStore) -> list[Path]:
     """Return the files of the log."""
-    return sorted((store._home._folder / "a.log").glob("*.segment"))  # type: ignore[attr-defined]
+    return sorted((store._home._folder / "a.log").glob("*.segment"))
 
 
 def begins(groups: Sequence[Sequence[bytes]] = GROUPS) -> list[int]:

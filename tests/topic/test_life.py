@@ -285,7 +285,7 @@ async def test_bad_arguments_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
     async with open_local(tmp_path / "b", TopicConfig(max_entry_bytes=1_000)) as topic:
         for settings in (
-            {"receiver_queue_size": 0},
+            {"receiver_queue_size": -1},
             {"unacked_limit": 0},
             {"initial_position": "first"},
             {"batch_index_ack": 1},

@@ -50,6 +50,8 @@ class FakeBroker:
         """The URLs that were dialled, in order."""
         self.max_message_bytes = 5 << 20
         self.deduplicates = False
+        self.enforces_schemas = False
+        """Whether topics with a schema refuse producers without."""
         self.creates_topics = True
         """Whether a topic that is not there is made for whoever subscribes or produces to it."""
         self.tells_of_topics = False
@@ -304,7 +306,8 @@ BODIES = {
     "GET_LAST_MESSAGE_ID_RESPONSE": "getLastMessageIdResponse", "ACK_RESPONSE": "ackResponse",
     "GET_TOPICS_OF_NAMESPACE_RESPONSE": "getTopicsOfNamespaceResponse", "AUTH_CHALLENGE": "authChallenge",
     "REACHED_END_OF_TOPIC": "reachedEndOfTopic", "ACTIVE_CONSUMER_CHANGE": "active_consumer_change",
-    "WATCH_TOPIC_LIST_SUCCESS": "watchTopicListSuccess", "CONSUMER_STATS_RESPONSE": "consumerStatsResponse",
+    "WATCH_TOPIC_LIST_SUCCESS": "watchTopicListSuccess",
+    "GET_SCHEMA_RESPONSE": "getSchemaResponse", "CONSUMER_STATS_RESPONSE": "consumerStatsResponse",
     "CLOSE_CONSUMER": "close_consumer", "CLOSE_PRODUCER": "close_producer", "TOPIC_MIGRATED": "topicMigrated",
 }  # fmt: skip
 """Which part of a command is filled for each kind that a broker sends."""
@@ -635,9 +638,30 @@ def _producer(call: Call) -> None:
     if taken:
         refuse("ProducerBusy", f"producer {name} is connected already")(call)
         return
+    version = None
+    if body.HasField("schema"):
+        schema = body.schema.SerializeToString()
+        if schema not in topic.schemas:
+            topic.schemas.append(schema)
+        version = topic.schemas.index(schema).to_bytes(8, "big")
+    elif topic.schemas and call.broker.enforces_schemas:
+        refuse("IncompatibleSchema", "producers need a schema")(call)
+        return
     call.link.producers[body.producer_id] = (topic, name)
     last = topic.last_sequence_ids.get(name, -1) if call.broker.deduplicates else -1
-    call.reply("PRODUCER_SUCCESS", producer_name=name, last_sequence_id=last)
+    call.reply("PRODUCER_SUCCESS", producer_name=name, last_sequence_id=last, schema_version=version)
+
+
+def _schema(call: Call) -> None:
+    body: pb.CommandGetSchema = call.body
+    topic = call.broker.topics.get(body.topic)
+    known = [] if topic is None else topic.schemas
+    number = int.from_bytes(body.schema_version, "big") if body.HasField("schema_version") else len(known) - 1
+    if 0 <= number < len(known):
+        call.reply("GET_SCHEMA_RESPONSE", schema=pb.Schema.FromString(known[number]))
+    else:
+        code = pb.ServerError.Value("TopicNotFound")
+        call.reply("GET_SCHEMA_RESPONSE", error_code=code, error_message="no schema")
 
 
 def _send(call: Call) -> None:
@@ -695,6 +719,7 @@ USUAL: dict[str, Answer] = {
     "PRODUCER": _producer,
     "SEND": _send,
     "CLOSE_PRODUCER": _close_producer,
+    "GET_SCHEMA": _schema,
     "PING": _ping,
 }
 """What a broker does with each kind; the others it takes without a word."""

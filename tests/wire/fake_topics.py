@@ -252,6 +252,8 @@ class FakeTopic:
         self.entries: list[FakeEntry] = []
         self.subscriptions: dict[str, FakeSubscription] = {}
         self.last_sequence_ids: dict[str, int] = {}
+        self.schemas: list[bytes] = []
+        """What producers said, serialized; the number of one is its version."""
         self.is_terminated = False
         _, _, number = name.rpartition("-partition-")
         self.partition = int(number) if number.isdigit() else -1

@@ -147,7 +147,7 @@ def check_members(entry: Entry | None, payloads: list[tuple[int, bytes]], proble
     found, said = [], ""
     try:
         for index, metadata, payload in entry.members():
-            assert metadata is None or isinstance(metadata, pb.SingleMessageMetadata)
+            assert isinstance(metadata, bytes | pb.SingleMessageMetadata)
             found.append((index, payload))
     except UndecodableMessageError as error:
         said = str(error)

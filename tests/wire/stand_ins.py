@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pulsar_nack import BrokerError, Delivery, MessageId, Position
@@ -71,6 +71,18 @@ class FakeMember:
         self.calls.append(("redeliver", list(ids)))
         if "redeliver" in self.fails:
             raise self.fails["redeliver"]
+
+    def want(self) -> None:
+        self.calls.append(("want", None))
+
+    def pause(self, queued: Sequence[Delivery], *, is_idle: bool) -> None:
+        self.calls.append(("pause", [delivery.data for delivery in queued]))
+
+    def resume(self) -> None:
+        self.calls.append(("resume", None))
+
+    def give_back(self, ids: Iterable[MessageId]) -> None:
+        self.calls.append(("give_back", list(ids)))
 
     async def seek(self, position: MessageId | int) -> None:
         await self._note("seek", position)

@@ -49,7 +49,7 @@ def test_bad_addresses_are_refused(url: Any) -> None:
     ("name", "settings"),
     [
         ("type", {"consumer_type": "sharde"}),
-        ("receiver_queue_size", {"receiver_queue_size": 0}),
+        ("receiver_queue_size", {"receiver_queue_size": -1}),
         ("discovery_interval", {"discovery_interval": 0}),
         ("discovery_interval", {"discovery_interval": -1}),
         ("redelivery", {"redelivery": "somehow"}),

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import pulsar_nack
-from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
+from pulsar_nack import BrokerRefusedError, Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import Client
+from pulsar_nack.wire import Client, SchemaInfo
 from pulsar_nack.wire import _pulsar_pb2 as pb
+from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
 from tests.wire.frames import read_message
 
@@ -149,9 +150,73 @@ async def test_nothing_is_acknowledged_before_the_receipt() -> None:
         assert is_settled(broker)
 
 
+@for_each("is_batch", [False, True])
+@virtual_time
+async def test_null_is_told_from_empty(is_batch: bool) -> None:
+    """O14: a message without a value has None as its data, in batches too, and so has its dead letter."""
+    broker = FakeBroker()
+    async with giving_up(broker) as consumer, Client(broker.url, dial=broker.dial) as client:
+        async with client.producer(TOPIC, batching=is_batch) as producer:
+            await asyncio.gather(*(producer.send(data, key="k") for data in (None, b"", b"x")))
+        messages = [await consumer.receive(timeout=1) for _ in range(3)]
+        assert [message.data for message in messages] == [None, b"", b"x"]
+        assert [message.value() for message in messages] == [None, b"", b"x"]
+        assert "attempt 1, null>" in repr(messages[0])
+        for message in messages:
+            await message.dead_letter("why")
+        assert [(about.null_value, payload) for about, payload in letters(broker)] == [
+            (True, b""),
+            (False, b""),
+            (False, b"x"),
+        ]
+        async with client.subscribe(DEAD, "repair", initial_position="earliest") as repair:
+            assert [(await repair.receive(timeout=1)).data for _ in range(3)] == [None, b"", b"x"]
+
+
+@virtual_time
+async def test_dead_letters_have_the_schema_of_their_messages() -> None:
+    """O15: one version after the other; where schemas are enforced the broker takes them, and tells which is which."""
+    broker = FakeBroker()
+    broker.enforces_schemas = True
+    schemas = [SchemaInfo("avro", b"first", "Order"), SchemaInfo("avro", b"second", "Order", {"a": "b"})]
+    broker.topic(DEAD).schemas.append(b"")  # that of somebody else, so that numbers differ
+    async with giving_up(broker) as consumer, Client(broker.url, dial=broker.dial) as client:
+        for schema in (*schemas, schemas[0]):
+            async with client.producer(TOPIC, schema_info=schema, name="shop") as producer:
+                await producer.send(b"x")
+        messages = [await consumer.receive(timeout=1) for _ in range(3)]
+        versions = [message.schema_version for message in messages]
+        assert versions == [number.to_bytes(8, "big") for number in (0, 1, 0)]
+        assert [message.producer_name for message in messages] == ["shop"] * 3
+        assert [await client.schema(message.topic, message.schema_version) for message in messages[:2]] == schemas
+        with pytest.raises(BrokerRefusedError, match="TopicNotFound"):
+            await client.schema(TOPIC, b"\x00" * 7 + b"\x09")
+        for message in messages:
+            await message.dead_letter("why")
+        assert [about.schema_version[-1] for about, _ in letters(broker)] == [1, 2, 1]
+        assert [await client.schema(DEAD, about.schema_version) for about, _ in letters(broker)][:2] == schemas
+        producers = [each for each in broker.commands("PRODUCER") if each.topic == DEAD]
+        assert len(producers) == 2
+        assert is_settled(broker)
+
+
+@virtual_time
+async def test_a_schema_that_the_broker_does_not_tell(caplog: pytest.LogCaptureFixture) -> None:
+    """O15: without it the dead letter goes all the same, with a warning; what may pass is tried again."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"x", schema_version=b"\x05")
+    broker.next("GET_SCHEMA", refuse("ServiceNotReady"))
+    async with giving_up(broker) as consumer:
+        await (await consumer.receive(timeout=1)).dead_letter("why")
+        assert consumer.statistics().dead_letter_failures == 1
+    ((about, payload),) = letters(broker)
+    assert (about.HasField("schema_version"), payload) == (False, b"x")
+    assert sum("without their schema, version 05" in record.message for record in caplog.records) == 1
+
+
 @virtual_time
 async def test_what_is_encrypted_goes_there_as_it_is_stored() -> None:
-    """An encrypted batch is one dead letter: the entry with its metadata, so that who has the key can read it."""
+    """O12: what others may read goes there only when it is nacked: the entry, so that who has the key can read it."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     keys = [pb.EncryptionKeys(key="k", value=b"v")]
@@ -159,19 +224,22 @@ async def test_what_is_encrypted_goes_there_as_it_is_stored() -> None:
     lone = topic.publish(b"?", properties={"colour": "red"}, encryption_keys=keys)
     topic.publish(b"readable")
     async with giving_up(broker) as consumer:
-        message = await consumer.receive(timeout=1)
-        assert message.data == b"readable"
-        await message.ack()
+        messages = [await consumer.receive(timeout=1) for _ in range(3)]
+        assert [str(message.error) for message in messages[:2]] == ["payload: encrypted with the key k"] * 2
+        assert messages[2].data == b"readable"
         assert await quiet(consumer)
+        assert consumer.statistics().dead_lettered == 0
+        for message in messages[:2]:
+            await message.dead_letter("no key")
+        await messages[2].ack()
         assert is_settled(broker)
-        assert consumer.statistics().dead_lettered == 2
     (about_batch, batch), (about_lone, alone) = letters(broker)
     assert (batch, alone) == (stored.rest, lone.rest)
     assert {each.key: each.value for each in about_lone.properties}["colour"] == "red"
     reasons = [
         {each.key: each.value for each in about.properties}["PULSAR_NACK_REASON"] for about in (about_batch, about_lone)
     ]
-    assert reasons == ["UndecodableMessageError: payload: encrypted with the key k"] * 2
+    assert reasons == ["no key"] * 2
 
 
 @virtual_time
@@ -273,3 +341,22 @@ async def test_cancelled_while_the_producer_is_made() -> None:
             await call
     assert not letters(broker)
     assert [task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+@for_each(
+    ("field", "wrong"),
+    [
+        ("type", {"type": "avor"}),
+        ("type", {"type": True}),
+        ("data", {"type": "avro", "data": "{}"}),
+        ("name", {"type": 4, "name": 3}),
+        ("properties", {"type": 4, "properties": {"a": 1}}),
+    ],
+)
+def test_schemas_that_are_none(field: str, wrong: dict[str, Any]) -> None:
+    """What is wrong with one is named; types that are not known here go by their numbers."""
+    with pytest.raises(InvalidArgumentError, match=f"^{field}: "):
+        SchemaInfo(**wrong)
+    told = pb.Schema()
+    SchemaInfo(99, b"x").fill(told)
+    assert SchemaInfo.of(told) == SchemaInfo(99, b"x")

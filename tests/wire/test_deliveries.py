@@ -19,7 +19,7 @@ from pulsar_nack.wire._ack_sets import AckSets, all_of, words_of
 from pulsar_nack.wire._chunks import Chunks
 from pulsar_nack.wire._compression import compress
 from pulsar_nack.wire._deliveries import Arrival, EntryReader
-from pulsar_nack.wire._delivery import PlainDelivery
+from pulsar_nack.wire._delivery import PlainDelivery, PlainMember
 from pulsar_nack.wire._entries import encode_batch
 from pulsar_nack.wire._frames import FrameDecoder, encode_rest
 from pulsar_nack.wire._heads import MessageHead
@@ -77,7 +77,8 @@ def test_a_plain_delivery_is_like_any_other() -> None:
     """It can be shown, copied, pickled and changed in a copy; its properties are nobody else's."""
     _, (delivery,) = Reader().read(encode_rest(metadata(), b"hello"), count=4)
     assert type(delivery) is PlainDelivery
-    ordinary = Delivery(MessageId(3, 7, 2, topic=TOPIC), b"hello", redelivery_count=4, publish_time_ms=9, topic=TOPIC)
+    told: dict[str, Any] = {"publish_time_ms": 9, "topic": TOPIC, "producer_name": "p", "sequence_id": 7}
+    ordinary = Delivery(MessageId(3, 7, 2, topic=TOPIC), b"hello", redelivery_count=4, **told)
     assert repr(delivery) == repr(ordinary).replace("Delivery(", "PlainDelivery(")
     assert copy.copy(delivery) == pickle.loads(pickle.dumps(delivery)) == ordinary
     assert copy.deepcopy(delivery) == ordinary
@@ -85,6 +86,28 @@ def test_a_plain_delivery_is_like_any_other() -> None:
     assert asdict(delivery) == asdict(ordinary)
     delivery.properties["a"] = "1"  # type: ignore[index]
     assert delivery.properties == {}
+
+
+def test_who_sent_a_message() -> None:
+    """O15: producer, sequence id, schema version and cluster, of lone messages and of each one of a batch."""
+    lone = encode_rest(metadata(schema_version=b"\x01", replicated_from="east"), b"hello")
+    _, (delivery,) = Reader().read(lone)
+    assert (delivery.producer_name, delivery.sequence_id) == ("p", 7)
+    assert (delivery.schema_version, delivery.replicated_from) == (b"\x01", "east")
+    members = [
+        (pb.SingleMessageMetadata(sequence_id=9), b"plain"),
+        (pb.SingleMessageMetadata(), b"without an id"),
+        (pb.SingleMessageMetadata(sequence_id=11, null_value=True), b""),
+    ]
+    of_batch = metadata(num_messages_in_batch=3, schema_version=b"\x02", replicated_from="west")
+    _, deliveries = Reader().read(encode_rest(of_batch, encode_batch(members)))
+    assert [each.sequence_id for each in deliveries] == [9, 7, 11]
+    assert {each.producer_name for each in deliveries} == {"p"}
+    assert {(each.schema_version, each.replicated_from) for each in deliveries} == {(b"\x02", "west")}
+    assert [each.is_null for each in deliveries] == [False, False, True]
+    first = deliveries[0]
+    assert type(first) is PlainMember
+    assert copy.copy(first) == pickle.loads(pickle.dumps(first)) == replace(first)
 
 
 def test_a_message_with_all_there_is() -> None:
@@ -244,13 +267,12 @@ def test_chunks_are_one_message() -> None:
 
 
 def test_a_codec_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what to install, as one that cannot be read; the broker has counted all of its batch."""
+    """O12: the error is what to install, and no fault of the message; the broker has counted all of its batch."""
     rest = batch(4, compression=pb.LZ4, uncompressed_size=9)
     monkeypatch.setitem(sys.modules, "cramjam", None)
     permits, (delivery,) = Reader().read(rest)
     assert permits == 4
-    assert isinstance(delivery.error, UndecodableMessageError)
-    assert isinstance(delivery.error.__cause__, MissingExtraError)
+    assert isinstance(delivery.error, MissingExtraError)
     assert "pulsar-nack[compression]" in str(delivery.error)
 
 

@@ -61,12 +61,13 @@ class Stage:
         sink: Any,
         *,
         partition: int,
+        unreadable: Any,
         told: Any,
         became_missing: Any,
     ) -> FakeMember:
         """Stand for the class that makes members."""
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
-        self.told = told
+        self.told, self.unreadable = told, unreadable
         self.options[name] = options
         self.sinks[name] = sink
         return self.made[name]

@@ -573,6 +573,31 @@ async def test_what_is_held_is_exact_after_a_session(kind: str, is_lost: bool) -
         assert consumer.statistics().redelivered_local == 3
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("is_last", [True, False])
+@virtual_time
+async def test_a_member_that_another_worker_got_too(is_held: bool, is_last: bool) -> None:
+    """O52: a nacked member of a batch goes to another worker too, which acknowledges it: it is not shown here."""
+    broker, letters = FakeBroker(), FakePublisher()
+    publish(broker, 2, in_batches_of=2)
+    dead = DeadLetterPolicy(1, "dead", publisher=letters)
+    async with subscribed(broker, dead_letter=dead) as one:
+        messages = await take(one, 2)
+        if is_last:
+            await messages[0].nack(0.1)
+            messages[0] = await one.receive()
+        if is_held and not is_last:
+            await messages[0].nack(5)
+        the(broker).is_paused = True
+        broker.unload(TOPIC)
+        await asyncio.sleep(1)
+        the(broker)._acknowledge_part(broker.topic(TOPIC).entries[0].place, [2])  # by the other one, which has it now
+        if not is_held or is_last:
+            await messages[0].nack(5)
+        assert await shown(one, seconds=20) == []
+        assert letters.letters == []
+
+
 @virtual_time
 async def test_what_is_due_and_not_received_goes_with_the_rest() -> None:
     """O53: held messages are due and wait to be received when another consumer takes over: it alone shows them."""

@@ -140,7 +140,7 @@ async def test_a_reconnect_that_tells_of_more() -> None:
 async def test_programs_that_end_anywhere(seed: int) -> None:
     """O10, O45: a program is started again and again from a little before where it was: each message is stored once."""
     chance = random.Random(seed)
-    ways = [
+    ways: list[dict[str, Any]] = [
         {},
         {"batching": True},
         {"batching": True, "batch_by_key": True},

@@ -31,7 +31,7 @@ def test_only_a_name_is_needed() -> None:
         ("priority_level", -1),
         ("properties", {"a": 1}),
         ("subscription_properties", ["a"]),
-        ("receiver_queue_size", 0),
+        ("receiver_queue_size", -1),
         ("receiver_queue_size", True),
         ("ack_group_ms", -1),
         ("max_pending_chunked", 0),

@@ -236,7 +236,7 @@ async def test_an_error_that_is_for_no_request() -> None:
 async def test_kinds_that_nobody_knows() -> None:
     """Commands of kinds that have nothing to say to a client are taken without a word."""
     stage = await open_stage()
-    for kind in ("GET_SCHEMA_RESPONSE", "PONG"):
+    for kind in ("GET_OR_CREATE_SCHEMA_RESPONSE", "PONG"):
         stage.link.send(command(kind))
     stage.link.transport.deliver(b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x63")  # number 99
     await asyncio.sleep(0.1)

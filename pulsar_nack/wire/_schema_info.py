@@ -1,0 +1,54 @@
+"""A schema as the broker keeps it: it is handed on, and nothing is encoded or decoded by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from ..errors import InvalidArgumentError
+from . import _pulsar_pb2 as pb
+
+_TYPES: Final = {"string": 1, "json": 2, "protobuf": 3, "avro": 4, "key_value": 15, "protobuf_native": 20}
+_NAMES: Final = {number: name for name, number in _TYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaInfo:
+    """The schema of a topic, of one version.
+
+    :param type: ``"avro"``, ``"json"``, ``"protobuf"``, ``"protobuf_native"``, ``"string"``, ``"key_value"``, or the
+        protocol's number of another type
+    :param data: the definition, for instance the JSON of an Avro schema
+    :param name: as it is shown by the broker
+    :param properties: of the schema
+    :raises InvalidArgumentError: names the argument
+    """
+
+    type: str | int
+    data: bytes = b""
+    name: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.type, bool) or not (self.type in _TYPES or isinstance(self.type, int)):
+            raise InvalidArgumentError("type", self.type, f"one of {', '.join(_TYPES)}, or a number of the protocol")
+        if not isinstance(self.data, bytes):
+            raise InvalidArgumentError("data", self.data, "bytes")
+        if not isinstance(self.name, str):
+            raise InvalidArgumentError("name", self.name, "a str")
+        if not all(isinstance(text, str) for pair in self.properties.items() for text in pair):
+            raise InvalidArgumentError("properties", self.properties, "a mapping from str to str")
+
+    def fill(self, schema: pb.Schema) -> None:
+        """Fill in what the broker is told."""
+        schema.name, schema.schema_data = self.name, self.data
+        schema.type = self.type if isinstance(self.type, int) else _TYPES[self.type]
+        for key, value in self.properties.items():
+            schema.properties.add(key=key, value=value)
+
+    @classmethod
+    def of(cls, schema: pb.Schema) -> Self:
+        """Return what the broker tells."""
+        properties = {pair.key: pair.value for pair in schema.properties}
+        return cls(_NAMES.get(schema.type, schema.type), schema.schema_data, schema.name, properties)

@@ -1,0 +1,73 @@
+"""Consumers that are paused, on each kind of port, and calls that a port may not know."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pulsar_nack import ClosedError, Consumer, NackConfig, NotOpenError
+from pulsar_nack.consumer import SupportsPause
+from pulsar_nack.testing import FakePort, virtual_time
+
+from .ports import Ports
+
+EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+
+
+@virtual_time
+async def test_nothing_is_shown_until_the_resume(ports: Ports, caplog: pytest.LogCaptureFixture) -> None:
+    """O17, U41: messages can be settled meanwhile and deadlines go on; a port that keeps what it has warns once."""
+    port = ports.port()
+    for payload in (b"a", b"b", b"c"):
+        port.topic.publish(payload)
+    async with Consumer(port, config=EXACT, redelivery="local") as consumer:
+        a, b = [await consumer.receive(timeout=1) for _ in range(2)]
+        for _ in range(2):
+            consumer.pause()
+        waiting = asyncio.create_task(consumer.receive())
+        await a.ack()
+        await b.nack(delay=1)
+        port.topic.publish(b"d")
+        await asyncio.sleep(10)
+        assert not waiting.done()
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=1)
+        consumer.resume()
+        messages = [await waiting, *[await consumer.receive(timeout=1) for _ in range(2)]]
+        assert sorted((message.data, message.attempt) for message in messages) == [(b"b", 2), (b"c", 1), (b"d", 1)]
+        for message in messages:
+            await message.ack()
+        consumer.pause()
+        consumer.resume()
+        consumer.resume()
+        assert not consumer.is_paused
+    told = [record for record in caplog.records if "cannot give back" in record.message]
+    assert len(told) == (0 if isinstance(port, SupportsPause) else 1)
+
+
+@virtual_time
+async def test_closing_while_paused() -> None:
+    """Calls that wait are told; before it is open and after it is closed there is nothing to pause."""
+    consumer = Consumer(FakePort())
+    for call in (consumer.pause, consumer.resume):
+        with pytest.raises(NotOpenError):
+            call()
+    async with consumer:
+        consumer.pause()
+        waiting = asyncio.create_task(consumer.receive())
+        await asyncio.sleep(1)
+    with pytest.raises(ClosedError):
+        await waiting
+    for call in (consumer.pause, consumer.resume):
+        with pytest.raises(ClosedError):
+            call()
+
+
+@virtual_time
+async def test_a_port_that_cannot_unsubscribe() -> None:
+    """It is said so, and the consumer goes on."""
+    async with Consumer(FakePort()) as consumer:
+        with pytest.raises(NotImplementedError, match="FakePort cannot unsubscribe"):
+            await consumer.unsubscribe()
+        assert not consumer.is_paused

@@ -1,0 +1,139 @@
+"""Consumers of local topics that hold nothing they do not work on, and messages without a value."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_nack import BrokerError, ClosedError, Consumer, DeadLetterPolicy, InvalidArgumentError
+from pulsar_nack.topic import LocalTopic
+from tests.for_each import for_each
+
+
+@pytest.fixture
+async def topic(tmp_path: Path) -> AsyncIterator[LocalTopic]:
+    """Return a topic."""
+    async with await LocalTopic.open(tmp_path / "topic") as opened:
+        yield opened
+
+
+async def shown(consumer: Consumer, seconds: float = 0.05) -> list[Any]:
+    """Return what is shown until nothing comes for a moment, with the attempt."""
+    found = []
+    try:
+        while True:
+            message = await consumer.receive(timeout=seconds)
+            found.append((message.data, message.attempt))
+            await message.ack()
+    except TimeoutError:
+        return found
+
+
+def first_attempts(*payloads: bytes) -> list[Any]:
+    """Return these as they are shown for the first time."""
+    return [(payload, 1) for payload in payloads]
+
+
+async def test_what_was_fetched_ahead_goes_to_others(topic: LocalTopic) -> None:
+    """O17: a paused consumer's messages go to another one as new ones, but for the rest of a batch that is in work."""
+    async with topic.consumer("s") as first:
+        await topic.publish([b"a", b"b"], batch=True)
+        await topic.publish([b"c", b"d"])
+        in_work = await first.receive(timeout=5)
+        async with topic.consumer("s") as second:
+            first.pause()
+            await topic.publish(b"e")
+            assert await shown(second) == first_attempts(b"c", b"d", b"e")
+            assert await shown(first) == []
+            await in_work.nack(delay=0)
+            assert await shown(second) == []
+        first.resume()
+        assert sorted(await shown(first)) == [(b"a", 2), (b"b", 1)]
+
+
+@for_each("kind", ["exclusive", "failover"])
+async def test_where_only_one_gets_messages_they_stay(kind: Any, tmp_path: Path) -> None:
+    """O17: nobody else could have them; they are shown after the resume."""
+    async with await LocalTopic.open(tmp_path / kind) as topic, topic.consumer("s", kind) as consumer:
+        await topic.publish([b"a", b"b"])
+        await asyncio.sleep(0.02)
+        consumer.pause()
+        await topic.publish(b"c")
+        assert await shown(consumer) == []
+        consumer.resume()
+        assert await shown(consumer) == first_attempts(b"a", b"b", b"c")
+
+
+@for_each("kind", ["shared", "key_shared", "exclusive", "failover"])
+async def test_without_a_queue_nothing_is_held(kind: Any, tmp_path: Path) -> None:
+    """O16: a message is in flight once somebody waits for it; a call that is cancelled loses nothing."""
+    async with (
+        await LocalTopic.open(tmp_path / kind) as topic,
+        topic.consumer("s", kind, receiver_queue_size=0) as consumer,
+    ):
+        await topic.publish([b"a", b"b"], key="k")
+        await topic.publish([b"c", b"d"], key="k", batch=True)
+        await asyncio.sleep(0.02)
+        assert topic.statistics().subscriptions["s"].in_flight == 0
+        for number, payload in enumerate((b"a", b"b", b"c", b"d")):
+            message = await consumer.receive(timeout=5)
+            assert message.data == payload
+            await asyncio.sleep(0.01)
+            assert topic.statistics().subscriptions["s"].in_flight == min(number + 1, 3)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await consumer.receive(timeout=0.01)
+        await topic.publish(b"e", key="k")
+        assert (await consumer.receive(timeout=5)).data == b"e"
+
+
+async def test_a_long_job_keeps_no_others(topic: LocalTopic) -> None:
+    """O16: while one of two workers is busy the other one does all that there is."""
+    async with (
+        topic.consumer("s", receiver_queue_size=0) as first,
+        topic.consumer("s", receiver_queue_size=0) as second,
+    ):
+        await topic.publish([b"%d" % number for number in range(6)])
+        await first.receive(timeout=5)
+        assert await shown(second) == first_attempts(*(b"%d" % number for number in range(1, 6)))
+
+
+@for_each("batch", [False, True])
+async def test_null_is_told_from_empty(batch: bool, tmp_path: Path) -> None:
+    """O14: over a restart too, in batches, and as a dead letter."""
+    home = tmp_path / str(batch)
+    async with await LocalTopic.open(home) as topic:
+        await topic.create_subscription("s", initial_position="earliest")
+        await topic.publish([None, b"", b"x"], batch=batch)
+        await topic.publish(None)
+    async with await LocalTopic.open(home) as topic, await LocalTopic.open(tmp_path / f"dead {batch}") as dead:
+        await dead.create_subscription("repair")
+        policy = DeadLetterPolicy(1, topic="dead", publisher=dead.publisher())
+        async with topic.consumer("s", dead_letter=policy) as consumer, dead.consumer("repair") as repair:
+            messages = [await consumer.receive(timeout=5) for _ in range(4)]
+            assert [message.data for message in messages] == [None, b"", b"x", None]
+            assert (messages[0].producer_name, messages[0].sequence_id) == (None, None)
+            assert (messages[0].schema_version, messages[0].is_replicated) == (None, False)
+            for message in messages:
+                await message.dead_letter("why")
+            assert [data for data, _ in await shown(repair)] == [None, b"", b"x", None]
+        with pytest.raises(InvalidArgumentError, match="payload"):
+            await topic.publish([])
+
+
+async def test_unsubscribing(topic: LocalTopic) -> None:
+    """A consumer forgets its subscription and is closed, unless others consume it."""
+    async with topic.consumer("s") as first:
+        await topic.publish(b"a")
+        async with topic.consumer("s"):
+            with pytest.raises(BrokerError, match="other consumers"):
+                await first.unsubscribe()
+        assert (await first.receive(timeout=5)).data == b"a"
+        await first.unsubscribe()
+        with pytest.raises(ClosedError):
+            await first.receive()
+    assert topic.subscriptions == []

@@ -1,0 +1,500 @@
+"""Consumers that hold nothing they do not work on: paused ones, those without a queue, and those that cannot read."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import pytest
+
+from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Message, MissingExtraError, NackConfig
+from pulsar_nack.testing import virtual_time
+from pulsar_nack.wire import Client
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._compression import compress
+from tests.for_each import for_each
+from tests.tiers import seeds, size
+from tests.wire.fake_broker import FakeBroker
+from tests.wire.fake_topics import FakeTopic, metadata_of
+from tests.wire.frames import batch_payload, message_rest
+
+TOPIC = "persistent://public/default/orders"
+EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
+KINDS = ("shared", "key_shared", "failover", "exclusive")
+MANY = size(200, fast=20)
+CODECS = (pb.LZ4, pb.ZSTD, pb.SNAPPY)
+
+
+@asynccontextmanager
+async def workers(broker: FakeBroker, count: int = 1, topic: Any = "orders", **settings: Any) -> AsyncIterator[Any]:
+    """Several consumers of one subscription, each with a client of its own; the one itself where it is one."""
+    clients = [Client(broker.url, dial=broker.dial) for _ in range(count)]
+    about = {"initial_position": "earliest", "config": EXACT, **settings}
+    try:
+        made: list[Consumer] = [await client.subscribe(topic, "s", **about) for client in clients]
+        yield made[0] if count == 1 else made
+    finally:
+        for client in clients:
+            await client.aclose()
+
+
+async def shown(consumer: Consumer, seconds: float = 1.0, *, ack: bool = True) -> list[bytes]:
+    """Return what is shown until nothing comes for a while."""
+    found = []
+    try:
+        while True:
+            message = await consumer.receive(timeout=seconds)
+            found.append(message.data)
+            if ack:
+                await message.ack()
+    except TimeoutError:
+        return found
+
+
+def publish(broker: FakeBroker, *payloads: bytes) -> FakeTopic:
+    """Publish messages."""
+    topic = broker.topic(TOPIC)
+    for payload in payloads:
+        topic.publish(payload)
+    return topic
+
+
+def numbers(count: int) -> list[bytes]:
+    """Payloads that differ."""
+    return [b"%d" % number for number in range(count)]
+
+
+# --- paused ----------------------------------------------------------------------------------------------------------
+
+
+@virtual_time
+async def test_what_was_fetched_ahead_goes_to_others() -> None:
+    """O17, U41: of 1 000 fetched ahead a second consumer gets all; nothing comes here until the resume."""
+    broker = FakeBroker()
+    ahead = numbers(size(1_000, fast=200))
+    publish(broker, *ahead)
+    async with workers(broker, receiver_queue_size=1_000) as first:
+        await asyncio.sleep(1)
+        assert f"{len(ahead)} messages here" in repr(first.port)
+        async with workers(broker, receiver_queue_size=1_000) as second:
+            first.pause()
+            first.pause()
+            assert first.is_paused
+            assert sorted(await shown(second)) == sorted(ahead)
+            with pytest.raises(TimeoutError):
+                await first.receive(timeout=100)
+        publish(broker, b"later")
+        first.resume()
+        assert await shown(first) == [b"later"]
+
+
+@virtual_time
+async def test_what_is_in_work_is_settled_while_paused() -> None:
+    """U41: ack and nack work meanwhile; deadlines go on, and what comes due is shown after the resume."""
+    broker = FakeBroker()
+    topic = publish(broker, b"a", b"b", b"c")
+    async with workers(broker, redelivery="local") as consumer:
+        a, b, c = [await consumer.receive(timeout=1) for _ in range(3)]
+        await b.nack(delay=5)
+        waiting = asyncio.create_task(consumer.receive())
+        await asyncio.sleep(0)
+        consumer.pause()
+        await a.ack()
+        await c.nack(delay=1)
+        await asyncio.sleep(10)
+        assert not waiting.done()
+        assert topic.subscriptions["s"].acked == {a.id[:2]}
+        consumer.resume()
+        again = [await waiting, await consumer.receive(timeout=0.1)]
+        assert [(message.data, message.attempt) for message in again] == [(b"c", 2), (b"b", 2)]
+
+
+@virtual_time
+async def test_a_broker_without_others_is_asked_seldom() -> None:
+    """Permits that are out bring messages that go back after longer and longer; none of that counts as an attempt."""
+    broker = FakeBroker()
+    topic = publish(broker, b"in work")
+    async with workers(broker, dead_letter=DeadLetterPolicy(1)) as consumer:
+        in_work = await consumer.receive(timeout=1)
+        consumer.pause()
+        publish(broker, b"x")
+        await asyncio.sleep(3_600)
+        asked = len(broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES"))
+        assert 2 <= asked < 40
+        assert topic.subscriptions["s"].counts[7, 1] == asked
+        await in_work.ack()  # now that nothing is in work, the permits that are out are taken back
+        await asyncio.sleep(3_600)
+        assert topic.subscriptions["s"].consumers[0].permits == 0
+        assert len(broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES")) == asked
+        consumer.resume()
+        message = await consumer.receive(timeout=1)
+        assert (message.data, message.attempt) == (b"x", 1)
+        await message.nack(delay=0)
+        assert (await consumer.receive(timeout=1)).attempt == 2
+        assert consumer.statistics().dead_lettered == 0
+
+
+@for_each("kind", ["exclusive", "failover"])
+@virtual_time
+async def test_where_only_one_gets_messages_they_stay(kind: str) -> None:
+    """O17: on Exclusive and Failover nobody else could have them; they are shown after the resume."""
+    broker = FakeBroker()
+    publish(broker, *numbers(10))
+    async with workers(broker, consumer_type=kind) as consumer:
+        await asyncio.sleep(1)
+        consumer.pause()
+        publish(broker, b"10")
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=10)
+        assert broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES") == []
+        consumer.resume()
+        assert await shown(consumer) == numbers(11)
+
+
+@virtual_time
+async def test_a_batch_of_which_a_part_was_shown_stays() -> None:
+    """O17: what is left of a batch goes to others once the mates in work are settled, for it would bring them along."""
+    broker = FakeBroker()
+    topic = broker.topic(TOPIC)
+    topic.publish_batch(numbers(3))
+    topic.publish_batch([b"3", b"4"])
+    async with workers(broker) as first:
+        message = await first.receive(timeout=1)
+        async with workers(broker) as second:
+            first.pause()
+            assert await shown(second) == [b"3", b"4"]
+            assert first.statistics().unacked == 1
+            await message.ack()
+            assert await shown(second) == [b"1", b"2"]
+
+
+@virtual_time
+async def test_pauses_outlive_connections_and_partitions_share_them() -> None:
+    """O17: all members pause; a new session gets no permits; what was taken by a cancelled call goes back too."""
+    broker = FakeBroker()
+    broker.partitions[TOPIC] = 2
+    for number in range(2):
+        broker.topic(f"{TOPIC}-partition-{number}").publish(b"%d" % number)
+    async with workers(broker, receiver_queue_size=5) as first:
+        call = asyncio.create_task(first.receive())
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.sleep(1)
+        assert first.statistics().ready == 1
+        first.pause()
+        assert first.statistics().ready == 0
+        broker.cut()
+        await asyncio.sleep(5)
+        assert first.port.is_connected
+        for number in range(2):
+            broker.topic(f"{TOPIC}-partition-{number}").publish(b"%d" % (2 + number))
+        async with workers(broker) as second:
+            assert sorted(await shown(second)) == numbers(4)
+        first.resume()
+        broker.topic(f"{TOPIC}-partition-0").publish(b"4")
+        message = await first.receive(timeout=1)
+        assert (message.data, message.attempt) == (b"4", 1)
+
+
+# --- without a queue -------------------------------------------------------------------------------------------------
+
+
+async def work(consumer: Consumer, done: dict[bytes, float], first: float = 6.0) -> None:
+    """Take jobs, of which the first one takes long."""
+    async for message in consumer:
+        await asyncio.sleep(first if message.data == b"0" else 0.1)
+        done[message.data] = asyncio.get_running_loop().time()
+        await message.ack()
+
+
+@for_each("is_batch", [False, True])
+@virtual_time
+async def test_a_long_job_keeps_no_others(is_batch: bool) -> None:
+    """O16, U42: six jobs, the first takes 6 s and the others 0.1 s, two workers: the five are done within 1.5 s."""
+    broker = FakeBroker()
+    topic = broker.topic(TOPIC)
+    for payload in numbers(6):
+        if is_batch:
+            topic.publish_batch([payload])
+        else:
+            topic.publish(payload)
+    done: dict[bytes, float] = {}
+    async with workers(broker, 2, receiver_queue_size=0) as both:
+        began = asyncio.get_running_loop().time()
+        tasks = [asyncio.create_task(work(each, done)) for each in both]
+        await asyncio.sleep(8)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(done) == 6
+    assert max(at for data, at in done.items() if data != b"0") - began < 1.5
+
+
+@for_each("kind", KINDS)
+@virtual_time
+async def test_permits_are_given_one_by_one_and_on_request(kind: str) -> None:
+    """O16: nobody waits, nothing is permitted; batches, chunks and nacks come all the same, over a reconnect too."""
+    broker = FakeBroker()
+    topic = broker.topic(TOPIC)
+    topic.publish_batch([b"a", b"b", b"c"])
+    for number in range(3):
+        about: dict[str, Any] = {"uuid": "u", "num_chunks_from_msg": 3, "chunk_id": number, "total_chunk_msg_size": 3}
+        topic.publish(b"d", **about)
+    topic.publish(b"e")
+    async with workers(broker, receiver_queue_size=0, consumer_type=kind) as consumer:
+        await asyncio.sleep(1)
+        assert broker.commands("FLOW") == []
+        found = [await consumer.receive(timeout=1) for _ in range(4)]
+        assert [message.data for message in found] == [b"a", b"b", b"c", b"ddd"]
+        await found[3].nack(delay=1)
+        for message in found[:3]:
+            await message.ack()
+        await asyncio.sleep(0.5)
+        broker.cut()
+        await asyncio.sleep(0.4)
+        again = [await consumer.receive(timeout=5) for _ in range(2)]
+        assert sorted(message.data for message in again) == [b"ddd", b"e"]
+        assert all(flow.messagePermits <= 3 for flow in broker.commands("FLOW"))
+
+
+@virtual_time
+async def test_a_cancelled_call_loses_nothing() -> None:
+    """O16: what is on its way is for the next call; where none comes another worker gets it, as the same attempt."""
+    broker = FakeBroker()
+    publish(broker)
+    async with workers(broker, 2, receiver_queue_size=0) as (first, second):
+        with pytest.raises(TimeoutError):
+            await first.receive(timeout=0.5)
+        publish(broker, b"a")
+        await asyncio.sleep(0.05)
+        assert (await first.receive(timeout=0.01)).data == b"a"
+        with pytest.raises(TimeoutError):
+            await first.receive(timeout=0.5)
+        publish(broker, b"b")
+        message = await second.receive(timeout=1)
+        assert message.data == b"b"
+        assert first.statistics().unacked == 1
+
+
+@virtual_time
+async def test_no_queue_is_for_one_topic() -> None:
+    """O16: lists and patterns are refused at once, partitions when they are found; all by name."""
+    broker = FakeBroker()
+    broker.partitions[TOPIC] = 2
+    async with Client(broker.url, dial=broker.dial) as client:
+        for topic in (["a", "b"], re.compile("a.*")):
+            with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
+                client.subscribe(topic, "s", receiver_queue_size=0)
+        with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
+            await client.subscribe("orders", "s", receiver_queue_size=0)
+        async with client.subscribe("orders-partition-1", "s", receiver_queue_size=0):
+            pass
+
+
+# --- what this process cannot read -----------------------------------------------------------------------------------
+
+
+def packed(payload: bytes, codec: pb.CompressionType = pb.LZ4, **fields: Any) -> bytes:
+    """Return an entry that is compressed."""
+    about = metadata_of(compression=codec, uncompressed_size=len(payload), **fields)
+    return message_rest(about, compress(codec, payload))
+
+
+@for_each(("kind", "codec"), [*zip(KINDS, CODECS * 2, strict=False), *(("shared", codec) for codec in CODECS[1:])])
+@virtual_time
+async def test_what_is_not_installed_is_no_fault_of_the_message(
+    kind: str, codec: pb.CompressionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """O12: receive raises what to install, again and again; all stays in the backlog, and others get it at once."""
+    broker = FakeBroker()
+    topic = publish(broker, b"readable")
+    topic.append(packed(b"x" * 100, codec))
+    topic.append(packed(batch_payload([b"y", b"z"]), codec, num_messages_in_batch=2), messages=2)
+    for payload in numbers(MANY):
+        topic.append(packed(payload, codec))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cramjam", None)
+        async with workers(broker, consumer_type=kind, dead_letter=DeadLetterPolicy(1)) as consumer:
+            for _ in range(3):
+                with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[compression\]'"):
+                    await shown(consumer, 5, ack=False)
+            assert consumer.statistics().dead_lettered == 0
+            await asyncio.sleep(100)
+            asked = len(broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES"))
+    assert asked < 5
+    assert topic.subscriptions["s"].acked == set()
+    async with workers(broker, consumer_type=kind) as other:
+        assert len(await shown(other)) == 4 + MANY
+
+
+@virtual_time
+async def test_what_is_in_work_is_finished_before_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O12: messages in work can be settled; then the consumer closes, so that a Failover standby gets the rest."""
+    broker = FakeBroker()
+    topic, entry = publish(broker, b"readable"), packed(b"x" * 100)
+    async with workers(broker, consumer_type="failover", consumer_name="a") as first:
+        message = await first.receive(timeout=1)
+        async with workers(broker, consumer_type="failover", consumer_name="b") as standby:
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, "cramjam", None)
+                topic.append(entry)
+                with pytest.raises(MissingExtraError):
+                    await first.receive(timeout=1)
+            with pytest.raises(TimeoutError):
+                await standby.receive(timeout=10)
+            await message.ack()
+            assert await shown(standby) == [b"x" * 100]
+            with pytest.raises(MissingExtraError):
+                await first.receive(timeout=1)
+
+
+@virtual_time
+async def test_another_worker_gets_it_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O12: while the first still has something in work another one on Shared gets most of it, and then the rest."""
+    broker = FakeBroker()
+    topic, entries = publish(broker, b"readable"), [packed(payload) for payload in numbers(20)]
+    async with workers(broker) as first:
+        message = await first.receive(timeout=1)
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "cramjam", None)
+            for entry in entries:
+                topic.append(entry)
+            with pytest.raises(MissingExtraError):
+                await first.receive(timeout=1)
+        async with workers(broker, dead_letter=DeadLetterPolicy(5)) as second:
+            found = await shown(second, 5)
+            assert len(found) >= 10
+            await message.ack()
+            assert sorted(found + await shown(second)) == sorted(numbers(20))
+            assert second.statistics().dead_lettered == 0
+    assert topic.subscriptions["s"].acked == {entry.place for entry in topic.entries}
+
+
+@virtual_time
+async def test_chunks_of_what_cannot_be_read_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O12: the parts of a compressed message in chunks are given back, all of them."""
+    broker = FakeBroker()
+    topic = broker.topic(TOPIC)
+    whole = compress(pb.LZ4, bytes(range(200)))
+    for number in range(2):
+        about: dict[str, Any] = {
+            "uuid": "u",
+            "num_chunks_from_msg": 2,
+            "chunk_id": number,
+            "total_chunk_msg_size": len(whole),
+        }
+        part = whole[:50] if number == 0 else whole[50:]
+        topic.publish(part, compression=pb.LZ4, uncompressed_size=200, **about)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cramjam", None)
+        async with workers(broker) as consumer:
+            with pytest.raises(MissingExtraError):
+                await consumer.receive(timeout=1)
+    async with workers(broker) as other:
+        assert await shown(other) == [bytes(range(200))]
+
+
+# --- whatever happens ------------------------------------------------------------------------------------------------
+
+
+class Life:
+    """Two consumers of one subscription that do anything in any order; a message belongs to one of them at a time."""
+
+    def __init__(self, broker: FakeBroker, both: list[Consumer], random: Random) -> None:
+        self.topic = broker.topic(TOPIC)
+        self.both = both
+        self.random = random
+        self.published = 0
+        self.in_work: dict[bytes, Message] = {}
+        self.acked: set[bytes] = set()
+
+    async def step(self) -> None:
+        """Do something."""
+        random = self.random
+        consumer = random.choice(self.both)
+        match random.choice(["publish", "batch", *["receive"] * 4, "cancel", "ack", "ack", "nack", "pause", "resume"]):
+            case "publish":
+                self.topic.publish(self.next())
+            case "batch":
+                self.topic.publish_batch([self.next() for _ in range(random.randint(1, 4))])
+            case "receive":
+                await self.receive(consumer, random.choice([0.0005, 0.01, 0.3]))
+            case "cancel":
+                call = asyncio.create_task(consumer.receive())
+                await asyncio.sleep(random.choice([0, 0.002, 0.1]))
+                call.cancel()
+                await asyncio.wait([call])
+                if not call.cancelled():
+                    self.shown(call.result())
+            case "ack" if self.in_work:
+                await self.ack(random.choice(sorted(self.in_work)))
+            case "nack" if self.in_work:
+                await self.in_work.pop(random.choice(sorted(self.in_work))).nack(random.choice([0, 0.05, 2]))
+            case "pause":
+                consumer.pause()
+            case "resume":
+                consumer.resume()
+        if random.random() < 0.3:
+            await asyncio.sleep(random.choice([0.001, 0.05, 0.5, 20]))
+
+    def next(self) -> bytes:
+        """Return a payload."""
+        self.published += 1
+        return b"%d" % self.published
+
+    async def receive(self, consumer: Consumer, seconds: float) -> bool:
+        """Receive; return whether something came."""
+        try:
+            self.shown(await consumer.receive(timeout=seconds))
+        except TimeoutError:
+            return False
+        return True
+
+    def shown(self, message: Message) -> None:
+        """Note what is shown."""
+        assert message.data not in self.in_work, "it is in work"
+        assert message.data not in self.acked, "it is acknowledged"
+        self.in_work[message.data] = message
+
+    async def ack(self, data: bytes) -> None:
+        """Acknowledge."""
+        await self.in_work[data].ack()
+        del self.in_work[data]
+        self.acked.add(data)
+
+    async def end(self) -> None:
+        """Take all that there is."""
+        for consumer in self.both:
+            consumer.resume()
+        quiet = 0
+        while quiet < 4:
+            for data in sorted(self.in_work):
+                await self.ack(data)
+            came = [await self.receive(consumer, 60) for consumer in self.both]
+            quiet = 0 if any(came) else quiet + 1
+        assert len(self.acked) == self.published
+        assert not any(consumer.statistics().unacked for consumer in self.both)
+
+
+@pytest.mark.parametrize("seed", seeds(range(60)))
+@virtual_time
+async def test_whatever_happens_each_message_is_with_one_and_nothing_is_lost(seed: int) -> None:
+    """O16, O17: pauses, cancelled calls, nacks and queues of any size, none too, on one subscription."""
+    random = Random(seed)
+    broker = FakeBroker()
+    publish(broker)
+    about: dict[str, Any] = {
+        "consumer_type": random.choice(["shared", "shared", "key_shared"]),
+        "receiver_queue_size": random.choice([0, 1, 3, 1_000]),
+        "redelivery": "local",  # what was nacked stays with its consumer
+    }
+    async with workers(broker, 2, **about) as both:
+        life = Life(broker, both, random)
+        for _ in range(size(300, fast=100)):
+            await life.step()
+        await life.end()
