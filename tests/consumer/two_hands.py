@@ -48,6 +48,7 @@ class Worker:
         """Give a message back."""
         message = self.hand.pop(name)
         self._world.nacked_at[name] = asyncio.get_running_loop().time()
+        self._world.nacked_by[name] = self.number
         with suppress(AlreadySettledError):
             await message.nack(DELAY)
 

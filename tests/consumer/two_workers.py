@@ -17,13 +17,11 @@ What is right is told by :meth:`World.end`: all is confirmed and delivered, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pulsar_nack import (
     BrokerError,
-    ClosedError,
     Consumer,
     DeadLetterPolicy,
     LoopClock,
@@ -55,7 +53,7 @@ class WrongError(AssertionError):
 
 
 class World:
-    """A broker and two workers; :func:`world` makes one. Each round has messages of its own.
+    """A broker and two workers. Each round has messages of its own.
 
     :param kind: of the subscription, ``shared`` or ``failover``
     :param about: the messages that workers do something about; the others stay in hand
@@ -74,6 +72,9 @@ class World:
         self.start = 0
         """The number of the entry of ``a``; that of ``b`` and ``c`` is the next."""
         self.nacked_at: dict[str, float] = {}
+        self.nacked_by: dict[str, int] = {}
+        self.first_shown_at: dict[tuple[str, int], float] = {}
+        """When a worker was shown a message first in its present session."""
         self.gone_at: dict[str, float] = {}
         """Since when the broker counts a message as acknowledged."""
         self.shown_gone: dict[str, int] = {}
@@ -155,7 +156,8 @@ class World:
     def on_shown(self, name: str, worker: Worker) -> None:
         """Note that a message is shown."""
         self._note_gone()
-        if name in self.gone_at:
+        self.first_shown_at.setdefault((name, worker.number), asyncio.get_running_loop().time())
+        if name in self.gone_at and not self._cannot_know(name, worker):
             self.shown_gone[name] += 1
             if self.shown_gone[name] > 1:
                 self.wrong.append(f"{name} was shown {self.shown_gone[name]} times after it was acknowledged or gone")
@@ -166,8 +168,20 @@ class World:
         """Note that a dead letter is published, or tried again."""
         self._note_gone()
         gone_at = self.gone_at.get(name)
-        if gone_at is not None and self.nacked_at.get(name, 0.0) > gone_at:
+        if gone_at is None or self._cannot_know(name, self.workers[self.nacked_by.get(name, 1) - 1]):
+            return
+        if self.nacked_at.get(name, 0.0) > gone_at:
             self.wrong.append(f"{name} became a dead letter after it was acknowledged or gone")
+
+    def _cannot_know(self, name: str, worker: Worker) -> bool:
+        """Return whether somebody else acknowledged one of a batch that a worker was shown before, in this session.
+
+        The broker tells of an entry only when it is wholly acknowledged.
+        """
+        if self.place(name) in self.subscription.acked:
+            return False
+        first_at = self.first_shown_at.get((name, worker.number))
+        return first_at is not None and first_at <= self.gone_at[name]
 
     def _note_gone(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -179,7 +193,7 @@ class World:
 
     def _drop_acks(self) -> None:
         """Lose acknowledgements of consumers that are not there any more."""
-        self.acks = [call for call in self.acks if call.body.consumer_id in call.link.consumers]
+        self.acks[:] = [call for call in self.acks if call.body.consumer_id in call.link.consumers]
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -190,7 +204,7 @@ class World:
         self.start = len(self.topic.entries)
         self._is_ending = False
         self.wrong.clear()
-        for notes in (self.nacked_at, self.gone_at, self.shown_gone):
+        for notes in (self.nacked_at, self.nacked_by, self.first_shown_at, self.gone_at, self.shown_gone):
             notes.clear()
         self.broker.always("ACK", self.acks.append)
         self.letters.is_prompt = False
@@ -230,7 +244,8 @@ class World:
             events += ["confirm", "fail"]
         if self.letters.waiting:
             events += ["stored", "refused"]
-        if is_some_away or any(worker.consumer.statistics().held for worker in self.workers) or self._has_letters():
+        told = [worker.consumer.statistics() for worker in self.workers]
+        if is_some_away or any(each.held or each.dead_letters_waiting for each in told):
             events.append("due")
         events += ["reset", "clear", "closed"]
         if self.kind == "failover" and len(self.subscription.consumers) > 1:
@@ -241,13 +256,14 @@ class World:
         is_reader = not self.subscription.has_one_reader or seen is self.subscription.consumers[0]
         return is_reader and self.subscription._first() is not None
 
-    def _has_letters(self) -> bool:
-        return any(worker.consumer.statistics().dead_letters_waiting for worker in self.workers)
-
     async def do(self, event: str) -> None:
         """Do an event, and let happen what takes no time."""
         kind, *arguments = event.split()
         worker = self.workers[int(arguments[-1]) - 1] if arguments else None
+        if kind in {"seek", "reset", "closed"}:
+            self._end_sessions(self.workers)
+        elif worker is not None and kind in {"lost", "late"}:
+            self._end_sessions([worker])
         if worker is not None:
             self._do_at(worker, kind, arguments[0])
         else:
@@ -257,6 +273,10 @@ class World:
         await asyncio.sleep(DELAY + _MOMENT if kind == "due" else _MOMENT)
         self._drop_acks()
         self._note_gone()
+
+    def _end_sessions(self, workers: Sequence[Worker]) -> None:
+        numbers = {worker.number for worker in workers}
+        self.first_shown_at = {key: at for key, at in self.first_shown_at.items() if key[1] not in numbers}
 
     def _do_at(self, worker: Worker, kind: str, name: str) -> None:
         if kind == "nack":
@@ -285,18 +305,9 @@ class World:
             self.acks.remove(call)
             as_usual(call)
 
-    def _confirm(self) -> None:
-        as_usual(self.acks.pop(0))
-
-    def _fail(self) -> None:
-        refuse("MetadataError")(self.acks.pop(0))
-
     def _reset(self) -> None:
         self._closed()
         self.subscription.rewind(self.start)
-
-    def _clear(self) -> None:
-        self.subscription.skip_all()
 
     def _closed(self) -> None:
         self.broker.close_consumers(self.subscription)
@@ -375,25 +386,13 @@ class World:
 
 
 _ALL: Final[dict[str, Callable[[World], None]]] = {
-    "confirm": World._confirm,
-    "fail": World._fail,
+    "confirm": lambda world: as_usual(world.acks.pop(0)),
+    "fail": lambda world: refuse("MetadataError")(world.acks.pop(0)),
     "stored": lambda world: world.letters.answer(None),
     "refused": lambda world: world.letters.answer(BrokerError("the dead letter was refused")),
     "due": lambda _: None,
     "reset": World._reset,
-    "clear": World._clear,
+    "clear": lambda world: world.subscription.skip_all(),
     "closed": World._closed,
     "switch": lambda world: world.subscription.switch(),
 }
-
-
-@asynccontextmanager
-async def world(kind: str) -> AsyncIterator[World]:
-    """Yield a world, closed afterwards."""
-    made = World(kind)
-    await made.open()
-    try:
-        yield made
-    finally:
-        with suppress(ClosedError):
-            await made.aclose()
