@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -32,9 +33,18 @@ LONG: Final = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Make no log lines, thousands of which nobody reads."""
+    logger = logging.getLogger("pulsar_nack")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
+
+
 async def check(bounds: Bounds) -> None:
     """Explore, and print how much that was."""
-    logging.getLogger("pulsar_nack").setLevel(logging.CRITICAL)
     found = await explore(bounds)
     print(f"\n{bounds}: {found}", end="")
     assert not found.wrong, f"{bounds}: {found}"
