@@ -34,7 +34,7 @@ class Part:
     :param uuid: names the message
     :param index: of the part, from 0; ``count`` is how many there are
     :param total_bytes: of the whole message, as it was cut up
-    :param sequence_id: that of the message, if this is its last part; our producers give the others that of the one before
+    :param sequence_id: that of the message in its last part; our producers give the others that of the message before
     """
 
     uuid: str
