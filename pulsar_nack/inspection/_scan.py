@@ -90,7 +90,13 @@ class LogScan:
         """
         self.segments, self.damage, self.is_sealed = [], [], False
         firsts = self._firsts()
-        for first, end in zip(firsts, [*firsts[1:], None], strict=True):
+        for _ in range(1, _LOOKS):
+            if firsts:
+                break
+            time.sleep(_PAUSE_S)  # it is being made or deleted, unless this lasts
+            self.damage.clear()
+            firsts = self._firsts()
+        for first, end in zip(firsts, [*firsts[1:], None], strict=False):  # there may be none
             yield from self._segment(first, end)
 
     def _firsts(self) -> list[int]:
