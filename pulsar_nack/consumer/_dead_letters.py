@@ -161,10 +161,15 @@ class DeadLetters:
 
     async def _carry_out(self, job: Job) -> None:
         try:
+            was_doubtful = job.record.is_doubtful
             if self._following is not None:
                 await self._following.check(job.record)
             if self._under_way.get(job.id) is not job:
                 return  # it was settled, and has been dropped
+            if job.record.is_doubtful and not was_doubtful:  # a session began: it comes again, here or elsewhere
+                self._states.leave([job.record])
+                job.error = AlreadySettledError(job.id, "given out again by the broker")
+                return
             await self._until_done(self._publish, job, "publishing it")
             self._count(-job.release())
             await self._until_done(self._acknowledge, job, "acknowledging it")

@@ -2,9 +2,8 @@
 
 An administrator's skip or clear, an expiry, and another consumer move the mark-delete position past messages that are
 held, were asked for, or are on their way to the dead-letter topic. Nobody tells, so the position is asked for while
-something waits: within a second of its nack, half-way to its deadline where that is sooner, and then once a second.
-A dead letter asks before it is
-published. Nothing is asked while nothing waits.
+something waits: within a second of its nack, half-way to its deadline where that is sooner, and then once a second. A
+dead letter asks before it is published. Nothing is asked while nothing waits.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Following:
             self._is_sooner.set()
 
     async def check(self, record: Record) -> None:
-        """Look now for one message."""
+        """Look for one message: now, or once there is a session again."""
         position = await self._position(place_of(record.id))
         gone = [] if position is None else self._states.passed([record], position, self._clock.now_ms())
         if gone:
@@ -87,16 +86,17 @@ class Following:
                 self._seen.clear()
                 self._next_at_ms = None
 
-    async def _position(self, place: Place) -> Position | None:
+    async def _position(self, place: Place, limit_s: float | None = None) -> Position | None:
         topic, partition = place
         try:
-            return await self._port.mark_delete_position(topic or "", partition)
+            async with asyncio.timeout(limit_s):
+                return await self._port.mark_delete_position(topic or "", partition)
         except Exception as error:  # noqa: BLE001 - tried again
             _log.debug("%s: no mark-delete position: %r", topic, error)
             return None
 
     async def _follow(self, place: Place) -> None:
-        position = await self._position(place)
+        position = await self._position(place, _EACH_MS / 1000)
         new, self._new[place] = self._new[place], {}
         if position is None:
             self._seen.pop(place, None)  # all is to be looked at next time

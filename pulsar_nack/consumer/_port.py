@@ -194,7 +194,7 @@ class SupportsSessions(Protocol):
         ...
 
     async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
-        """Return up to where everything is acknowledged, None where that is not known at present.
+        """Return up to where everything is acknowledged, None where that is not known. Waits for a session.
 
         It belongs to the present session, also when the caller gets it.
         """

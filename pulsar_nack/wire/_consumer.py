@@ -871,11 +871,13 @@ class TopicConsumer:
         )
 
     async def mark_delete_position(self) -> Position | None:
-        """Return up to where everything is acknowledged, None: this broker does not tell, or there is no session now.
+        """Return up to where everything is acknowledged, None: this broker does not tell. Waits for a session.
 
         It comes with the id of the last message; not every broker sends it, and then it is not asked again in this
         session. Where the subscription is not durable it tells nothing: each session begins behind what was taken.
         """
+        if self._session is None and self.missing is None:
+            await self._is_subscribed.wait()  # set too where none is to be expected
         session = self._session
         if session is None or not self._tells_position:
             return None

@@ -334,7 +334,7 @@ async def test_later_version(tmp_path: Path) -> None:
 
 
 async def test_a_log_without_files(tmp_path: Path) -> None:
-    """O39: a log whose folder lost its files is called missing; it is looked at more than once, as it may be new."""
+    """A log whose folder lost its files is called missing; it is looked at more than once, as it may be new."""
     await write_plain(tmp_path, 1)
     for path in (tmp_path / "events.log").iterdir():
         path.unlink()
