@@ -6,11 +6,12 @@ its members are acknowledged; members that were not seen yet count as busy, for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from ..ids import MessageId
-from ._sessions import Sessions, Stamp, place_of
+from ._sessions import Place, Stamp, place_of
 
 EntryKey = tuple[int, int, int]
 """Ledger, entry, partition."""
@@ -56,13 +57,13 @@ class _Entry:
 class Batches:
     """Entries with an unacknowledged member, at most 50 000: the oldest are forgotten first.
 
-    :param sessions: tell which acknowledgements do not count any more; None: all count, as the broker knows of none
+    :param is_forgotten: tells whether an acknowledgement does not count any more; None: all count
     """
 
-    def __init__(self, sessions: Sessions | None = None, most: int = _MOST_ENTRIES) -> None:
+    def __init__(self, is_forgotten: Callable[[Stamp, Place], bool] | None = None, most: int = _MOST_ENTRIES) -> None:
         self.stamp: Stamp = (0, 0)
         """What is acknowledged from now on is stamped so."""
-        self._sessions = sessions
+        self._forgets = is_forgotten
         self._most = most
         self._entries: dict[EntryKey, _Entry] = {}
 
@@ -88,7 +89,7 @@ class Batches:
         return entry
 
     def _is_forgotten(self, entry: _Entry, message_id: MessageId) -> bool:
-        return self._sessions is not None and self._sessions.is_forgotten(entry.stamp, place_of(message_id))
+        return self._forgets is not None and self._forgets(entry.stamp, place_of(message_id))
 
     def acked(self, message_id: MessageId) -> bool:
         """Note an acknowledged message; True when its entry is done with, as it always is where it holds no other."""

@@ -171,10 +171,12 @@ class Consumer:
         self._prefetched = port.traits.receiver_queue_size
         self._ack_memory_ms = settings.ack_memory_ms
         self._telling = port if port.traits.tells_sessions and isinstance(port, SupportsSessions) else None
+        is_local = self._telling is not None and not port.traits.keeps_acks
+        self._port_keeps_members = is_local and port.traits.batch_index_ack  # a broker loses them as it unloads a topic
         self._states = States(
             ack_memory_ms=self._ack_memory_ms,
             most_in_work=2 * (limit or 500_000),
-            confirms_members=self._telling is not None and port.traits.batch_index_ack,
+            keeps_members=self._port_keeps_members,
         )
         self._states.gets_all = self._telling is not None and not port.traits.honours_ids
         self._store = LocalStore(most)
@@ -375,7 +377,7 @@ class Consumer:
         durable = self._durable = await DurableNacks.open(
             self._durable_home,
             memory_ms=0 if self._port.traits.keeps_acks else self._ack_memory_ms,
-            keeps_members=not self._states.confirms_members,
+            keeps_members=not self._port_keeps_members,
             ttl_ms=self._durable_ttl_ms,
             clock=self._wall_clock,
             surroundings=Surroundings(

@@ -6,7 +6,8 @@ An acknowledgement is stamped with a *turn*, which grows with each event of a se
   can come again: whatever moves a subscription ends the session
 - after a lost connection: those of the last ``ack_memory`` before it, as the broker may have lost them
 - after a session that the broker closed on a connection that lives: none from before. It has them all, so whatever
-  comes was meant to come
+  comes was meant to come. But for members of a batch that is not done: brokers forget those when they unload a topic,
+  also where they keep index acks. They hide until something else shows that the subscription was moved
 
 A port that does not tell of its sessions is one that goes on.
 """
@@ -40,6 +41,7 @@ class Sessions:
         self.turn = 1
         self._ack_memory_ms = ack_memory_ms
         self._ended: dict[Place, tuple[int, int, int]] = {}
+        self._replayed: dict[Place, int] = {}
 
     def closed(self, place: Place) -> None:
         """Note that the broker ended a session."""
@@ -54,6 +56,14 @@ class Sessions:
     def is_forgotten(self, stamp: Stamp, place: Place) -> bool:
         """Return whether an acknowledgement does not count any more, as the broker ended its session."""
         return bool(self._ended) and stamp[0] < self._ended.get(place, _NEVER)[0]
+
+    def replayed(self, place: Place) -> None:
+        """Note that a message came that was acknowledged before the broker ended a session: it was moved."""
+        self._replayed[place] = self._ended.get(place, _NEVER)[0]
+
+    def is_replayed(self, stamp: Stamp, place: Place) -> bool:
+        """Return whether an acknowledgement does not count any more, as the subscription was moved since."""
+        return bool(self._replayed) and stamp[0] < self._replayed.get(place, 0)
 
     def is_of_earlier(self, stamp: Stamp, place: Place) -> bool:
         """Return whether an acknowledgement was confirmed before the session that goes on."""

@@ -109,15 +109,14 @@ class States:
 
     :param ack_memory_ms: how long an acknowledged message that comes back is hidden, see :class:`Sessions`
     :param most_in_work: how many messages in work are known at most
-    :param confirms_members: the broker knows of single messages of a batch when their acknowledgements are confirmed
+    :param keeps_members: the broker keeps confirmed acknowledgements of single messages of a batch when a session ends
     """
 
     def __init__(
-        self, *, ack_memory_ms: int = 10_000, most_in_work: int = 100_000, confirms_members: bool = False
+        self, *, ack_memory_ms: int = 10_000, most_in_work: int = 100_000, keeps_members: bool = False
     ) -> None:
         self.sessions = Sessions(ack_memory_ms)
-        self.confirms_members = confirms_members
-        self.batches = Batches(self.sessions if confirms_members else None)
+        self.batches = Batches(self.sessions.is_forgotten if keeps_members else self.sessions.is_replayed)
         self.unanswered = AskAgain()
         self.gone: list[Record] = []
         """What was asked for and never came although the broker sends all: it was settled by others."""
@@ -223,7 +222,10 @@ class States:
         if self._counts:
             count = max(count, self._counts.pop(message_id, -1) + 1)
         self._add(Record(message_id, State.IN_WORK, count))
-        return Verdict.SHOW if stamp is None else Verdict.REPLAY
+        if stamp is None:
+            return Verdict.SHOW
+        self.sessions.replayed(place)
+        return Verdict.REPLAY
 
     def remember(self, message_id: MessageId, count: int) -> None:
         """Note with which count a message that is not known was shown last."""
