@@ -88,7 +88,10 @@ class Batches:
         return entry
 
     def _is_forgotten(self, entry: _Entry, message_id: MessageId) -> bool:
-        return self._sessions is not None and self._sessions.is_forgotten(entry.stamp, place_of(message_id))
+        sessions = self._sessions
+        if sessions is None or entry.stamp[0] == sessions.turn:  # none has ended since: the usual case
+            return False
+        return sessions.is_forgotten(entry.stamp, place_of(message_id))
 
     def acked(self, message_id: MessageId) -> bool:
         """Note an acknowledged message; True when its entry is done with, as it always is where it holds no other."""

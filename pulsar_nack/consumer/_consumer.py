@@ -33,7 +33,7 @@ from ..errors import (
     NotOpenError,
     WrongLoopError,
 )
-from ..ids import MessageId
+from ..ids import MessageId, _names_message
 from ..nack import HookLike
 from ._acks import Acks
 from ._batches import is_same_topic
@@ -596,7 +596,8 @@ class Consumer:
         """The same for what something is, or may be, known of, or is to be noted."""
         message_id = delivery.id
         now_ms = self._now_ms = self._clock.now_ms()
-        if self._durable is not None and self._states.get(message_id) is None:
+        known = self._states.get(message_id)
+        if self._durable is not None and known is None:
             if self._durable.was_acked(message_id):
                 self._acknowledging.again(message_id)
                 return None
@@ -605,7 +606,7 @@ class Consumer:
                     self._note("hold", message_id, delivery.redelivery_count, reason="not due")
                 self._room.note()
                 return None
-        if (known := self._states.get(message_id)) is not None and known.is_doubtful:
+        if known is not None and known.is_doubtful:
             self._holds.came_again(known, delivery)
         due_at_ms = None if self._note is None else self._due_at_ms(message_id)
         verdict = self._states.deliver(message_id, delivery.redelivery_count, now_ms)
@@ -1200,8 +1201,7 @@ def _checked(message_id: object) -> MessageId:
 
 def _is_moved(message_id: MessageId, position: MessageId | int) -> bool:
     """Return whether a seek moves what a message is in: a time, and the ends of a topic, move everything."""
-    is_of_one = isinstance(position, MessageId) and 0 <= position.entry < (1 << 63) - 1
-    return not is_of_one or is_same_topic(message_id, position)  # type: ignore[arg-type]
+    return not _names_message(position) or is_same_topic(message_id, position)
 
 
 _DEFAULTS: Final = {

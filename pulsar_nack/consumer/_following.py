@@ -53,7 +53,12 @@ class Following:
 
     def note(self, record: Record, delay_ms: int) -> None:
         """Note that a message waits from now on, for so long."""
-        self._new.setdefault(place_of(record.id), {})[record] = None
+        place = place_of(record.id)
+        if place not in self._new:
+            self._new[place] = {}
+        self._new[place][record] = None
+        if self._next_at_ms is not None and delay_ms >= 2 * _EACH_MS:
+            return  # the next look is soon enough
         at_ms = self._clock.now_ms() + min(max(delay_ms >> 1, _SOONEST_MS), _EACH_MS)
         if self._next_at_ms is None or at_ms < self._next_at_ms:
             self._next_at_ms = at_ms

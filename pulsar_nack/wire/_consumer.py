@@ -34,7 +34,7 @@ from ..errors import (
     MissingExtraError,
     TopicNotFoundError,
 )
-from ..ids import MessageId, Position
+from ..ids import MessageId, Position, _names_message
 from . import _consumer_commands as commands
 from . import _pulsar_pb2 as pb
 from ._ack_groups import AckGroups, Done
@@ -840,7 +840,7 @@ class TopicConsumer:
 
     def _begin_at(self, position: MessageId | int) -> None:
         first = position if isinstance(position, MessageId) else None
-        self._sought = None if first is None or not _is_place(first) else first
+        self._sought = position if _names_message(position) else None
         if self._resuming is not None:
             self._resuming.move(_EARLIEST if first is None else _before(first))
 
@@ -954,7 +954,7 @@ class TopicConsumer:
 def _after(message_id: MessageId) -> MessageId | None:
     """Return the least id after this one, None after the id that is before or after all."""
     ledger, entry, partition, index = message_id
-    if not _is_place(message_id):
+    if not _names_message(message_id):
         return None
     return MessageId(ledger, entry + 1, partition) if index < 0 else MessageId(ledger, entry, partition, index + 1)
 
@@ -964,12 +964,7 @@ def _before(message_id: MessageId) -> MessageId:
     ledger, entry, partition, index = message_id
     if index > 0:
         return MessageId(ledger, entry, partition, index - 1)
-    return MessageId(ledger, entry - 1, partition) if _is_place(message_id) else message_id
-
-
-def _is_place(message_id: MessageId) -> bool:
-    """Return whether an id is of a message, and not the one before or after all."""
-    return 0 <= message_id.entry < _INT64 - 1
+    return MessageId(ledger, entry - 1, partition) if _names_message(message_id) else message_id
 
 
 def _positions(ids: Iterable[MessageId]) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from ..consumer import AcksDone, Delivery, PortTraits, SessionEvent
 from ..errors import ClosedError, InvalidArgumentError, MissingExtraError, PulsarNackError, TopicNotFoundError
-from ..ids import MessageId, Position
+from ..ids import MessageId, Position, _names_message
 from ._consumer import TopicConsumer
 from ._core import Core
 from ._inbox import WireInbox
@@ -277,8 +277,7 @@ class WirePort:
         :raises BrokerError: the broker refused, or the message is of another topic
         """
         self._check_open()
-        is_of_one = isinstance(position, MessageId) and not _is_end(position)
-        members = [self._members.of(position)] if is_of_one else list(self._members)  # type: ignore[arg-type]
+        members = [self._members.of(position)] if _names_message(position) else list(self._members)
         await together(member.seek(position) for member in members)
 
     async def last_message_ids(self) -> list[MessageId]:
@@ -420,7 +419,3 @@ def no_queue() -> InvalidArgumentError:
     """Return why several topics or partitions cannot be consumed without a queue."""
     wanted = "at least 1 for several topics or partitions, each of which would hold a message that nobody works on"
     return InvalidArgumentError("receiver_queue_size", 0, wanted)
-
-
-def _is_end(message_id: MessageId) -> bool:
-    return message_id.entry < 0 or message_id.entry == 2**63 - 1
