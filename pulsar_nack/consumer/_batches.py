@@ -56,7 +56,7 @@ class _Entry:
 class Batches:
     """Entries with an unacknowledged member, at most 50 000: the oldest are forgotten first.
 
-    :param sessions: tell which acknowledgements do not count any more; None: all count, as the broker knows of none
+    :param sessions: says which acknowledgements no longer count; None: all count, as the broker knows of none
     """
 
     def __init__(self, sessions: Sessions | None = None, most: int = _MOST_ENTRIES) -> None:

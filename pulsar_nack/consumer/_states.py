@@ -340,7 +340,7 @@ class States:
         """Put it back where it was; True when its time came meanwhile."""
         if self._records.get(record.id) is not record:
             return False
-        if record.is_guessed and record.before_ack is State.IN_WORK:  # nobody has it
+        if record.is_guessed and record.before_ack is State.IN_WORK:  # no task has it
             self._remove(record)
             return False
         self._move(record, record.before_ack or State.IN_WORK)

@@ -95,7 +95,7 @@ class SingleMessage(NamedTuple):
 
 
 Member = tuple[int, pb.SingleMessageMetadata | bytes, bytes]
-"""Index, metadata and payload of a message of a batch; metadata that tells only sizes and sequence id is not parsed."""
+"""Index, metadata and payload of a message of a batch; metadata with only sizes and a sequence id is not parsed."""
 
 
 class Entry(NamedTuple):
@@ -163,7 +163,7 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
 
     :param max_message_bytes: of the payload after decompression; more is refused before memory is taken for it
     :raises UndecodableMessageError: names what is wrong; ``batch_size`` says how many messages the broker counted
-    :raises MissingExtraError: nothing is wrong with it, but what its compression needs is not installed
+    :raises MissingExtraError: the package that its compression needs is not installed
     """
     if type(rest) is not bytes:
         rest = bytes(rest)
@@ -301,7 +301,7 @@ def _damaged(rest: bytes, at: int, problem: str) -> UndecodableMessageError:
 
 
 def batch_size_of(metadata: pb.MessageMetadata) -> int:
-    """Return how many messages a batch says that it has, 0 of what is none."""
+    """Return how many messages a batch says that it has, 0 for an entry that is no batch."""
     return min(max(metadata.num_messages_in_batch, 1), _MOST_MESSAGES) if is_batch(metadata) else 0
 
 

@@ -1,4 +1,4 @@
-"""A schema as the broker keeps it: it is handed on, and nothing is encoded or decoded by it."""
+"""A schema as the broker keeps it; pulsar-nack passes it on, and encodes and decodes nothing by it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SchemaInfo:
     :param type: ``"avro"``, ``"json"``, ``"protobuf"``, ``"protobuf_native"``, ``"string"``, ``"key_value"``, or the
         protocol's number of another type
     :param data: the definition, for instance the JSON of an Avro schema
-    :param name: as it is shown by the broker
+    :param name: as the broker shows it
     :param properties: of the schema
     :raises InvalidArgumentError: names the argument
     """
@@ -41,7 +41,7 @@ class SchemaInfo:
             raise InvalidArgumentError("properties", self.properties, "a mapping from str to str")
 
     def fill(self, schema: pb.Schema) -> None:
-        """Fill in what the broker is told."""
+        """Write this schema into the broker's form."""
         schema.name, schema.schema_data = self.name, self.data
         schema.type = self.type if isinstance(self.type, int) else _TYPES[self.type]
         for key, value in self.properties.items():
@@ -49,6 +49,6 @@ class SchemaInfo:
 
     @classmethod
     def of(cls, schema: pb.Schema) -> Self:
-        """Return what the broker tells."""
+        """Return the schema that the broker sent."""
         properties = {pair.key: pair.value for pair in schema.properties}
         return cls(_NAMES.get(schema.type, schema.type), schema.schema_data, schema.name, properties)
