@@ -187,9 +187,12 @@ class Client:
         """Return a schema of a topic, by which its messages can be decoded.
 
         :param version: a message's ``schema_version``; None: the latest
-        :raises BrokerRefusedError: the broker said no; with the code ``TopicNotFound`` where there is no such schema
+        :raises InvalidArgumentError: names the argument
+        :raises BrokerRefusedError: the broker said no; with the code ``TopicNotFound`` if it has no such schema
         :raises BrokerError: it cannot be reached
         """
+        if version is not None and not isinstance(version, bytes):
+            raise InvalidArgumentError("version", version, "bytes, as a message's schema_version, or None")
         return await self._core().lookup.schema(normalize(topic), version)
 
     def _check_open(self) -> None:

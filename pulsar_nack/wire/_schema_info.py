@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from ..errors import InvalidArgumentError
 from . import _pulsar_pb2 as pb
+from ._subscribe_options import check_strings, is_text
 
 _TYPES: Final = {"string": 1, "json": 2, "protobuf": 3, "avro": 4, "key_value": 15, "protobuf_native": 20}
 _NAMES: Final = {number: name for name, number in _TYPES.items()}
@@ -31,14 +32,14 @@ class SchemaInfo:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.type, bool) or not (self.type in _TYPES or isinstance(self.type, int)):
+        is_number = type(self.type) is int and abs(self.type) < 1 << 31
+        if not is_number and not (isinstance(self.type, str) and self.type in _TYPES):
             raise InvalidArgumentError("type", self.type, f"one of {', '.join(_TYPES)}, or a number of the protocol")
         if not isinstance(self.data, bytes):
             raise InvalidArgumentError("data", self.data, "bytes")
-        if not isinstance(self.name, str):
-            raise InvalidArgumentError("name", self.name, "a str")
-        if not all(isinstance(text, str) for pair in self.properties.items() for text in pair):
-            raise InvalidArgumentError("properties", self.properties, "a mapping from str to str")
+        if not is_text(self.name):
+            raise InvalidArgumentError("name", self.name, "a str without lone surrogates")
+        check_strings("properties", self.properties)
 
     def fill(self, schema: pb.Schema) -> None:
         """Write this schema into the broker's form."""
