@@ -278,7 +278,7 @@ class TopicConsumer:
             return
         is_told = told.HasField("consumer_mark_delete_position")
         last = told.consumer_mark_delete_position if is_told else told.last_message_id
-        resuming.move(MessageId(_signed(last.ledgerId), _signed(last.entryId)))
+        resuming.move(MessageId(*_position(last)))
         resuming.begin()
 
     def _first_shown(self, start: MessageId | None) -> MessageId | None:
@@ -861,14 +861,8 @@ class TopicConsumer:
         """
         answer = await self._ask(commands.last_message_id)
         last = answer.getLastMessageIdResponse.last_message_id
-        return MessageId(
-            _signed(last.ledgerId),
-            _signed(last.entryId),
-            self.partition,
-            max(last.batch_index, -1),
-            batch_size=max(last.batch_size, 0),
-            topic=self.topic,
-        )
+        index, size = max(last.batch_index, -1), max(last.batch_size, 0)
+        return MessageId(*_position(last), self.partition, index, batch_size=size, topic=self.topic)
 
     async def mark_delete_position(self) -> Position | None:
         """Return up to where everything is acknowledged, None: this broker does not say. Waits for a session.
@@ -889,8 +883,7 @@ class TopicConsumer:
         if session is not self._session:
             return None
         self._tells_position = answer.HasField("consumer_mark_delete_position")
-        mark = answer.consumer_mark_delete_position
-        return Position(_signed(mark.ledgerId), _signed(mark.entryId)) if self._tells_position else None
+        return _position(answer.consumer_mark_delete_position) if self._tells_position else None
 
     async def held_back(self) -> str | None:
         """Return why the broker sends nothing more, None where it knows no reason, or there is no connection.
@@ -975,5 +968,7 @@ def _positions(ids: Iterable[MessageId]) -> Iterator[tuple[int, int]]:
             yield message_id.ledger, message_id.entry
 
 
-def _signed(number: int) -> int:
-    return number - 2 * _INT64 if number >= _INT64 else number
+def _position(place: pb.MessageIdData) -> Position:
+    """Return a place as the broker names it, with its unsigned numbers as signed ones."""
+    numbers = place.ledgerId, place.entryId
+    return Position(*(number - 2 * _INT64 if number >= _INT64 else number for number in numbers))

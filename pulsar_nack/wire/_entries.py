@@ -336,13 +336,14 @@ def _members(
         middle = start + size_of(payload, at)[0]
         if middle > end:
             raise _damaged_batch(index, count, f"metadata of {middle - start} bytes where {end - start} are left")
-        metadata: pb.SingleMessageMetadata | bytes = payload[start:middle]
-        if is_plain(metadata):
-            size = metadata[1]
+        metadata: pb.SingleMessageMetadata | bytes
+        metadata = header = payload[start:middle]
+        if is_plain(header):
+            size = header[1]
             if size >= 0x80:
-                size += (metadata[2] - 1) << 7
+                size += (header[2] - 1) << 7
         else:
-            metadata, size = _single_metadata(parse, metadata, index, count)
+            metadata, size = _single_metadata(parse, header, index, count)
         at = middle + size
         if not middle <= at <= end:
             raise _damaged_batch(index, count, f"{size} bytes where {end - middle} are left")
