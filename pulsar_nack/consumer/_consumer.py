@@ -355,7 +355,7 @@ class Consumer:
         return max(self._ends_at - asyncio.get_running_loop().time(), 0.0)
 
     async def _finish_durable(self, durable: DurableNacks) -> None:
-        """Have everything written; where it can be, also that acknowledgements need not be remembered any more."""
+        """Write everything; if the port keeps the acknowledgements, also note that they can be forgotten."""
         if self._telling is not None and not self._port.traits.keeps_acks:
             try:
                 async with asyncio.timeout(self._remaining_s()):

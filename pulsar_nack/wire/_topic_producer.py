@@ -251,7 +251,7 @@ class TopicProducer:
         self._connect_again()
 
     def _take_back(self) -> None:
-        """Have what is not confirmed wait again: of a message that was cut up all parts."""
+        """Queue unconfirmed messages again; of a message in chunks all of them."""
         again: list[Operation] = []
         for each in (*self._sent, *islice(self._waiting, 1)):  # which may be a later part of a message
             if each.parts is not None and not (again and again[-1].parts is each.parts):
