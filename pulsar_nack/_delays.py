@@ -15,10 +15,10 @@ MAX_DELAY_MS: Final = 100 * 366 * 86_400_000
 """A century: more is a mistake of units."""
 
 FIRST_PUBLISH_MS: Final = 978_307_200_000
-"""The year 2001: an earlier time is a mistake of units, but for 0."""
+"""The year 2001: an earlier time other than 0 is a mistake of units."""
 
 _LAST_PUBLISH_MS: Final = 32_503_680_000_000
-"""The year 3000: likewise."""
+"""The year 3000: a later time is a mistake of units."""
 
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -62,7 +62,7 @@ def seek_position(value: object, *, earliest_ms: int = FIRST_PUBLISH_MS) -> Mess
     """Return where to seek to: a message, or a publish time in epoch ms, which may be given as a datetime.
 
     :param earliest_ms: an earlier time is refused, but for 0, which is before all messages
-    :raises InvalidArgumentError: seconds, microseconds or nanoseconds where ms belong, or nothing of the kind
+    :raises InvalidArgumentError: seconds, microseconds or nanoseconds instead of ms, or another type
     """
     if isinstance(value, MessageId):
         return value

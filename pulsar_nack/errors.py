@@ -209,7 +209,7 @@ class UndecodableMessageError(BrokerError):
     """A message cannot be read: it is encrypted, damaged, too large, or of an unknown kind.
 
     ``batch_size`` is how many messages its entry holds, as far as that can be told, 0 if it is not a batch.
-    ``is_local`` tells that another program may be able to read it: one that has the key, knows the codec, or takes
+    ``is_local`` is true if another program may be able to read it: one that has the key, knows the codec, or takes
     messages of that size.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, Final, NamedTuple, Self, TypeGuard, cast
 
 from .errors import InvalidArgumentError
 
@@ -190,6 +190,11 @@ def _delivered_id(identity: tuple[int, int, int, int], extras: dict[str, Any]) -
     made = tuple.__new__(_TopicId, identity)
     _share_extras(made, extras)
     return made
+
+
+def _names_message(position: object) -> TypeGuard[MessageId]:
+    """Return whether this is the id of a message, not the id of the earliest or latest end of a topic, nor a time."""
+    return isinstance(position, MessageId) and 0 <= position.entry < _INT64_MAX
 
 
 def _check_stored(value: object, field: str) -> None:

@@ -57,7 +57,7 @@ class _Entry:
 class Batches:
     """Entries with an unacknowledged member, at most 50 000: the oldest are forgotten first.
 
-    :param is_forgotten: tells whether an acknowledgement does not count any more; None: all count
+    :param is_forgotten: says whether an acknowledgement no longer counts; None: all count
     """
 
     def __init__(self, is_forgotten: Callable[[Stamp, Place], bool] | None = None, most: int = _MOST_ENTRIES) -> None:

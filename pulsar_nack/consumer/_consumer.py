@@ -33,7 +33,7 @@ from ..errors import (
     NotOpenError,
     WrongLoopError,
 )
-from ..ids import MessageId
+from ..ids import MessageId, _names_message
 from ..nack import HookLike
 from ._acks import Acks
 from ._batches import is_same_topic
@@ -77,11 +77,11 @@ DEFAULT_DURABLE_TTL: Final = timedelta(days=7)
 DEFAULT_MAX_ACK_STATE_BYTES: Final = 5_242_880
 _YIELD_AFTER_MS: Final = 5
 _UNWANTED_AFTER_S: Final = 0.1
-"""How long a message waits for a call of ``receive`` where there is no queue, before others get it."""
+"""How long a message waits for a call of ``receive`` without a queue; then it goes back to the broker."""
 _HELD_BACK_S: Final = 10.0
-"""How long nothing has to come, while somebody waits and something is unacknowledged, until the broker is asked why."""
+"""How long a receiver waits for nothing, with messages unacknowledged, until the consumer asks the broker why."""
 _MOST_REFUSALS: Final = 3
-"""A broker that so often did not tell is not asked any more."""
+"""After so many refused questions the consumer does not ask the broker again."""
 
 
 class Consumer:
@@ -102,8 +102,8 @@ class Consumer:
         Failover subscriptions ``nack`` waits. At most as much again is held of what is in work, for nacks by id
     :param unacked_limit: the broker's bound on unacknowledged messages, less its prefetch: at 80 % a warning is logged,
         at the bound ``nack`` waits; None: no bound
-    :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not shown; where the
-        port tells of its sessions, only within a session and after a lost connection
+    :param ack_memory: how long an acknowledged message that comes back is acknowledged again and not shown. If the
+        port reports its sessions, this counts only within a session and after a lost connection
     :param dead_letter: after how many redeliveries a message is sent to a dead-letter topic, and to which; one that
         cannot be read goes there at once. None: messages are shown again without end, unreadable ones too
     :param hooks: callables that take each event of the tracker
@@ -277,8 +277,9 @@ class Consumer:
 
         Acknowledgements and dead letters under way are finished first, for at most the configuration's
         ``close_timeout``; dead letters that are not published by then are given back too. Calls that wait raise
-        :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled. Storage of durable
-        state that does not answer by then is let go as soon as it does; what was not written is logged, and counted.
+        :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled. If the
+        storage of the durable state has not answered by then, it is closed once it does. What was not written is logged
+        and counted.
         """
         self._is_closed = True
         self._unreadable = None
@@ -356,7 +357,7 @@ class Consumer:
         return max(self._ends_at - asyncio.get_running_loop().time(), 0.0)
 
     async def _finish_durable(self, durable: DurableNacks) -> None:
-        """Have everything written; where it can be, also that acknowledgements need not be remembered any more."""
+        """Write everything; if the port keeps the acknowledgements, also note that they can be forgotten."""
         if self._telling is not None and not self._port.traits.keeps_acks:
             try:
                 async with asyncio.timeout(self._remaining_s()):
@@ -527,7 +528,7 @@ class Consumer:
                 self._is_pumping = False
 
     async def _watch_held_back(self, port: SupportsHeldBack) -> None:
-        """Ask why nothing comes for long though somebody waits, and something is unacknowledged; tell it once."""
+        """Ask the broker why nothing comes while a receiver waits and messages are unacknowledged; warn once."""
         is_told, refusals = False, 0
         while refusals < _MOST_REFUSALS:
             await self._inbox.wanted.wait()
@@ -568,11 +569,11 @@ class Consumer:
 
     @property
     def _is_idle(self) -> bool:
-        """Return whether nobody works on a message, and none is held or came due."""
+        """Return whether no message is in work, held or due."""
         return not self._unacked()
 
     def _note_idle(self) -> None:
-        """Let others have the rest, if this consumer is paused, or stopped, and nothing is in work any more."""
+        """Give the remaining messages back once a paused or stopped consumer has nothing in work."""
         if self._unreadable is not None and self._states.in_work <= self._waiting_to_be_shown():
             self._stop()
         elif self._inbox.is_paused and self._is_idle and isinstance(self._port, SupportsPause):
@@ -598,7 +599,8 @@ class Consumer:
         """The same for what something is, or may be, known of, or is to be noted."""
         message_id = delivery.id
         now_ms = self._now_ms = self._clock.now_ms()
-        if self._durable is not None and self._states.get(message_id) is None:
+        known = self._states.get(message_id)
+        if self._durable is not None and known is None:
             if self._durable.was_acked(message_id):
                 self._acknowledging.again(message_id)
                 return None
@@ -607,7 +609,7 @@ class Consumer:
                     self._note("hold", message_id, delivery.redelivery_count, reason="not due")
                 self._room.note()
                 return None
-        if (known := self._states.get(message_id)) is not None and known.is_doubtful:
+        if known is not None and known.is_doubtful:
             self._holds.came_again(known, delivery)
         due_at_ms = None if self._note is None else self._due_at_ms(message_id)
         verdict = self._states.deliver(message_id, delivery.redelivery_count, now_ms)
@@ -706,7 +708,7 @@ class Consumer:
             self._inbox.resume()
 
     def _give_back(self, messages: Sequence[Message]) -> None:
-        """Have others get what is ready and was not shown; members of batches stay with their mates."""
+        """Give messages back to the broker that are ready and not shown; members of batches stay with their mates."""
         port = self._port
         if not isinstance(port, SupportsPause) or not port.traits.honours_ids:
             return
@@ -721,7 +723,7 @@ class Consumer:
         port.give_back([each.id for each in given])
 
     def _give_back_unwanted(self, message: Message) -> None:
-        """Have others get a message that nobody takes, where there is no queue."""
+        """Give a message back after a moment if no call of ``receive`` takes it; for consumers without a queue."""
 
         def look() -> None:
             if message in self._inbox.ready and not self._is_closed:
@@ -1012,7 +1014,7 @@ class Consumer:
             for record in self._states.held_records():
                 self._note("cancel", record.id, record.redelivery_count, reason=reason)
 
-    # --- what the port tells -----------------------------------------------------------------------------------------
+    # --- events of the port -----------------------------------------------------------------------------------------
 
     def _on_session(self, event: SessionEvent, topic: str, partition: int) -> None:
         states, place = self._states, (topic, partition)
@@ -1032,7 +1034,7 @@ class Consumer:
             self._holds.doubt(states.doubt(topic, partition))
 
     def _drop_ready(self, topic: str, partition: int) -> list[Record]:
-        """Drop what waits to be received of a partition, as the broker sends it again, here or elsewhere."""
+        """Drop messages of a partition that were not received yet: the broker sends them again, here or elsewhere."""
         boxes = (self._inbox,) if self._gated is None else (self._inbox, self._gated)
         gone = [each for box in boxes for each in box.drop(lambda message: place_of(message.id) == (topic, partition))]
         records = [
@@ -1046,7 +1048,7 @@ class Consumer:
         return records
 
     def _drop(self, records: Sequence[Record], reason: str) -> None:
-        """Note that messages which waited here are not to be shown: they are settled, or somebody else's."""
+        """Forget waiting messages that are settled, or that another consumer gets."""
         for record in records:
             if self._note is not None:
                 self._note("cancel", record.id, record.redelivery_count, reason=reason)
@@ -1103,7 +1105,7 @@ class Consumer:
     def _on_ack_unheard(self, record: Record, error: Exception) -> None:
         """Nobody else will settle the message: it is shown again, as if it had been nacked."""
         if record.is_guessed and not self._is_closed and self._states.get(record.id) is None:
-            self._holds.ask_for({record.id: record.redelivery_count})  # nobody has it, or it was forgotten in work
+            self._holds.ask_for({record.id: record.redelivery_count})  # no task has it, or it was forgotten in work
             return
         if self._is_closed or self._states.get(record.id) is not record or record.state is not State.IN_WORK:
             return
@@ -1202,8 +1204,7 @@ def _checked(message_id: object) -> MessageId:
 
 def _is_moved(message_id: MessageId, position: MessageId | int) -> bool:
     """Return whether a seek moves what a message is in: a time, and the ends of a topic, move everything."""
-    is_of_one = isinstance(position, MessageId) and 0 <= position.entry < (1 << 63) - 1
-    return not is_of_one or is_same_topic(message_id, position)  # type: ignore[arg-type]
+    return not _names_message(position) or is_same_topic(message_id, position)
 
 
 _DEFAULTS: Final = {

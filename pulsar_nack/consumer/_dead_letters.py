@@ -46,7 +46,7 @@ class DeadLetters:
 
     :param port: publishes, where the setting names nothing else
     :param max_bytes: most memory for their payloads
-    :param following: tells of what the broker counts as settled: that is not published
+    :param following: finds messages that are settled at the broker; those are not published
     :raises InvalidArgumentError: nothing can publish, or the topic cannot be named
     """
 

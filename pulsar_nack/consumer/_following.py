@@ -1,9 +1,9 @@
-"""What waits here follows the broker: what everything up to a position was acknowledged without us is dropped.
+"""Drops messages that wait here once the mark-delete position has passed them.
 
 An administrator's skip or clear, an expiry, and another consumer move the mark-delete position past messages that are
-held, were asked for, or are on their way to the dead-letter topic. Nobody tells, so the position is asked for while
-something waits: within a second of its nack, half-way to its deadline where that is sooner, and then once a second. A
-dead letter asks before it is published. Nothing is asked while nothing waits.
+held, were asked for, or are on their way to the dead-letter topic. The broker does not announce that, so this asks for
+the position while messages wait: within a second of a nack, half-way to its deadline if that is sooner, and then once a
+second. A dead letter asks before it is published. While no message waits, nothing is asked.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SOONEST_MS: Final = 100
 
 
 class Following:
-    """Asks for positions, and settles what they have passed.
+    """Asks for mark-delete positions, and settles waiting messages that they have passed.
 
     :param is_waiting: whether anything waits at all
-    :param passed: called with what is settled by that
+    :param passed: called with the messages settled in this way
     """
 
     def __init__(
@@ -52,22 +52,27 @@ class Following:
         self._is_sooner = asyncio.Event()
 
     def note(self, record: Record, delay_ms: int) -> None:
-        """Note that a message waits from now on, for so long."""
-        self._new.setdefault(place_of(record.id), {})[record] = None
+        """Note that a message waits from now on, for this delay."""
+        place = place_of(record.id)
+        if place not in self._new:
+            self._new[place] = {}
+        self._new[place][record] = None
+        if self._next_at_ms is not None and delay_ms >= 2 * _EACH_MS:
+            return  # the next look is soon enough
         at_ms = self._clock.now_ms() + min(max(delay_ms >> 1, _SOONEST_MS), _EACH_MS)
         if self._next_at_ms is None or at_ms < self._next_at_ms:
             self._next_at_ms = at_ms
             self._is_sooner.set()
 
     async def check(self, record: Record) -> None:
-        """Look for one message: now, or once there is a session again."""
+        """Check whether the position has passed one message; without a session, wait for one first."""
         position = await self._position(place_of(record.id))
         gone = [] if position is None else self._states.passed([record], position, self._clock.now_ms())
         if gone:
             self._passed(gone)
 
     async def run(self) -> None:
-        """Ask, until cancelled."""
+        """Ask for positions until cancelled."""
         while True:
             self._is_sooner.clear()
             at_ms = self._next_at_ms
@@ -110,5 +115,5 @@ class Following:
 
 
 def not_followed(record: Record, delay_ms: int) -> None:
-    """Stand for :meth:`Following.note` where the port does not tell."""
+    """Replace :meth:`Following.note` for ports that do not report positions."""
     del record, delay_ms

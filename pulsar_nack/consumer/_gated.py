@@ -60,7 +60,7 @@ class Gated:
         self._look()
 
     def drop(self, is_gone: Callable[[Message], bool]) -> list[Message]:
-        """Drop some of what waits, and return it; of what was ready the inbox does so."""
+        """Drop some waiting messages, and return them; those that are ready the inbox drops."""
         gone = [message for message in self._waiting if is_gone(message)]
         self._waiting = [message for message in self._waiting if not is_gone(message)]
         if self._released is not None and is_gone(self._released):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..errors import BrokerError, UndecodableMessageError
-from ..ids import MessageId
+from ..ids import MessageId, _names_message
 from ._batches import is_same_topic
 from ._port import Delivery
 
@@ -19,7 +19,6 @@ VERSION_BYTES: Final = 8
 """Of the version of a schema, a number."""
 _MOST_HANDLES: Final = 100_000
 _FIRST_CHUNK_TAG: Final = b"\x3a"
-_LATEST: Final = 2**63 - 1
 _PARTITION: Final = "-partition-"
 
 
@@ -102,8 +101,7 @@ class Handles:
         """
         import _pulsar
 
-        is_end = message_id.entry < 0 or message_id.entry == _LATEST
-        topic = message_id.topic or ("" if is_end else self._partition_topic(message_id))
+        topic = message_id.topic or (self._partition_topic(message_id) if _names_message(message_id) else "")
         handle = _pulsar.MessageId.deserialize(message_id.to_bytes())
         if topic:
             handle.topic_name(topic)

@@ -52,7 +52,7 @@ class LocalSubscription(Protocol):
         """Give a consumer messages again."""
 
     def give_back(self, number: int, positions: Iterable[Position]) -> None:
-        """Give entries to others that a consumer holds and has shown to nobody."""
+        """Give entries to other consumers that this one holds and has not shown."""
 
     def redeliver(self, number: int, positions: Iterable[Position]) -> None:
         """Send entries again that a consumer holds."""
@@ -145,7 +145,7 @@ class LocalPort:
         return self._traits
 
     def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
-        """Have ``told`` called when the subscription was moved, or its messages go to another consumer from now on."""
+        """Call ``told`` when the subscription was moved, or its messages go to another consumer from now on."""
         call = weakref.WeakMethod(told) if inspect.ismethod(told) else lambda: told
         topic = self._topic
 
@@ -193,7 +193,7 @@ class LocalPort:
             self._subscription.release(self._number)
 
     def pause(self, *, is_idle: bool = False) -> None:
-        """Give what waits here to others, and get nothing until :meth:`resume`; not on Exclusive and Failover."""
+        """Give unreceived messages to other consumers (not on Exclusive and Failover); stop until :meth:`resume`."""
         del is_idle  # nothing is on its way
         self._check_open()
         self._is_paused = True
@@ -209,7 +209,7 @@ class LocalPort:
             self._subscription.release(self._number)
 
     def give_back(self, ids: Sequence[MessageId]) -> None:
-        """Give to others what was received and shown to nobody; not on Exclusive and Failover."""
+        """Give messages to other consumers that were received and not shown; not on Exclusive and Failover."""
         if self._is_shared:
             self._subscription.give_back(self._number, [Position(*message_id[:2]) for message_id in ids])
 

@@ -20,7 +20,7 @@ class LocalInbox:
     def __init__(self, members: BatchMembers | None = None) -> None:
         self.failure: BaseException | None = None
         self.told: Callable[[SessionEvent], None] | None = None
-        """Is called with what happens to the consumer's messages; holds no port, see :mod:`._local`."""
+        """Called with each session event of the consumer; holds no reference to the port, see :mod:`._local`."""
         self._members = members
         self._here: deque[Delivery] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -47,7 +47,7 @@ class LocalInbox:
             self._wake_one()
 
     def whole(self) -> list[Position]:
-        """Return the entries that are here, without one of which a part was taken."""
+        """Return the entries that are here whole: without the one that was partly taken."""
         found = dict.fromkeys(Position(*delivery.id[:2]) for delivery in self._here)
         if self._here and self._here[0].id.batch_index > 0:
             del found[Position(*self._here[0].id[:2])]
@@ -68,7 +68,7 @@ class LocalInbox:
         self._here.clear()
 
     def tell(self, event: SessionEvent) -> None:
-        """Let the consumer know, before it gets anything else."""
+        """Report an event to the consumer, before it gets anything else."""
         if self.told is not None:
             self.told(event)
 

@@ -20,7 +20,7 @@ GIVEN_UP = "sent to the dead-letter topic"
 
 
 MaybeNone: TypeAlias = Any
-"""Stands for None where few values are: type checkers do not ask everybody to look for it."""
+"""Stands for None where it is rare: type checkers then do not require a check at each use."""
 
 
 class Message:
@@ -116,7 +116,7 @@ class Message:
 
     @property
     def replicated_from(self) -> str | None:
-        """Return the cluster that it was replicated from; None: it was not, or the official client does not tell."""
+        """Return the cluster it was replicated from; None: it was not, or it came over the official client."""
         return self._delivery.replicated_from
 
     @property

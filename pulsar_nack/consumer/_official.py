@@ -38,7 +38,7 @@ _CLIENT_DEFAULT_DELAY_S: Final = 60.0
 _SLICE: Final = 256
 _CALLBACK_TIMEOUT_S: Final = 2.0
 _LOOK_S: Final = 1.0
-"""How often is looked, while somebody waits for a message, whether the topic is still there."""
+"""How often the port checks that the topic is still there, while a receiver waits."""
 _NOBODY_THERE: Final = {"ConnectError", "NotConnected", "Timeout", "ReadError", "InvalidUrl"}
 _NOT_FOUND: Final = "TopicNotFound"
 _SEVERAL: Final = "TopicsConsumerFakeName"
@@ -218,7 +218,7 @@ class OfficialPort:
             self._look_timer = self._loop.call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Ask whether the topic is there, where the client is not connected to it, which alone it does not tell."""
+        """Ask whether the topic is still there, if the client is not connected to it: the client does not say why."""
         self._look_timer = None
         if self._closing is not None or all(waiter.done() for waiter in self._waiters):
             return

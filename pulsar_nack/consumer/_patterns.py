@@ -94,8 +94,8 @@ def _outside_of_classes(text: str) -> str:
 def for_official_client(text: str) -> str:
     """Return the pattern that means the same to the official client, whole and without anchors.
 
-    What its C++ library cannot take ends the process there, on a thread of its own: so this takes only what regular
-    expressions of ECMAScript and Python have in common.
+    A pattern that its C++ library cannot take ends the process, in a thread of that library. So this takes only what
+    regular expressions of ECMAScript and Python have in common.
 
     :raises InvalidArgumentError: it is none of these, or not for one namespace
     """

@@ -48,7 +48,7 @@ class Delivery:
     :param error: why the message cannot be read, where that is so; ``data`` is then what was stored
     :param is_key_encoded: ``key`` is base64 of a key of bytes, as far as the transport can tell
     :param is_null: the producer sent no value, which differs from an empty one
-    :param producer_name: None where the transport does not tell; likewise below
+    :param producer_name: None if the transport does not know; so for the three below
     :param sequence_id: the producer's number of the message
     :param schema_version: as the broker numbers the topic's schemas, None: sent without one
     :param replicated_from: the cluster that it came from, None: it was published in this one
@@ -172,19 +172,19 @@ class SessionEvent(Enum):
 
 @runtime_checkable
 class SupportsHeldBack(Protocol):
-    """A port that can tell why nothing comes."""
+    """A port that can say why the broker sends nothing."""
 
     async def held_back(self) -> str | None:
         """Return why the broker sends nothing more though there is more, None where it knows no reason.
 
-        :raises BrokerError: the broker does not tell
+        :raises BrokerError: the broker gave no answer
         """
         ...
 
 
 @runtime_checkable
 class SupportsSessions(Protocol):
-    """A port that tells of its sessions, if its traits promise it."""
+    """A port that reports session events, if its trait ``tells_sessions`` is true."""
 
     def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
         """Call ``told`` with each event, the topic and the partition from now on, in order with what is received.
@@ -219,7 +219,7 @@ class SupportsUnsubscribe(Protocol):
 
 @runtime_checkable
 class SupportsPause(Protocol):
-    """A port that can give back what it fetched ahead. Only on Shared and Key_Shared is there somebody to get it."""
+    """A port that can give back what it fetched ahead; only on Shared and Key_Shared another consumer gets it."""
 
     def pause(self, *, is_idle: bool) -> None:
         """Give back what was fetched ahead and not received, and fetch nothing until :meth:`resume`.
@@ -233,7 +233,7 @@ class SupportsPause(Protocol):
         ...
 
     def give_back(self, ids: Sequence[MessageId]) -> None:
-        """Give back, to others at once, what was received and shown to nobody; not on Exclusive and Failover."""
+        """Give messages back at once that were received and not shown; not on Exclusive and Failover."""
         ...
 
 

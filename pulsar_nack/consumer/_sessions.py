@@ -1,4 +1,4 @@
-"""Which confirmed acknowledgements hide what comes, by what the port tells of its sessions. Pure.
+"""Decides by the session events of the port which confirmed acknowledgements still hide a delivery. Pure.
 
 An acknowledgement is stamped with a *turn*, which grows with each event of a session, and with a time. What hides:
 
@@ -9,7 +9,7 @@ An acknowledgement is stamped with a *turn*, which grows with each event of a se
   comes was meant to come. But for members of a batch that is not done: brokers forget those when they unload a topic,
   also where they keep index acks. They hide until something else shows that the subscription was moved
 
-A port that does not tell of its sessions is one that goes on.
+For a port that does not report its sessions, one session goes on for ever.
 """
 
 from __future__ import annotations

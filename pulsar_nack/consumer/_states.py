@@ -206,9 +206,9 @@ class States:
         return is_hidden or self.batches.is_acked(message_id)
 
     def _deliver_unknown(self, message_id: MessageId, broker_count: int, now_ms: int) -> Verdict:
-        stamp, place = self._stamp(message_id), place_of(message_id)
-        if stamp is not None and self.sessions.hides(stamp, place, now_ms):
-            if self.sessions.is_of_earlier(stamp, place):  # acknowledged again: now it is of this session
+        stamp = self._stamp(message_id)
+        if stamp is not None and self.sessions.hides(stamp, place_of(message_id), now_ms):
+            if self.sessions.is_of_earlier(stamp, place_of(message_id)):  # now it is acknowledged in this session
                 self._settled[entry_key(message_id)] = (self.sessions.turn, now_ms)
             return Verdict.ACK_AGAIN
         if is_member(message_id):
@@ -342,7 +342,7 @@ class States:
         """Put it back where it was; True when its time came meanwhile."""
         if self._records.get(record.id) is not record:
             return False
-        if record.is_guessed and record.before_ack is State.IN_WORK:  # nobody has it
+        if record.is_guessed and record.before_ack is State.IN_WORK:  # no task has it
             self._remove(record)
             return False
         self._move(record, record.before_ack or State.IN_WORK)

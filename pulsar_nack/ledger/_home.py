@@ -63,7 +63,7 @@ class Home:
                 self._unlock(log, self._lock(log))
 
     def part(self) -> Self:
-        """Return itself: each log is locked, and who holds the locks of what counts is the owner."""
+        """Return itself: each log is locked, and the process that holds these locks is the owner."""
         return self
 
     def take(self, _name: str) -> None:

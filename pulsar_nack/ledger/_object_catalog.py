@@ -6,9 +6,9 @@ deleted, the newest one never is. So a put into the place of a deleted version, 
 out: a higher one is there, which does not name the change among the last ones. Such a version never counts, and the
 change is decided anew, knowing its own mark if it was made after all, so long ago that it is not among the last ones.
 
-*Owners.* A version also has a token for each name that somebody took. A change that is made under a claim is refused
+*Owners.* A version also has a token for each name that an owner took. A change that is made under a claim is refused
 once the token is another one, in the same put that would have made it: so there is no moment between looking whether
-one still owns something and changing it, and somebody who was cut off for hours changes nothing when he is back.
+one still owns something and changing it, and an owner that was cut off for hours changes nothing when it is back.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Catalog:
 
         :param decide: returns the new entry for the old one, which may be one that it returned before; its errors end
             the change
-        :param claim: nothing is changed once somebody else took what it says
-        :raises LogFencedError: somebody else did
+        :param claim: nothing is changed once another owner took the name
+        :raises LogFencedError: another owner took it
         :raises LogStorageError: it is not known whether it was changed, or will be yet
         """
         entry: Entry | None = None

@@ -29,15 +29,15 @@ class HomeBackend(Protocol[_O_co]):
     """A store of logs; blocking, for any thread. What it opens is what a log is made of."""
 
     def part(self) -> Self:
-        """Return the home of an owner to be; where each log is locked it is the same one."""
+        """Return the home that a new owner gets; the same home if each log is locked."""
         ...
 
     def take(self, name: str) -> None:
-        """Become the owner of what is called this."""
+        """Become the owner of a name."""
         ...
 
     def give_up(self) -> None:
-        """Change nothing any more, also when an earlier call is answered yet."""
+        """Change nothing any more, not even when storage answers an earlier call later."""
         ...
 
     def names(self) -> list[str]:
@@ -74,10 +74,11 @@ class StoreShell(Generic[_H, _O, _L]):
         self._is_closed = False
 
     async def take(self, name: str) -> Self:
-        """Become the owner of what is called this; return the part of the store for its logs.
+        """Become the owner of a name; return the part of the store for its logs.
 
-        On object storage who took it before is fenced: whatever is made, opened for writing or deleted through the part
-        raises :class:`~pulsar_nack.LogFencedError` once somebody else has taken it. In a folder, logs are locked.
+        On object storage this fences the owner before: once another owner has taken the name, the part raises
+        :class:`~pulsar_nack.LogFencedError` for each log to be made, opened for writing or deleted. In a folder, logs
+        are locked instead.
         """
         check_name(name)
         self._check_open()
@@ -114,7 +115,7 @@ class StoreShell(Generic[_H, _O, _L]):
         await asyncio.get_running_loop().run_in_executor(self._executor, self._home.delete, name)
 
     def close_soon(self) -> None:
-        """Begin to close the logs that it opened, and those that are being opened; it goes on whoever waits for it."""
+        """Begin to close the logs that it opened or is opening; this goes on without a caller."""
         self._is_closed = True
         if self._is_part:
             self._home.give_up()

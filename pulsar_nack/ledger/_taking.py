@@ -1,4 +1,4 @@
-"""Owning the logs that make up one state: who takes a part of a store works through that, and closes it as a whole."""
+"""Ownership of the logs that make up one state: an owner takes a part of a store, and closes that as a whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Part(LogStore, Protocol):
     """The part of a store that one owner has; closing it closes the logs that were opened through it."""
 
     def close_soon(self) -> None:
-        """Begin to close them; it goes on whoever waits for it. Not to be used any more."""
+        """Begin to close the logs, which goes on without a caller; the part cannot be used any more."""
         ...
 
 
@@ -36,17 +36,17 @@ class SharedStore(Protocol):
     """A store of logs of which several processes may own parts, one after the other."""
 
     async def take(self, name: str) -> Part:
-        """Become the owner of what is called this; who was before is fenced, where nothing is locked."""
+        """Become the owner of a name; this fences the owner before, unless logs are locked."""
         ...
 
 
 async def take(store: LogStore, name: str) -> Part:
     """Become the owner of some logs of a store; they are made, opened for writing and deleted through the part.
 
-    What was not made or taken by its owner is then never changed by its name, whoever comes back after whatever time:
-    the store refuses that with :class:`~pulsar_nack.LogFencedError`. A store that has no parts gives what it can.
+    A former owner that comes back later changes none of these logs: the store refuses that with
+    :class:`~pulsar_nack.LogFencedError`. A store without ``take`` cannot refuse it.
 
-    :param name: the same for all who may want these logs
+    :param name: the same in every process that may own these logs
     """
     if isinstance(store, SharedStore):
         return await store.take(name)
@@ -55,9 +55,9 @@ async def take(store: LogStore, name: str) -> Part:
 
 @asynccontextmanager
 async def given_back(opened: Sequence[_Closable]) -> AsyncIterator[None]:
-    """Close these, the last one first, when the body fails; they may become more meanwhile.
+    """Close these, the last one first, when the body fails; the body may add to them.
 
-    When it is cancelled they are closed as soon as storage answers, and nobody waits for that.
+    When the body is cancelled they are closed once storage answers, and this does not wait for it.
     """
     try:
         yield
@@ -91,7 +91,7 @@ async def within(seconds: float, what: str) -> AsyncIterator[None]:
 
 
 class _Whole:
-    """A store that has no parts: all of it, but what is opened through this is closed with it."""
+    """The part of a store without ``take``: the whole store; closing it closes the logs opened through it."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
@@ -134,7 +134,7 @@ class _Whole:
             raise ClosedError("the store of logs")
 
     def _keep(self, log: _L) -> _L:
-        with suppress(TypeError):  # one that has no weak references is closed by whoever opened it
+        with suppress(TypeError):  # a log without weak references is closed by its opener
             self._logs.add(log)
         return log
 

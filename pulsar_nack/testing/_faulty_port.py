@@ -204,7 +204,7 @@ class FaultyPort:
         await self._call("seek", ids, lambda: port.seek(position))
 
     def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
-        """Have ``told`` called with what the port tells, and when the connection is lost and there again."""
+        """Call ``told`` with the port's events, and when the connection is lost and there again."""
         self._told = told
         if isinstance(self._port, SupportsSessions):
             self._port.watch_sessions(self._on_session)
@@ -241,7 +241,7 @@ class FaultyPort:
 
     @property
     def _place(self) -> tuple[str, int]:
-        """Return topic and partition, as far as the port tells them."""
+        """Return topic and partition, as far as the port names them."""
         return getattr(self._port, "names", ("", "", ""))[0], -1
 
     # -- how it is done ------------------------------------------------------------------------------------------------

@@ -125,6 +125,6 @@ def check_text(field: str, value: object) -> None:
 
 
 def check_most(field: str, value: object, *, least: int = 1) -> None:
-    """Check that this is a number of messages, at least 1 unless told otherwise."""
+    """Check that this is a number of messages, at least ``least``."""
     if type(value) is not int or value < least:
         raise InvalidArgumentError(field, value, f"an integer of at least {least}")

@@ -259,7 +259,7 @@ class Dispatcher:
         return mine
 
     def give_back(self, number: int, positions: Iterable[Position]) -> list[Position]:
-        """Have entries go to others that a consumer holds and has shown to nobody; return which of them it held."""
+        """Give entries to other consumers that this one holds and has not shown; return which of them it held."""
         mine = [position for position in dict.fromkeys(positions) if self._holder(position) == number]
         for position in mine:
             self._come_back(position)

@@ -206,7 +206,7 @@ class Subscription:
             self.look()
 
     def give_back(self, number: int, positions: Iterable[Position]) -> None:
-        """Give entries to others that a consumer holds and has shown to nobody; they count as not delivered to it."""
+        """Give entries to others that a consumer holds and has not shown; they count as not delivered to it."""
         if number in self._receivers:
             self._take_back(self._dispatcher.give_back(number, positions), number)
             self._changed()

@@ -147,7 +147,7 @@ class LocalTopic:
         Takes the ``close_timeout`` of the configuration's ``cursor`` at most.
 
         :raises LedgerError: something could not be written; what is durable is there
-        :raises TimeoutError: storage did not answer in time; the topic is let go as soon as it does
+        :raises TimeoutError: storage did not answer in time; the topic is released once it does
         """
         if self._closing is None:
             self._is_closed = True

@@ -93,7 +93,7 @@ class Client:
     ) -> Subscribing:
         """Subscribe, on a Shared subscription unless told otherwise.
 
-        While nobody is there, or not ready, it tries again for ``request_timeout``, as all below do.
+        While no broker answers, or is not ready, it tries again for ``request_timeout``, as the methods below do.
 
         :param topic: a topic, with whatever partitions; a list of topics; or a pattern by :func:`re.compile` for whole
             names of topics, ``persistent://tenant/namespace/name`` or ``tenant/namespace/name``, or for the last part
@@ -106,7 +106,8 @@ class Client:
         :raises InvalidArgumentError: names the argument
         :raises ClosedError: the client is closed
         :raises TopicNotFoundError: when entered or awaited: the topic does not exist, and may not be created
-        :raises BrokerError: likewise: it could not subscribe; with the broker's own words, and how often was tried
+        :raises BrokerError: when entered or awaited: it could not subscribe; with the broker's own words, and the
+            number of tries
         """
         selection = selection_of(topic)
         of_consumer, of_subscription = split(settings)
@@ -186,9 +187,12 @@ class Client:
         """Return a schema of a topic, by which its messages can be decoded.
 
         :param version: a message's ``schema_version``; None: the latest
-        :raises BrokerRefusedError: the broker said no; with the code ``TopicNotFound`` where there is no such schema
+        :raises InvalidArgumentError: names the argument
+        :raises BrokerRefusedError: the broker said no; with the code ``TopicNotFound`` if it has no such schema
         :raises BrokerError: it cannot be reached
         """
+        if version is not None and not isinstance(version, bytes):
+            raise InvalidArgumentError("version", version, "bytes, as a message's schema_version, or None")
         return await self._core().lookup.schema(normalize(topic), version)
 
     def _check_open(self) -> None:

@@ -34,7 +34,7 @@ from ..errors import (
     MissingExtraError,
     TopicNotFoundError,
 )
-from ..ids import MessageId, Position
+from ..ids import MessageId, Position, _names_message
 from . import _consumer_commands as commands
 from . import _pulsar_pb2 as pb
 from ._ack_groups import AckGroups, Done
@@ -63,7 +63,7 @@ _LOG: Final = logging.getLogger(__name__)
 _INT64: Final = 1 << 63
 _MUCH_MORE: Final = 2
 _MANY: Final = 100
-"""A backlog of so many more than are unacknowledged here is told where nothing comes."""
+"""A backlog that exceeds the unacknowledged messages here by so many is reported if nothing comes."""
 _TOLD_AFTER: Final = 3
 """A chunked message whose parts went back to the broker so often is told."""
 
@@ -90,7 +90,7 @@ class TopicConsumer:
     :param unreadable: called when a message comes that cannot be read for want of something in this process; it is not
         delivered, and this consumer is to be paused
     :param became_missing: called when the topic turns out to be deleted, and may not be created again; and when the
-        consumer has ended by itself
+        consumer ended without :meth:`aclose`
     """
 
     def __init__(
@@ -179,9 +179,9 @@ class TopicConsumer:
     # --- opening and closing ---------------------------------------------------------------------------------------
 
     async def open(self, ends_at: float | None = None) -> None:
-        """Subscribe. What may pass by itself is tried again, until then, or for as long as a request may take.
+        """Subscribe. After a temporary failure it tries again, until ``ends_at``.
 
-        :param ends_at: time of the loop
+        :param ends_at: time of the loop; None: as long from now as a request may take
         :raises BrokerRefusedError: the broker said no
         :raises BrokerError: it cannot be reached
         :raises ClosedError: it is closed
@@ -238,7 +238,7 @@ class TopicConsumer:
     def check_open(self) -> None:
         """Raise if it is closed.
 
-        :raises ClosedError: caused by what it ended with, if by itself
+        :raises ClosedError: caused by the error that ended it, if there was one
         """
         if self._closing is not None:
             raise ClosedError("the consumer") from self._fault
@@ -278,7 +278,7 @@ class TopicConsumer:
             return
         is_told = told.HasField("consumer_mark_delete_position")
         last = told.consumer_mark_delete_position if is_told else told.last_message_id
-        resuming.move(MessageId(_signed(last.ledgerId), _signed(last.entryId)))
+        resuming.move(MessageId(*_position(last)))
         resuming.begin()
 
     def _first_shown(self, start: MessageId | None) -> MessageId | None:
@@ -300,7 +300,7 @@ class TopicConsumer:
             self._options = replace(self._options, initial_position="earliest")
         self.subscribed_times += 1
         self._tells_position = self._resuming is None
-        if self._resuming is None:  # else what is in work and held does not come by itself
+        if self._resuming is None:  # else the broker does not send again what is in work and held
             self._tell(SessionEvent.BEGAN)
         self._acks.connected(session)
         if self._session is session:  # not lost while sending
@@ -341,7 +341,7 @@ class TopicConsumer:
         self._tell(SessionEvent.LOST if is_lost or self._resuming is not None else SessionEvent.CLOSED)
 
     def on_session_over(self, session: Session, error: Exception, *, is_lost: bool) -> None:
-        """Subscribe again; of one that was closed while it began it is told only that whatever comes is meant to."""
+        """Subscribe again; if the broker closed a session that was only beginning, just report that it ended."""
         if session is not self._session and not is_lost:
             self._tell_ended(is_lost=False)
         if session is self._session:
@@ -372,7 +372,7 @@ class TopicConsumer:
             self._subscribe_again()
 
     def _end(self, fault: BaseException) -> None:
-        """Close without a connection, as there will be none: the client is closed, or somebody ended our task."""
+        """Close without a connection: the client is closed, or our task was cancelled."""
         if not isinstance(fault, ClosedError):
             _LOG.error("%s: does not subscribe again: %r", self.topic, fault)
         self._fault = fault
@@ -381,7 +381,7 @@ class TopicConsumer:
         error = ClosedError("the consumer")
         error.__cause__ = fault
         self._acks.fail(error)
-        self._is_subscribed.set()  # whoever waits looks again
+        self._is_subscribed.set()  # waiting calls look again
         if self._became_missing is not None:
             self._became_missing(self)
 
@@ -469,10 +469,10 @@ class TopicConsumer:
             self._permit_by_size()
 
     def _arrived_in_vain(self, head: MessageHead, permits: int, deliveries: Sequence[Delivery]) -> None:
-        """Have an entry given back, as nothing is shown now; parts of messages in chunks too."""
+        """Give an entry back, and unfinished chunked messages, as nothing is shown now."""
         self._free(permits)
         if self._options.only_one_gets_messages:
-            return  # nobody else would get it
+            return  # no other consumer would get it
         places = {(head.ledger, head.entry), *_positions(each.id for each in deliveries), *self._chunks.positions()}
         self._chunks.clear()
         self._set_chunk_timer()
@@ -481,7 +481,7 @@ class TopicConsumer:
     def taken(self, delivery: Delivery) -> None:
         """Note that a delivery of the present epoch was received, so that there is room for another."""
         if not self._has_queue:
-            self._permits.is_held = True  # until somebody waits for the next one
+            self._permits.is_held = True  # until a call waits for the next one
         self._free(1)  # first: while it still counts as here it tells the size of messages
         size = len(delivery.data)
         self._queued -= 1
@@ -496,7 +496,7 @@ class TopicConsumer:
             self._session.permit(permits)
 
     def want(self) -> None:
-        """Fetch a message, if there is no queue and none is on its way: somebody waits for one."""
+        """Fetch a message for a waiting call, if there is no queue and no message is on its way."""
         if not self._has_queue and not self._pausing.is_paused:
             self._fetch()
 
@@ -509,9 +509,9 @@ class TopicConsumer:
     def pause(self, queued: Sequence[Delivery], *, is_idle: bool = False) -> None:
         """Give back what was delivered and not taken, and fetch nothing until :meth:`resume`.
 
-        On Exclusive and Failover there is nobody else to give it to: it stays.
+        On Exclusive and Failover no other consumer would get it: it stays.
 
-        :param queued: of the present epoch, which whoever got it drops; on Exclusive and Failover none
+        :param queued: deliveries of the present epoch, which the sink drops; on Exclusive and Failover none
         :param is_idle: nothing that was taken is unsettled, so that a new session costs nothing
         """
         self._permits.is_held = True
@@ -840,7 +840,7 @@ class TopicConsumer:
 
     def _begin_at(self, position: MessageId | int) -> None:
         first = position if isinstance(position, MessageId) else None
-        self._sought = None if first is None or not _is_place(first) else first
+        self._sought = position if _names_message(position) else None
         if self._resuming is not None:
             self._resuming.move(_EARLIEST if first is None else _before(first))
 
@@ -861,20 +861,14 @@ class TopicConsumer:
         """
         answer = await self._ask(commands.last_message_id)
         last = answer.getLastMessageIdResponse.last_message_id
-        return MessageId(
-            _signed(last.ledgerId),
-            _signed(last.entryId),
-            self.partition,
-            max(last.batch_index, -1),
-            batch_size=max(last.batch_size, 0),
-            topic=self.topic,
-        )
+        index, size = max(last.batch_index, -1), max(last.batch_size, 0)
+        return MessageId(*_position(last), self.partition, index, batch_size=size, topic=self.topic)
 
     async def mark_delete_position(self) -> Position | None:
-        """Return up to where everything is acknowledged, None: this broker does not tell. Waits for a session.
+        """Return up to where everything is acknowledged, None: this broker does not say. Waits for a session.
 
         It comes with the id of the last message; not every broker sends it, and then it is not asked again in this
-        session. Where the subscription is not durable it tells nothing: each session begins behind what was taken.
+        session. A subscription that is not durable has none: each session begins behind what was taken.
         """
         if self._session is None and self.missing is None:
             await self._is_subscribed.wait()  # set too where none is to be expected
@@ -889,13 +883,12 @@ class TopicConsumer:
         if session is not self._session:
             return None
         self._tells_position = answer.HasField("consumer_mark_delete_position")
-        mark = answer.consumer_mark_delete_position
-        return Position(_signed(mark.ledgerId), _signed(mark.entryId)) if self._tells_position else None
+        return _position(answer.consumer_mark_delete_position) if self._tells_position else None
 
     async def held_back(self) -> str | None:
         """Return why the broker sends nothing more, None where it knows no reason, or there is no connection.
 
-        :raises BrokerError: the broker does not tell
+        :raises BrokerError: the broker gave no answer
         """
         session = self._session
         if session is None or self._options.only_one_gets_messages:
@@ -954,7 +947,7 @@ class TopicConsumer:
 def _after(message_id: MessageId) -> MessageId | None:
     """Return the least id after this one, None after the id that is before or after all."""
     ledger, entry, partition, index = message_id
-    if not _is_place(message_id):
+    if not _names_message(message_id):
         return None
     return MessageId(ledger, entry + 1, partition) if index < 0 else MessageId(ledger, entry, partition, index + 1)
 
@@ -964,12 +957,7 @@ def _before(message_id: MessageId) -> MessageId:
     ledger, entry, partition, index = message_id
     if index > 0:
         return MessageId(ledger, entry, partition, index - 1)
-    return MessageId(ledger, entry - 1, partition) if _is_place(message_id) else message_id
-
-
-def _is_place(message_id: MessageId) -> bool:
-    """Return whether an id is of a message, and not the one before or after all."""
-    return 0 <= message_id.entry < _INT64 - 1
+    return MessageId(ledger, entry - 1, partition) if _names_message(message_id) else message_id
 
 
 def _positions(ids: Iterable[MessageId]) -> Iterator[tuple[int, int]]:
@@ -980,5 +968,7 @@ def _positions(ids: Iterable[MessageId]) -> Iterator[tuple[int, int]]:
             yield message_id.ledger, message_id.entry
 
 
-def _signed(number: int) -> int:
-    return number - 2 * _INT64 if number >= _INT64 else number
+def _position(place: pb.MessageIdData) -> Position:
+    """Return a place as the broker names it, with its unsigned numbers as signed ones."""
+    numbers = place.ledgerId, place.entryId
+    return Position(*(number - 2 * _INT64 if number >= _INT64 else number for number in numbers))

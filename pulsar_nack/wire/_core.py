@@ -57,12 +57,12 @@ class Core:
         return self.loop.time() + self.options.request_timeout.total_seconds()
 
     async def patiently(self, ask: Callable[[], Awaitable[T]], *, ends_at: float | None = None) -> T:
-        """Return the answer. What may pass by itself is asked again until then: nobody is there yet, or not ready.
+        """Return the answer, asking again until ``ends_at`` while no broker answers or it is not ready.
 
         A place that is taken is tried for a moment only: it may be that of a predecessor whose connection just broke.
 
         :param ends_at: time of the loop, None: as long from now as a request may take
-        :raises BrokerError: the last answer, with how often and for how long was tried
+        :raises BrokerError: the last error, with the number of tries and the time they took
         """
         limit = self.options.request_timeout.total_seconds()
         began_at = self.loop.time()
@@ -97,7 +97,7 @@ class Core:
         return ConnectionLostError(f"{self.pool}: not connected")
 
     def _tried(self, error: BrokerError, tries: int, began_at: float) -> BrokerError:
-        """Return the same error, with how often and for how long was tried."""
+        """Return a copy of the error, with the number of tries and the time they took."""
         times = "once" if tries == 1 else f"{tries} times"
         copied = copy(error)
         copied.args = (f"{error} (tried {times} in {self.loop.time() - began_at:.3g} s)",)
@@ -112,11 +112,11 @@ class Core:
         attempt: int,
         at_once: bool,
     ) -> None:
-        """Connect what was connected before, until it is. Whatever fails, but for a cancellation, is one failed try.
+        """Connect again, until that succeeds or is not wanted any more. Any error but a cancellation is a failed try.
 
         :param is_over: whether it is connected, or is not to be any more
-        :param failed: called with what each try raised, be it an authentication of the user's
-        :param attempt: from which on to count: the more, the longer the pause before each
+        :param failed: called with what each try raised, also errors of the user's authentication
+        :param attempt: number of the first attempt; the higher, the longer the pause before it
         :param at_once: whether there is no pause before the attempt 0
         :raises ClosedError: the client is closed
         """

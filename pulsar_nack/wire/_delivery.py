@@ -16,7 +16,7 @@ class PlainDelivery(Delivery):
     """A delivery with neither keys nor properties, of which five fields are set. Copies of it are ordinary ones."""
 
     __slots__ = ("_metadata",)
-    _metadata: bytes | pb.MessageMetadata  # read when somebody asks for something in it
+    _metadata: bytes | pb.MessageMetadata  # parsed at the first access to one of its fields
 
     if not TYPE_CHECKING:  # in place of the fields
         key = None
@@ -47,7 +47,7 @@ class PlainDelivery(Delivery):
 
 
 class PlainMember(PlainDelivery):
-    """The same for a message of a batch."""
+    """A :class:`PlainDelivery` of a message of a batch."""
 
     __slots__ = ("_own",)
     _own: bytes  # its own metadata, beside that of the entry
@@ -102,5 +102,5 @@ def replicated_from_of(of_entry: pb.MessageMetadata) -> str | None:
 
 
 def sequence_id_of(own: pb.MessageMetadata | pb.SingleMessageMetadata, of_entry: pb.MessageMetadata) -> int:
-    """Return the sequence id of a message; that of its batch if it has none of its own."""
+    """Return the sequence id of a message; the id of its batch if it has none itself."""
     return own.sequence_id if own.HasField("sequence_id") else of_entry.sequence_id

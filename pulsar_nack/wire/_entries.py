@@ -95,7 +95,7 @@ class SingleMessage(NamedTuple):
 
 
 Member = tuple[int, pb.SingleMessageMetadata | bytes, bytes]
-"""Index, metadata and payload of a message of a batch; metadata that tells only sizes and sequence id is not parsed."""
+"""Index, metadata and payload of a message of a batch; metadata with only sizes and a sequence id is not parsed."""
 
 
 class Entry(NamedTuple):
@@ -163,7 +163,7 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
 
     :param max_message_bytes: of the payload after decompression; more is refused before memory is taken for it
     :raises UndecodableMessageError: names what is wrong; ``batch_size`` says how many messages the broker counted
-    :raises MissingExtraError: nothing is wrong with it, but what its compression needs is not installed
+    :raises MissingExtraError: the package that its compression needs is not installed
     """
     if type(rest) is not bytes:
         rest = bytes(rest)
@@ -301,7 +301,7 @@ def _damaged(rest: bytes, at: int, problem: str) -> UndecodableMessageError:
 
 
 def batch_size_of(metadata: pb.MessageMetadata) -> int:
-    """Return how many messages a batch says that it has, 0 of what is none."""
+    """Return how many messages a batch says that it has, 0 for an entry that is no batch."""
     return min(max(metadata.num_messages_in_batch, 1), _MOST_MESSAGES) if is_batch(metadata) else 0
 
 
@@ -324,7 +324,7 @@ def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
 
 
 def _members(
-    payload: bytes, count: int, is_plain: Callable[[bytes, int, int], object] = _PLAIN_MEMBER.fullmatch
+    payload: bytes, count: int, is_plain: Callable[[bytes], object] = _PLAIN_MEMBER.fullmatch
 ) -> Iterator[Member]:
     """Cut a batch up. In line: the hot path of batches."""
     at, end = 0, len(payload)
@@ -336,13 +336,14 @@ def _members(
         middle = start + size_of(payload, at)[0]
         if middle > end:
             raise _damaged_batch(index, count, f"metadata of {middle - start} bytes where {end - start} are left")
-        if is_plain(payload, start, middle):
-            metadata: pb.SingleMessageMetadata | bytes = payload[start:middle]
-            size = payload[start + 1]
+        metadata: pb.SingleMessageMetadata | bytes
+        metadata = header = payload[start:middle]
+        if is_plain(header):
+            size = header[1]
             if size >= 0x80:
-                size += (payload[start + 2] - 1) << 7
+                size += (header[2] - 1) << 7
         else:
-            metadata, size = _single_metadata(parse, payload[start:middle], index, count)
+            metadata, size = _single_metadata(parse, header, index, count)
         at = middle + size
         if not middle <= at <= end:
             raise _damaged_batch(index, count, f"{size} bytes where {end - middle} are left")
@@ -359,7 +360,7 @@ def _single_metadata(
     return metadata, metadata.payload_size
 
 
-def _is_never_plain(_payload: bytes, _start: int, _end: int) -> bool:
+def _is_never_plain(_metadata: bytes) -> bool:
     return False
 
 

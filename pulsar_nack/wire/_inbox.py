@@ -90,7 +90,7 @@ class WireInbox:
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether somebody waits."""
+        """Return whether a call waits."""
         return bool(self._waiters)
 
     def wake_all(self) -> None:

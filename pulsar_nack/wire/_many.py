@@ -49,7 +49,7 @@ class Member(Source, Protocol):
         ...
 
     def check_open(self) -> None:
-        """Raise if it is closed, or has ended by itself."""
+        """Raise if it is closed, or has ended with an error."""
 
     @property
     def missing(self) -> TopicNotFoundError | None:
@@ -81,7 +81,7 @@ class Member(Source, Protocol):
         """Ask for messages again."""
 
     def want(self) -> None:
-        """Learn that somebody waits for a message."""
+        """Learn that a call waits for a message."""
 
     def pause(self, queued: Sequence[Delivery], *, is_idle: bool) -> None:
         """Give back what was fetched ahead, and fetch nothing."""
@@ -188,7 +188,7 @@ class Members:
     async def wanted(self, ends_at: float | None = None) -> Mapping[str, int]:
         """Return the names of all that there are to be, and the numbers of partitions.
 
-        :raises BrokerError: the broker does not tell
+        :raises BrokerError: the broker gave no answer
         """
         try:
             return await self._core.patiently(

@@ -1,7 +1,7 @@
-"""What a paused consumer gives back: what was fetched ahead, and what comes by permits that the broker has already.
+"""Gives back what a paused consumer has fetched ahead, and what still comes by permits that the broker has.
 
 Only a new session takes permits back, which there is once nothing is in work. Until then what comes by them goes back
-after a moment, and after ten times as long each time that it comes again: a broker may have nobody else to give it to,
+after a moment, and after ten times as long each time that it comes again: a broker may have no other consumer for it,
 and counts each return as a redelivery. Those of messages that come here later are left out of the count. Once no
 permits are out all goes back for good.
 """
@@ -21,15 +21,15 @@ _MOST_KNOWN: Final = 10_000
 
 
 class Pausing:
-    """Of one consumer while it is subscribed.
+    """The entries that one consumer gives back while it is subscribed.
 
-    :param give_back: has the broker send entries again, to whom it likes
+    :param give_back: asks the broker to send entries again, to any consumer
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, give_back: Callable[[Sequence[Place]], None]) -> None:
         self.is_paused = False
         self.is_in_use = False
-        """Whether anything is to be asked here of what comes."""
+        """Whether deliveries concern this: it is paused, or has given entries back."""
         self._loop = loop
         self._give_back = give_back
         self._times: dict[Place, int] = {}
@@ -37,18 +37,18 @@ class Pausing:
         self._timer: asyncio.TimerHandle | None = None
 
     def pause(self) -> None:
-        """Have what comes from now on given back."""
+        """Give back what comes from now on."""
         self.is_paused = True
         self._note()
 
     def resume(self) -> None:
-        """Have nothing given back any more but what has come."""
+        """Give back what has come, and nothing after that."""
         self._return(list(self._here))
         self.is_paused = False
         self._note()
 
     def arrived(self, places: Iterable[Place], *, is_last: bool) -> None:
-        """Take what came while it is paused.
+        """Note entries that came while it is paused.
 
         :param is_last: nothing more comes
         """
@@ -62,7 +62,7 @@ class Pausing:
             self._return(list(self._here))
 
     def give_back(self, places: Sequence[Place]) -> None:
-        """Give back entries that nobody was shown."""
+        """Give back entries that were not shown."""
         for place in places:
             self._times[place] = self._times.pop(place, 0) + 1
         for oldest in list(self._times)[: max(len(self._times) - _MOST_KNOWN, 0)]:
@@ -72,7 +72,7 @@ class Pausing:
             self._give_back(places)
 
     def returned(self, place: Place) -> int:
-        """Return how often an entry was given back that nobody had been shown."""
+        """Return how often an entry was given back without having been shown."""
         return self._times.get(place, 0)
 
     def forget(self) -> None:

@@ -5,7 +5,7 @@ below 0 by a batch. Whatever became of a message here, it is given back once: ta
 
 Each permit is in one of three places: *out* at the broker, *free* here, or with a message that is here and not taken;
 together they are ``size``. Where nothing is here one at least is out, whatever memory there is, unless they are held:
-while the consumer is paused, and of one without a queue while nobody waits.
+while the consumer is paused, and of one without a queue while no call waits.
 
 Other clients give permits back when half of all are free. Measured, a broker sends a long backlog of small messages a
 tenth to a third faster when it hears of a twentieth at a time, which costs nothing that shows here.

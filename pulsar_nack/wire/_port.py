@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from ..consumer import AcksDone, Delivery, PortTraits, SessionEvent
 from ..errors import ClosedError, InvalidArgumentError, MissingExtraError, PulsarNackError, TopicNotFoundError
-from ..ids import MessageId, Position
+from ..ids import MessageId, Position, _names_message
 from ._consumer import TopicConsumer
 from ._core import Core
 from ._inbox import WireInbox
@@ -134,7 +134,7 @@ class WirePort:
         return WirePublisher(self._core, initial_subscription)
 
     def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
-        """Have ``told`` called with what happens to the session of a topic or partition."""
+        """Call ``told`` with each event of the session of a topic or partition."""
         self._told = told
 
     async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
@@ -175,7 +175,7 @@ class WirePort:
 
         What comes by permits that the broker has already is given back too. On Exclusive and Failover all of it stays.
 
-        :param is_idle: nothing that was received is unsettled; may be told later, by another call
+        :param is_idle: nothing that was received is unsettled; a later call may say so
         """
         self._is_paused = True
         for member in self._members:
@@ -191,7 +191,7 @@ class WirePort:
                 self._before_wait()
 
     def give_back(self, ids: Sequence[MessageId]) -> None:
-        """Give messages back, to others at once, that were received and not shown; not on Exclusive and Failover."""
+        """Give messages back at once that were received and not shown; not on Exclusive and Failover."""
         for member, its in self._members.grouped_known(ids).items():
             member.give_back(its)
 
@@ -199,7 +199,7 @@ class WirePort:
         member.pause(self._inbox.take_out(member) if self._traits.honours_ids else [], is_idle=is_idle)
 
     def _on_unreadable(self, error: MissingExtraError) -> None:
-        """Stop: what this process cannot read is for others, and so is what comes after it."""
+        """Stop, so that other consumers get the message that this process cannot read, and those after it."""
         if self._unreadable is None:
             self._unreadable = error
             label, subscription = self._selection.label, self._options.subscription
@@ -277,8 +277,7 @@ class WirePort:
         :raises BrokerError: the broker refused, or the message is of another topic
         """
         self._check_open()
-        is_of_one = isinstance(position, MessageId) and not _is_end(position)
-        members = [self._members.of(position)] if is_of_one else list(self._members)  # type: ignore[arg-type]
+        members = [self._members.of(position)] if _names_message(position) else list(self._members)
         await together(member.seek(position) for member in members)
 
     async def last_message_ids(self) -> list[MessageId]:
@@ -291,7 +290,7 @@ class WirePort:
 
         Of very many topics or partitions some are asked.
 
-        :raises BrokerError: the broker does not tell
+        :raises BrokerError: the broker gave no answer
         """
         self._check_open()
         answers = await together(member.held_back() for member in list(self._members)[:_MOST_ASKED])
@@ -354,7 +353,7 @@ class WirePort:
             raise no_queue()
 
     def _gone(self, member: Member) -> None:
-        """Drop what waits here of a topic that was deleted, and have forgotten what is held of it or was asked for."""
+        """Drop what waits here of a deleted topic, and let the consumer forget what it holds or asked for."""
         self._inbox.drop(member)
         self._on_session(SessionEvent.INACTIVE, member.topic, member.partition)
 
@@ -363,7 +362,7 @@ class WirePort:
             self._told(event, topic, partition)
 
     def _became_missing(self, member: TopicConsumer) -> None:
-        """Do the same for one that is not left: it may come again; where none is left, tell those who wait."""
+        """Drop what waits of a missing topic, which may be created again; if no topic is left, wake waiting calls."""
         self._gone(member)
         if isinstance(self._selection, Matching) and member.missing is not None:
             return
@@ -420,7 +419,3 @@ def no_queue() -> InvalidArgumentError:
     """Return why several topics or partitions cannot be consumed without a queue."""
     wanted = "at least 1 for several topics or partitions, each of which would hold a message that nobody works on"
     return InvalidArgumentError("receiver_queue_size", 0, wanted)
-
-
-def _is_end(message_id: MessageId) -> bool:
-    return message_id.entry < 0 or message_id.entry == 2**63 - 1

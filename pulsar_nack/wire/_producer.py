@@ -139,7 +139,7 @@ class Producer:
         :raises InvalidArgumentError: names the argument; or the message is too large
         :raises BrokerRefusedError: the broker said no
         :raises RequestTimeoutError: not confirmed within ``send_timeout``; it may be stored all the same
-        :raises BrokerError: the broker's answers do not tell whether it is stored
+        :raises BrokerError: the broker's answers do not say whether it is stored
         :raises ClosedError: it is closed, also before the message was confirmed; or it does not connect any more
         """
         message = Outgoing(
@@ -203,7 +203,7 @@ class Producer:
     async def flush(self) -> None:
         """Send what waits in batches, and return when all that was sent before is confirmed or has failed.
 
-        That includes calls of :meth:`send` that wait for room. Whether all of it was stored is what each of them tells.
+        That includes calls of :meth:`send` that wait for room; each of them returns, or raises, for its own message.
         """
         for turn in self._room.waiting():
             if not turn.done():

@@ -73,7 +73,7 @@ class ProducerOptions(_Settings):
     initial_subscription: str | None = Field(default=None, min_length=1)
     """A subscription that is made with the topic if that is not there yet."""
     schema_info: SchemaInfo | None = None
-    """What the broker is told that all messages are written with; you encode them. None: without a schema."""
+    """The schema that the producer declares for its messages; you encode them. None: no schema."""
 
     if TYPE_CHECKING:  # times as numbers are good too, which a type checker cannot derive
 

@@ -24,7 +24,7 @@ _Key = tuple[str, Schema | None]
 class WirePublisher:
     """A :class:`~pulsar_nack.OwnPublisher`; large messages go in chunks.
 
-    Each schema has a producer of its own, which has the broker take the schema for the topic as well: brokers that
+    Each schema has its own producer, which registers the schema for the dead-letter topic: brokers that
     enforce schemas refuse messages without.
 
     :param initial_subscription: made with a topic that is not there yet; None: none is

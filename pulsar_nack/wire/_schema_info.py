@@ -1,4 +1,4 @@
-"""A schema as the broker keeps it: it is handed on, and nothing is encoded or decoded by it."""
+"""A schema as the broker keeps it; pulsar-nack passes it on, and encodes and decodes nothing by it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from ..errors import InvalidArgumentError
 from . import _pulsar_pb2 as pb
+from ._subscribe_options import check_strings, is_text
 
 _TYPES: Final = {"string": 1, "json": 2, "protobuf": 3, "avro": 4, "key_value": 15, "protobuf_native": 20}
 _NAMES: Final = {number: name for name, number in _TYPES.items()}
@@ -20,7 +21,7 @@ class SchemaInfo:
     :param type: ``"avro"``, ``"json"``, ``"protobuf"``, ``"protobuf_native"``, ``"string"``, ``"key_value"``, or the
         protocol's number of another type
     :param data: the definition, for instance the JSON of an Avro schema
-    :param name: as it is shown by the broker
+    :param name: as the broker shows it
     :param properties: of the schema
     :raises InvalidArgumentError: names the argument
     """
@@ -31,17 +32,17 @@ class SchemaInfo:
     properties: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.type, bool) or not (self.type in _TYPES or isinstance(self.type, int)):
+        is_number = type(self.type) is int and abs(self.type) < 1 << 31
+        if not is_number and not (isinstance(self.type, str) and self.type in _TYPES):
             raise InvalidArgumentError("type", self.type, f"one of {', '.join(_TYPES)}, or a number of the protocol")
         if not isinstance(self.data, bytes):
             raise InvalidArgumentError("data", self.data, "bytes")
-        if not isinstance(self.name, str):
-            raise InvalidArgumentError("name", self.name, "a str")
-        if not all(isinstance(text, str) for pair in self.properties.items() for text in pair):
-            raise InvalidArgumentError("properties", self.properties, "a mapping from str to str")
+        if not is_text(self.name):
+            raise InvalidArgumentError("name", self.name, "a str without lone surrogates")
+        check_strings("properties", self.properties)
 
     def fill(self, schema: pb.Schema) -> None:
-        """Fill in what the broker is told."""
+        """Write this schema into the broker's form."""
         schema.name, schema.schema_data = self.name, self.data
         schema.type = self.type if isinstance(self.type, int) else _TYPES[self.type]
         for key, value in self.properties.items():
@@ -49,6 +50,6 @@ class SchemaInfo:
 
     @classmethod
     def of(cls, schema: pb.Schema) -> Self:
-        """Return what the broker tells."""
+        """Return the schema that the broker sent."""
         properties = {pair.key: pair.value for pair in schema.properties}
         return cls(_NAMES.get(schema.type, schema.type), schema.schema_data, schema.name, properties)

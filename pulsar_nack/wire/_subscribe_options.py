@@ -97,8 +97,8 @@ class SubscribeOptions:
         _check_one_of("type", self.type, TYPES)
         _check_one_of("initial_position", self.initial_position, _POSITIONS)
         _check_whole("priority_level", self.priority_level, 0, _INT32_MAX)
-        _check_strings("properties", self.properties)
-        _check_strings("subscription_properties", self.subscription_properties)
+        check_strings("properties", self.properties)
+        check_strings("subscription_properties", self.subscription_properties)
         _check_whole("receiver_queue_size", self.receiver_queue_size, 0, _MOST_QUEUED)
         _check_whole("ack_group_ms", self.ack_group_ms, 0, 10_000)
         _check_whole("max_pending_chunked", self.max_pending_chunked, 1, 100_000)
@@ -138,13 +138,13 @@ def _as_ranges(value: object) -> tuple[tuple[int, int], ...]:
     return value
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
     """Return whether something is text that can be sent: with no half of a surrogate pair."""
     return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _check_name(name: str, value: object) -> None:
-    if not _is_text(value) or not value:
+    if not is_text(value) or not value:
         raise InvalidArgumentError(name, value, "a name")
 
 
@@ -163,6 +163,7 @@ def _check_bool(name: str, value: object) -> None:
         raise InvalidArgumentError(name, value, "True or False")
 
 
-def _check_strings(name: str, value: object) -> None:
-    if not isinstance(value, Mapping) or not all(_is_text(text) for pair in value.items() for text in pair):
+def check_strings(name: str, value: object) -> None:
+    """Check that this is a mapping of texts that can be sent."""
+    if not isinstance(value, Mapping) or not all(is_text(text) for pair in value.items() for text in pair):
         raise InvalidArgumentError(name, value, "a mapping from str to str")

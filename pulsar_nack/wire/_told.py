@@ -15,5 +15,5 @@ def told(what: str, error: BrokerError) -> BrokerError:
 
 
 def as_text(error: BaseException) -> str:
-    """Return an error for a log line: our own tell all by their words, others may have none."""
+    """Return an error as text for a log line; foreign errors with their type, as they may have no words."""
     return str(error) if isinstance(error, PulsarNackError) else repr(error)

@@ -13,10 +13,11 @@ behind parts that lack the first one, and consumers take parts that they get aga
 Whatever does not fit in with this order ends the session, so that all that is unconfirmed is sent again. Sessions in
 which nothing is confirmed are begun at longer and longer intervals, until ``send_timeout`` ends what waits.
 
-What a broker with deduplication has *had* of this producer it tells when a session begins. It looks at the first
-sequence id of a batch, so a batch that begins there and ends behind it is divided; and at the last part of a message
-that was cut up, so of one that it has had that part alone is sent, to be told so, and nothing is stored. It may have
-had what is not stored yet, and then says that it cannot tell: that is asked again in another session.
+A broker with deduplication says at the beginning of a session up to which sequence id it has *had* messages of this
+producer. It compares the first sequence id of a batch, so a batch that begins at or below that id and ends above it is
+divided. Of a message in chunks it compares the last one: of a message that it has had, only that chunk is sent again,
+to get its receipt, and nothing is stored. The broker may have had a message that is not stored yet, and then refuses
+to say; the producer asks again in another session.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class TopicProducer:
         self._topic_epoch: int | None = None
         self._had_at_first = -1
         self._had = -1
-        """The highest sequence id that the broker has had, as it told when the session began; -1: none."""
+        """The highest sequence id that the broker had when the session began; -1: none."""
         self._next_sequence_id = -1
         self._last_id = -1
         """That of the last message that is under way or confirmed here, which the next one has to exceed."""
@@ -138,7 +139,7 @@ class TopicProducer:
     # --- opening and closing ---------------------------------------------------------------------------------------
 
     async def open(self, ends_at: float | None = None) -> None:
-        """Connect. What may pass by itself is tried again, until then, or for as long as a request may take.
+        """Connect. After a temporary failure it tries again, until ``ends_at``, or for as long as a request may take.
 
         :param ends_at: time of the loop
         :raises BrokerRefusedError: the broker said no
@@ -250,7 +251,7 @@ class TopicProducer:
         self._connect_again()
 
     def _take_back(self) -> None:
-        """Have what is not confirmed wait again: of a message that was cut up all parts."""
+        """Queue unconfirmed messages again; of a message in chunks all of them."""
         again: list[Operation] = []
         for each in (*self._sent, *islice(self._waiting, 1)):  # which may be a later part of a message
             if each.parts is not None and not (again and again[-1].parts is each.parts):

@@ -70,7 +70,7 @@ class TopicWatch:
             if connection.features.supports_topic_watchers:
                 await self._watch(connection)
                 self._changed.set()
-        except Exception as error:  # who looks for topics tells of what is worse
+        except Exception as error:  # the discovery logs what is worse
             if self._core.pool.is_closed:
                 raise
             is_final = isinstance(error, BrokerRefusedError) and not is_transient(error)

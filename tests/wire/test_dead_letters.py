@@ -191,6 +191,8 @@ async def test_dead_letters_have_the_schema_of_their_messages() -> None:
         assert [await client.schema(message.topic, message.schema_version) for message in messages[:2]] == schemas
         with pytest.raises(BrokerRefusedError, match="TopicNotFound"):
             await client.schema(TOPIC, b"\x00" * 7 + b"\x09")
+        with pytest.raises(InvalidArgumentError, match=r"^version: .* got 9$"):
+            await client.schema(TOPIC, 9)  # type: ignore[arg-type]
         for message in messages:
             await message.dead_letter("why")
         assert [about.schema_version[-1] for about, _ in letters(broker)] == [1, 2, 1]
@@ -348,9 +350,13 @@ async def test_cancelled_while_the_producer_is_made() -> None:
     [
         ("type", {"type": "avor"}),
         ("type", {"type": True}),
+        ("type", {"type": []}),
+        ("type", {"type": 1 << 31}),
         ("data", {"type": "avro", "data": "{}"}),
         ("name", {"type": 4, "name": 3}),
+        ("name", {"type": 4, "name": "\ud800"}),
         ("properties", {"type": 4, "properties": {"a": 1}}),
+        ("properties", {"type": 4, "properties": ["a"]}),
     ],
 )
 def test_schemas_that_are_none(field: str, wrong: dict[str, Any]) -> None:

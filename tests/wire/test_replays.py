@@ -106,7 +106,7 @@ async def test_a_seek_by_one_worker_shows_all_again(kind: str, in_batches_of: in
 
 @virtual_time
 async def test_members_of_an_unfinished_batch_are_shown_again_too() -> None:
-    """O1: a batch is half acknowledged when somebody else seeks: what was acknowledged before it comes, and so does it."""
+    """O1: half of a batch is acknowledged when somebody else seeks to before that: all that was acknowledged is shown."""
     broker = FakeBroker()
     async with subscribed(broker) as one:
         publish(broker, 1)

@@ -40,7 +40,7 @@ from ._memory import Memory
 from ._records import VERSION, UnreadableRecordError, decode
 
 STATE: Final = "nacks"
-"""What is taken of a store."""
+"""The name under which a durable consumer takes its part of a store."""
 OWNER: Final = "nacks-owner"
 SLICE_S: Final = 0.004
 _NAME: Final = re.compile(r"nacks-(\d{10})(-base)?")
@@ -86,7 +86,7 @@ async def take_place(store: LogStore) -> Log:
 async def recover(store: LogStore, memory: Memory) -> Chain:
     """Read everything that counts into an empty memory, delete what does not, and open or make the log to append to.
 
-    When this fails, what it opened is left to whoever took the store.
+    If this fails, the logs that it opened stay open; the caller closes its part of the store.
 
     :raises LogCorruptedError: something is damaged or missing
     :raises LogVersionError: a later release wrote it

@@ -29,7 +29,8 @@ from ._unsettled import Found, Unsettled
 class Memory:
     """Unsettled messages and recent acknowledgements.
 
-    :param memory_ms: how long acknowledgements are remembered; likewise ``keeps_members``
+    :param memory_ms: how long acknowledgements are remembered
+    :param keeps_members: as :class:`Settled` takes it
     :param ttl_ms: how long unsettled messages are, after their deadline or the last time that they were shown
     """
 

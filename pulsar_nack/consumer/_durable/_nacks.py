@@ -62,7 +62,7 @@ class Surroundings:
 
 
 class Place(NamedTuple):
-    """What says that this consumer is the owner: the part of the store, and the log that is held open in it."""
+    """What makes this consumer the owner: its part of the store, and the log that it holds open there."""
 
     store: Part
     owner: Log
@@ -116,7 +116,7 @@ class DurableNacks:
         """Read what is there, or begin.
 
         :param memory_ms: how long acknowledgements are remembered; 0: the broker keeps what is noted
-        :param keeps_members: it learns of a batch when that is done
+        :param keeps_members: the broker learns of a batch once all its messages are acknowledged
         :param ttl_ms: how long unsettled messages that do not come are, after their deadline
         :param clock: epoch ms
         :raises LogLockedError: another consumer uses it
@@ -166,7 +166,7 @@ class DurableNacks:
             _log.warning("durable state: storage does not answer; %d changes may not be there", self.journal.waiting)
 
     async def aclose(self, timeout: float = math.inf) -> None:
-        """Close the logs, and the store if it is our own; :meth:`run` has ended. Goes on when it takes longer."""
+        """Close the logs, and the store if it is our own, after :meth:`run`; past the timeout this goes on alone."""
         if not await _ends((self._own_store or self._place.store).aclose(), timeout):
             _log.warning("durable state: storage does not answer; it is let go as soon as it does")
 
@@ -281,7 +281,7 @@ class DurableNacks:
 
 
 async def _ends(work: Awaitable[None], timeout: float) -> bool:
-    """Begin something, and return whether it ended in time."""
+    """Await some work, and return whether it ended in time."""
     try:
         async with asyncio.timeout(None if timeout == math.inf else timeout):
             await work

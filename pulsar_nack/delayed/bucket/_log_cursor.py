@@ -102,7 +102,7 @@ class LogDelayedCursor:
         self = cls(part, name, compact_at, close_timeout_s)
         async with given_back([part]):
             for _ in range(_TRIES):
-                with suppress(LogNotFoundError, LogExistsError):  # its owner writes it anew, or makes it, at this time
+                with suppress(LogNotFoundError, LogExistsError):  # its owner rewrites or creates it at this moment
                     await self._find()
                     return self
             raise LogLockedError(name)
@@ -249,7 +249,7 @@ class LogDelayedCursor:
         try:
             new = await self._store.create(self._log_name(generation))
         except LogStorageError:
-            self._rubbish.add(self._log_name(generation))  # it may be there all the same
+            self._rubbish.add(self._log_name(generation))  # the log may exist despite the error
             return
         except LogFencedError:
             raise

@@ -193,7 +193,7 @@ class LogSnapshotStorage:
         try:
             log = await self._store.create(name)
         except LogStorageError:
-            self._failed.add(name)  # it may be there all the same
+            self._failed.add(name)  # the log may exist despite the error
             raise
         try:
             for group in groups(records, self._max_append):

@@ -61,7 +61,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         clock: Clock | None,
         on_due: Callable[[], object] | None,
     ) -> Self:
-        """Open it; the cursor's name stands for the snapshots too: who does not own it makes and deletes none.
+        """Open the tracker; whoever owns the cursor's name owns the snapshots too.
 
         :param place: what it closes
         """
