@@ -176,6 +176,7 @@ class Consumer:
             most_in_work=2 * (limit or 500_000),
             confirms_members=self._telling is not None and port.traits.batch_index_ack,
         )
+        self._states.may_be_here = self._may_be_here
         self._states.gets_all = self._telling is not None and not port.traits.honours_ids
         self._store = LocalStore(most)
         self._recent = Recent(most)
@@ -520,9 +521,21 @@ class Consumer:
             except Exception as error:  # noqa: BLE001 - handed to those who wait
                 self._inbox.fail(error)
             else:
+                self._is_pumping = False
                 self._hand_on(delivery)
             finally:
                 self._is_pumping = False
+
+    def _may_be_here(self, record: Record) -> bool:
+        """Return whether the port may have what was asked for, as not all that came was received since.
+
+        To ask again would be to give it to another consumer too.
+        """
+        if self._is_pumping:  # the port has nothing
+            return False
+        if record.received_before is None:
+            record.received_before = self._received
+        return self._received - record.received_before <= self._prefetched
 
     async def _watch_held_back(self, port: SupportsHeldBack) -> None:
         """Ask why nothing comes for long though somebody waits, and something is unacknowledged; tell it once."""
