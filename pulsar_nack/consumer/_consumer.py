@@ -227,6 +227,7 @@ class Consumer:
         self._unreadable: MissingExtraError | None = None
         self._watches_idle = self._keeps_what_it_has = False
         self._is_pumping = False
+        self._unsubscribing: asyncio.Task[None] | None = None
         self._held_back_at: int | None = None
         self._received = self._shown = self._copies = self._replayed = self._nacked = self._dropped = 0
 
@@ -849,15 +850,30 @@ class Consumer:
     async def unsubscribe(self) -> None:
         """Delete the subscription at the broker, clear its durable state, and close.
 
+        Goes on to its end when the call is cancelled, as a subscription is not deleted by half.
+
         :raises NotImplementedError: the port cannot
-        :raises BrokerError: the broker refused, as it does while others consume; nothing changed
+        :raises BrokerError: the broker refused, as it does while others consume; of partitions and lists some may be
+            gone, and a later call deletes the others
         :raises NotDurableError: the subscription is gone, but its durable state could not be cleared
         :raises ClosedError: the consumer is closed
         """
         self._ensure_open()
         if not isinstance(self._port, SupportsUnsubscribe):
             raise NotImplementedError(f"{type(self._port).__name__} cannot unsubscribe")
-        await self._port.unsubscribe()
+        if self._unsubscribing is None:
+            task = asyncio.create_task(self._unsubscribe(self._port), name="pulsar_nack.Consumer unsubscribing")
+            self._unsubscribing = task
+            task.add_done_callback(self._on_unsubscribed)
+        await asyncio.shield(self._unsubscribing)
+
+    def _on_unsubscribed(self, task: asyncio.Task[None]) -> None:
+        self._unsubscribing = None  # where it failed it can be tried again
+        if not task.cancelled() and task.exception() is not None:
+            _log.info("%r: not unsubscribed: %r", self, task.exception())
+
+    async def _unsubscribe(self, port: SupportsUnsubscribe) -> None:
+        await port.unsubscribe()
         cleared = None if self._durable is None else self._durable.cleared()
         self._note_cancelled("unsubscribe")
         self._holds.clear()
