@@ -80,6 +80,8 @@ _UNWANTED_AFTER_S: Final = 0.1
 """How long a message waits for a call of ``receive`` where there is no queue, before others get it."""
 _HELD_BACK_S: Final = 10.0
 """How long nothing has to come, while somebody waits and something is unacknowledged, until the broker is asked why."""
+_USUAL_QUEUE: Final = 1_000
+"""How many messages a client fetches ahead of which that is not known."""
 _MOST_REFUSALS: Final = 3
 """A broker that so often did not tell is not asked any more."""
 
@@ -536,7 +538,9 @@ class Consumer:
             return False
         if record.received_before is None:
             record.received_before = self._received
-        return self._received - record.received_before <= self._prefetched
+        is_unknown = not self._prefetched and not isinstance(self._port, SupportsPause)
+        most = _USUAL_QUEUE if is_unknown else self._prefetched
+        return self._received - record.received_before <= most
 
     async def _watch_held_back(self, port: SupportsHeldBack) -> None:
         """Ask why nothing comes for long though somebody waits, and something is unacknowledged; tell it once."""
