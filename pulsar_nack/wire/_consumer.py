@@ -231,7 +231,7 @@ class TopicConsumer:
         :raises BrokerRefusedError: others are subscribed
         :raises BrokerError: no answer
         """
-        if self._closing is not None:
+        if self._closing is not None and self._fault is None:
             return
         await self._acks_settled()
         await self._ask(commands.unsubscribe)
