@@ -80,6 +80,8 @@ _UNWANTED_AFTER_S: Final = 0.1
 """How long a message waits for a call of ``receive`` without a queue; then it goes back to the broker."""
 _HELD_BACK_S: Final = 10.0
 """How long a receiver waits for nothing, with messages unacknowledged, until the consumer asks the broker why."""
+_USUAL_QUEUE: Final = 1_000
+"""How many messages a client may have prefetched if it does not say."""
 _MOST_REFUSALS: Final = 3
 """After so many refused questions the consumer does not ask the broker again."""
 
@@ -178,6 +180,7 @@ class Consumer:
             most_in_work=2 * (limit or 500_000),
             keeps_members=self._port_keeps_members,
         )
+        self._states.may_be_here = self._may_be_here
         self._states.gets_all = self._telling is not None and not port.traits.honours_ids
         self._store = LocalStore(most)
         self._recent = Recent(most)
@@ -228,6 +231,7 @@ class Consumer:
         self._unreadable: MissingExtraError | None = None
         self._watches_idle = self._keeps_what_it_has = False
         self._is_pumping = False
+        self._unsubscribing: asyncio.Task[None] | None = None
         self._held_back_at: int | None = None
         self._received = self._shown = self._copies = self._replayed = self._nacked = self._dropped = 0
 
@@ -523,9 +527,23 @@ class Consumer:
             except Exception as error:  # noqa: BLE001 - handed to those who wait
                 self._inbox.fail(error)
             else:
+                self._is_pumping = False
                 self._hand_on(delivery)
             finally:
                 self._is_pumping = False
+
+    def _may_be_here(self, record: Record) -> bool:
+        """Return whether the port may have what was asked for, as not all that came was received since.
+
+        To ask again would be to give it to another consumer too.
+        """
+        if self._is_pumping:  # the port has nothing
+            return False
+        if record.received_before is None:
+            record.received_before = self._received
+        is_unknown = not self._prefetched and not isinstance(self._port, SupportsPause)
+        most = _USUAL_QUEUE if is_unknown else self._prefetched
+        return self._received - record.received_before <= most
 
     async def _watch_held_back(self, port: SupportsHeldBack) -> None:
         """Ask the broker why nothing comes while a receiver waits and messages are unacknowledged; warn once."""
@@ -840,15 +858,30 @@ class Consumer:
     async def unsubscribe(self) -> None:
         """Delete the subscription at the broker, clear its durable state, and close.
 
+        Goes on to its end when the call is cancelled, as a subscription is not deleted by half.
+
         :raises NotImplementedError: the port cannot
-        :raises BrokerError: the broker refused, as it does while others consume; nothing changed
+        :raises BrokerError: the broker refused, as it does while others consume; of partitions and lists some may be
+            gone, and a later call deletes the others
         :raises NotDurableError: the subscription is gone, but its durable state could not be cleared
         :raises ClosedError: the consumer is closed
         """
         self._ensure_open()
         if not isinstance(self._port, SupportsUnsubscribe):
             raise NotImplementedError(f"{type(self._port).__name__} cannot unsubscribe")
-        await self._port.unsubscribe()
+        if self._unsubscribing is None:
+            task = asyncio.create_task(self._unsubscribe(self._port), name="pulsar_nack.Consumer unsubscribing")
+            self._unsubscribing = task
+            task.add_done_callback(self._on_unsubscribed)
+        await asyncio.shield(self._unsubscribing)
+
+    def _on_unsubscribed(self, task: asyncio.Task[None]) -> None:
+        self._unsubscribing = None  # where it failed it can be tried again
+        if not task.cancelled() and task.exception() is not None:
+            _log.info("%r: not unsubscribed: %r", self, task.exception())
+
+    async def _unsubscribe(self, port: SupportsUnsubscribe) -> None:
+        await port.unsubscribe()
         cleared = None if self._durable is None else self._durable.cleared()
         self._note_cancelled("unsubscribe")
         self._holds.clear()

@@ -22,9 +22,9 @@ settled        acknowledge it again, while that hides it (see ``_sessions``), or
                acknowledged and the broker need not know. Else it was replayed on purpose: show it
 =============  ==========================================================================================
 
-State decides, not time, with two limits that keep it from being wrong for ever: REQUESTED ends after 30 s, and what is
-settled hides for ``ack_memory`` at most. Forgetting is always safe: a message that is not known is shown. What was
-asked for in vain is asked for again, see ``_unanswered``.
+State decides, not time, with two limits that keep it from being wrong for ever: REQUESTED ends after 30 s, unless the
+answer may wait at the port; and what is settled hides for ``ack_memory`` at most. Forgetting is always safe: a message
+that is not known is shown. What was asked for in vain is asked for again, see ``_unanswered``.
 
 Memory: unacknowledged messages are bounded by the broker and by ``most_in_work``, of which the oldest are forgotten;
 settled ones and the counts of forgotten requests by numbers below.
@@ -94,6 +94,8 @@ class Record:
     expires_at_ms = 0
     request = 0
     """The newest request for it, a number of its own."""
+    received_before: int | None = None
+    """How many deliveries had been received when that request had brought nothing for long."""
 
     def __init__(self, id: MessageId, state: State, redelivery_count: int = 0) -> None:
         self.id = id
@@ -122,6 +124,8 @@ class States:
         """What was asked for and never came although the broker sends all: it was settled by others."""
         self.gets_all = False
         """A request brings everything that is not acknowledged: none is made again."""
+        self.may_be_here: Callable[[Record], bool] | None = None
+        """Tells of what was asked for whether it may have come to the port, and waits there to be received."""
         self.held = 0
         self.in_work = 0
         self.requested = 0
@@ -301,6 +305,7 @@ class States:
         self.expire(now_ms)
         record.is_held = False
         record.request += 1
+        record.received_before = None
         self._expect(record, now_ms)
         self._move(record, State.REQUESTED)
         return record.request
@@ -497,7 +502,8 @@ class States:
             expires_at_ms, record = self._requests.popleft()
             if not self._is_awaited(expires_at_ms, record):
                 continue
-            if record.state is State.ACKING:  # which may fail
+            is_acking = record.state is State.ACKING  # which may fail
+            if is_acking or (self.may_be_here is not None and self.may_be_here(record)):
                 self._expect(record, now_ms)
                 continue
             self._remove(record)

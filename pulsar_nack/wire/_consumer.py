@@ -226,11 +226,13 @@ class TopicConsumer:
         self._is_deleted = True
 
     async def unsubscribe(self) -> None:
-        """Delete the subscription at the broker, and close.
+        """Delete the subscription at the broker, and close; closed already, as by an earlier call, do nothing.
 
         :raises BrokerRefusedError: others are subscribed
         :raises BrokerError: no answer
         """
+        if self._closing is not None and self._fault is None:
+            return
         await self._acks_settled()
         await self._ask(commands.unsubscribe)
         await self.aclose()

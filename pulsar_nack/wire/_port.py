@@ -19,7 +19,7 @@ from ._many import Member, Members
 from ._publisher import WirePublisher
 from ._selection import Matching, Selection
 from ._subscribe_options import SubscribeOptions
-from ._together import together
+from ._together import each_tried, together
 from ._told import as_text
 from ._topic_watch import TopicWatch
 from ._topics import normalize
@@ -299,10 +299,12 @@ class WirePort:
     async def unsubscribe(self) -> None:
         """Delete the subscription at the broker, and close.
 
-        :raises BrokerError: the broker refused, as it does while others consume
+        :raises BrokerError: the broker refused, as it does while others consume; a later call deletes what is left
         """
         self._check_open()
-        await together(member.unsubscribe() for member in self._members)
+        error = await each_tried(member.unsubscribe() for member in self._members)
+        if error is not None:
+            raise error
         await self.close()
 
     async def close(self) -> None:

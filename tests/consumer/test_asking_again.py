@@ -85,7 +85,8 @@ async def test_asking_again_ends(ports: Ports) -> None:
     async with Consumer(port, redelivery="broker", config=EXACT) as consumer:
         port.lose_next("redeliver", 100)
         asked_at = await nacked(port, consumer)
-        await asyncio.sleep(2_000)
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=2_000)
         times = [call.at_ms / 1_000 - asked_at for call in port.calls if call.name == "redeliver"]
         assert times == [0, *ROUNDS_S]
         statistics = consumer.statistics()
@@ -108,6 +109,42 @@ async def test_a_request_that_is_answered_is_not_made_again(ports: Ports) -> Non
         assert consumer.statistics().asked_again == 0
 
 
+@pytest.mark.each_kind
+@virtual_time
+async def test_what_waits_at_the_port_is_not_asked_for_again(ports: Ports) -> None:
+    """U23: during a long job the answer waits in the port's queue; asking again would give it to others as well."""
+    topic = ports.topic()
+    async with Consumer(port := ports.port(topic), redelivery="broker", config=EXACT) as consumer:
+        await nacked(port, consumer)
+        for _ in range(3):
+            topic.publish(b"y")
+        job = await consumer.receive(timeout=10)
+        await asyncio.sleep(2)
+        async with Consumer(ports.port(topic), config=EXACT) as other:
+            await asyncio.sleep(300)
+            assert len(port.requests("redeliver")) == 1
+            found = [await consumer.receive(timeout=1) for _ in range(3)]
+            assert sorted(each.data for each in (job, *found)) == [b"x", b"y", b"y", b"y"]
+            assert consumer.statistics().asked_again == 0
+            with pytest.raises(TimeoutError):
+                await other.receive(timeout=100)
+
+
+@virtual_time
+async def test_a_queue_that_is_never_empty_does_not_keep_it_from_being_asked_for(ports: Ports) -> None:
+    """U22: once as many were received as the port can have had, a request that was lost is made again."""
+    port = ports.port(receiver_queue_size=10)
+    port.lose_next("redeliver")
+    async with Consumer(port, redelivery="broker", config=EXACT) as consumer:
+        asked_at = await nacked(port, consumer)
+        for _ in range(1_000):
+            port.topic.publish(b"y")
+        while (message := await consumer.receive()).data != b"x":
+            await asyncio.sleep(1)
+            await message.ack()
+        assert 60 <= now() - asked_at < 80
+
+
 @virtual_time
 async def test_what_is_settled_by_its_id_is_not_asked_for_again(ports: Ports) -> None:
     """U24: a message that was asked for in vain and then acknowledged, or nacked anew, is not asked for meanwhile."""
@@ -118,7 +155,8 @@ async def test_what_is_settled_by_its_id_is_not_asked_for_again(ports: Ports) ->
         messages = [await consumer.receive() for _ in range(2)]
         for message in messages:
             await message.nack(delay=1)
-        await asyncio.sleep(40)
+        with pytest.raises(TimeoutError):
+            await consumer.receive(timeout=40)
         assert consumer.statistics().asked_again == 2
         await consumer.acknowledge(messages[0].id)
         await consumer.negative_acknowledge(messages[1].id, 500)

@@ -491,7 +491,7 @@ async def test_whatever_happens_each_message_is_with_one_and_nothing_is_lost(see
     about: dict[str, Any] = {
         "consumer_type": random.choice(["shared", "shared", "key_shared"]),
         "receiver_queue_size": random.choice([0, 1, 3, 1_000]),
-        "redelivery": "local",  # what was nacked stays with its consumer
+        "redelivery": random.choice(["local", "auto"]),
     }
     async with workers(broker, 2, **about) as both:
         life = Life(broker, both, random)

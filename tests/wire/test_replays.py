@@ -11,11 +11,20 @@ from typing import Any, Final
 
 import pytest
 
-from pulsar_nack import AlreadySettledError, Consumer, DeadLetterPolicy, Message, MessageId, NackConfig
+from pulsar_nack import (
+    AlreadySettledError,
+    BrokerError,
+    ClosedError,
+    Consumer,
+    DeadLetterPolicy,
+    Message,
+    MessageId,
+    NackConfig,
+)
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.wire import Client
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from tests.wire.fake_broker import FakeBroker, as_usual, refuse
+from tests.wire.fake_broker import FakeBroker, as_usual, later, refuse
 from tests.wire.fake_topics import FakeSubscription
 
 BASE: Final = "persistent://public/default/"
@@ -350,6 +359,46 @@ async def test_a_refused_unsubscribe_changes_nothing(tmp_path: Path) -> None:
             await consumer.unsubscribe()
         (again,) = await take(consumer, 1)
         assert again.attempt == 2
+
+
+@pytest.mark.parametrize("after_s", [0, 0.001, 0.0025])
+@virtual_time
+async def test_a_cancelled_unsubscribe_goes_on_to_its_end(after_s: float, tmp_path: Path) -> None:
+    """O3b: the subscription is not gone while its consumer stays open and waits for ever; its state goes with it."""
+    broker = FakeBroker()
+    publish(broker, 3)
+    async with subscribed(broker, durable=tmp_path) as consumer:
+        first, second, _ = await take(consumer, 3)
+        await first.ack()
+        await second.nack(3600)
+        call = asyncio.create_task(consumer.unsubscribe())
+        await asyncio.sleep(after_s)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        with pytest.raises(ClosedError):
+            await consumer.receive(timeout=100)
+        await asyncio.sleep(1)
+        assert broker.topic(TOPIC).subscriptions == {}
+        with pytest.raises(ClosedError):
+            await consumer.unsubscribe()
+    async with subscribed(broker, durable=tmp_path) as consumer:
+        assert sorted(message.data for message in await take(consumer, 3)) == numbers(3)
+
+
+@pytest.mark.parametrize("after_s", [0, 0.0015, None])
+@virtual_time
+async def test_what_is_left_of_partitions_is_deleted_by_a_later_call(after_s: float | None) -> None:
+    """O3b: the broker refuses for one partition; the others are deleted, and the call made again deletes that one."""
+    broker = FakeBroker()
+    broker.partitions[TOPIC] = 3
+    refusal = refuse("MetadataError")
+    broker.next("UNSUBSCRIBE", as_usual, later(0 if after_s is None else after_s, refusal), later(0.003))
+    async with subscribed(broker) as consumer:
+        with pytest.raises(BrokerError, match="because a test wants it"):
+            await consumer.unsubscribe()
+        await consumer.unsubscribe()
+        assert not any(broker.topic(f"{TOPIC}-partition-{number}").subscriptions for number in range(3))
 
 
 @pytest.mark.parametrize("is_durable", [False, True])
