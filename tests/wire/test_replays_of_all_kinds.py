@@ -11,10 +11,11 @@ import pytest
 
 from pulsar_nack import DeadLetterPolicy, MessageId
 from pulsar_nack.testing import FakePublisher, virtual_time
+from pulsar_nack.wire import _pulsar_pb2 as pb
 from tests.for_each import for_each
 from tests.tiers import seeds, size
-from tests.wire.fake_broker import FakeBroker
-from tests.wire.test_replays import BASE, LATEST, TYPES, numbers, shown, subscribed, take, the
+from tests.wire.fake_broker import FakeBroker, refuse
+from tests.wire.test_replays import BASE, EARLIEST, LATEST, TYPES, numbers, shown, subscribed, take, the
 
 FORMS: Final = ["single", "batch", "chunks"]
 PLACES: Final[dict[str, tuple[Any, list[str]]]] = {
@@ -193,3 +194,113 @@ async def test_a_reset_by_ones_own_seek(form: str) -> None:
         target: MessageId = messages[6].id
         await consumer.seek(target)
         assert sorted(await shown(consumer)) == sorted(b"%d" % number for number in range(6, 12))
+
+
+@for_each(("form", "place", "kind"), [(*each, kind) for each in EVERYWHERE for kind in TYPES])
+@virtual_time
+async def test_a_lost_connection(form: str, place: str, kind: str) -> None:
+    """O5: acknowledgements under way are sent again, confirmed ones hide what the broker lost: nothing is shown."""
+    selected, names = PLACES[place]
+    broker = a_broker(names)
+    publish(broker, form, names)
+    async with subscribed(broker, selected, consumer_type=kind) as consumer:
+        messages = await take(consumer, COUNT)
+        for message in messages[::2]:
+            await message.ack()
+        broker.always("ACK", lambda call: call.link.transport.cut())
+        acks = [asyncio.ensure_future(message.ack()) for message in messages[1::2]]
+        await asyncio.sleep(0.01)
+        broker.normally("ACK")
+        for name in names:
+            the(broker, name).rewind(0)
+        assert await shown(consumer) == []
+        await asyncio.gather(*acks)
+        for name in names:
+            assert len(the(broker, name).acked) == len(broker.topic(name).entries)
+
+
+@for_each(("form", "place", "kind"), [(*each, kind) for each in EVERYWHERE for kind in TYPES])
+@virtual_time
+async def test_a_seek_while_acknowledgements_are_on_their_way(form: str, place: str, kind: str) -> None:
+    """O49: all that was being acknowledged is shown again, once, and is unacknowledged at the broker."""
+    selected, names = PLACES[place]
+    broker = a_broker(names)
+    publish(broker, form, names)
+    async with subscribed(broker, selected, consumer_type=kind) as consumer:
+        acks = [asyncio.ensure_future(message.ack()) for message in await take(consumer, COUNT)]
+        await asyncio.sleep(0)
+        await consumer.seek(EARLIEST)
+        await asyncio.gather(*acks)
+        assert sorted(await shown(consumer, ack=False)) == numbers(COUNT)
+        assert [the(broker, name).acked for name in names] == [set()] * len(names)
+
+
+def ids_of(broker: FakeBroker, name: str, count: int) -> Any:
+    """Return the ids of the first entries of a topic."""
+    entries = broker.topic(name).entries[:count]
+    return [pb.MessageIdData(ledgerId=each.ledger, entryId=each.entry) for each in entries]
+
+
+@for_each(("form", "place", "kind"), [(*each, kind) for each in EVERYWHERE for kind in ("exclusive", "failover")])
+@virtual_time
+async def test_what_another_consumer_settled(form: str, place: str, kind: str) -> None:
+    """O52: of each topic the middle is acknowledged while this consumer is away: it is dropped, the rest is shown."""
+    selected, names = PLACES[place]
+    broker = a_broker(names)
+    publish(broker, form, names)
+    each = COUNT // len(names)
+    async with subscribed(broker, selected, consumer_type=kind) as consumer:
+        for message in await take(consumer, COUNT):
+            await message.nack(30)
+        broker.always("SUBSCRIBE", refuse("ServiceNotReady"))
+        broker.cut()
+        await asyncio.sleep(1)
+        settled = {"single": 2, "batch": 1, "chunks": 4}[form]
+        for name in names:
+            the(broker, name).acknowledge(ids_of(broker, name, settled)[settled // 2 :], is_cumulative=False)
+        if form == "batch":  # all of its members, which is the beginning
+            gone = {first + at for first in range(0, COUNT, each) for at in range(3)}
+        else:
+            gone = {first + 1 for first in range(0, COUNT, each)}
+        broker.normally("SUBSCRIBE")
+        expected = sorted(b"%d" % number for number in range(COUNT) if number not in gone)
+        assert sorted(await shown(consumer, seconds=60)) == expected
+        figures = consumer.statistics()
+        assert (figures.held, figures.requested, figures.kept, figures.dropped) == (0, 0, 0, len(gone))
+
+
+@for_each(("form", "place"), EVERYWHERE)
+@virtual_time
+async def test_a_failover_switch(form: str, place: str) -> None:
+    """O53: what is held, and what is due and waits, is shown by the consumer that takes over alone."""
+    selected, names = PLACES[place]
+    broker = a_broker(names)
+    publish(broker, form, names)
+    settings: dict[str, Any] = {"consumer_type": "failover"}
+    async with subscribed(broker, selected, consumer_name="b", **settings) as second:
+        for number, message in enumerate(await take(second, COUNT)):
+            await message.nack(1 if number % 2 else 60)
+        await asyncio.sleep(2)
+        figures = second.statistics()
+        assert (figures.ready, figures.held) == (COUNT // 2, COUNT // 2)
+        async with subscribed(broker, selected, consumer_name="a", **settings) as first:
+            assert sorted(await shown(first)) == numbers(COUNT)
+            assert await shown(second, seconds=100) == []
+        assert second.statistics().dropped == COUNT
+
+
+@for_each("place", PLACES)
+@virtual_time
+async def test_members_are_acknowledged_before_they_come(place: str) -> None:
+    """O6: of the first batch of each topic, the second member: it is not shown."""
+    selected, names = PLACES[place]
+    broker = a_broker(names)
+    publish(broker, "batch", names)
+    each = COUNT // len(names)
+    async with subscribed(broker, selected) as consumer:
+        for name in names:
+            topic = broker.topic(name)
+            about = {"batch_index": 1, "batch_size": 3, "partition": topic.partition}
+            await consumer.acknowledge(MessageId(topic.ledger, 0, topic=name, **about))
+        expected = sorted(b"%d" % number for number in range(COUNT) if number % each != 1)
+        assert sorted(await shown(consumer)) == expected
