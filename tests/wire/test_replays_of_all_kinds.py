@@ -300,7 +300,7 @@ async def test_members_are_acknowledged_before_they_come(place: str) -> None:
     async with subscribed(broker, selected) as consumer:
         for name in names:
             topic = broker.topic(name)
-            about = {"batch_index": 1, "batch_size": 3, "partition": topic.partition}
-            await consumer.acknowledge(MessageId(topic.ledger, 0, topic=name, **about))
+            member = MessageId(topic.ledger, 0, topic.partition, 1, batch_size=3, topic=name)
+            await consumer.acknowledge(member)
         expected = sorted(b"%d" % number for number in range(COUNT) if number % each != 1)
         assert sorted(await shown(consumer)) == expected
