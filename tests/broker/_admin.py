@@ -71,6 +71,11 @@ class Admin:
         """Move a subscription back to the first message published at or after ``at_ms``, epoch milliseconds."""
         self.request("POST", f"{_path(topic)}/subscription/{_quoted(name)}/resetcursor/{at_ms}")
 
+    def reset_cursor_to(self, topic: str, name: str, ledger: int, entry: int) -> None:
+        """Move a subscription of a topic that is not partitioned to an entry, which is handed out next."""
+        place = {"ledgerId": ledger, "entryId": entry, "partitionIndex": -1}
+        self.request("POST", f"{_path(topic)}/subscription/{_quoted(name)}/resetcursor", place)
+
     def skip(self, topic: str, name: str, count: int) -> None:
         """Acknowledge the next ``count`` messages of a subscription."""
         self.request("POST", f"{_path(topic)}/subscription/{_quoted(name)}/skip/{count}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -77,16 +78,64 @@ async def test_a_reset_shows_everything_at_once(service_url: str, topic: str, ad
     assert admin.backlog(topic, SUBSCRIPTION) == 0
 
 
-async def test_a_reset_while_a_durable_consumer_is_away(
-    service_url: str, topic: str, admin: Admin, tmp_path: Path
+@pytest.mark.parametrize("is_durable", [False, True])
+@pytest.mark.parametrize("form", ["single", "batch", "chunks"])
+async def test_a_reset_by_id(
+    service_url: str, topic: str, admin: Admin, form: str, is_durable: bool, tmp_path: Path
 ) -> None:
-    """O3: a durable consumer is stopped, the subscription reset, and it starts again: all ten are shown."""
-    began = a_moment_ago()
-    async with native(service_url, topic, durable=tmp_path) as consumer:
+    """O2: the subscription of a connected consumer is skipped back to a message: it and all later ones are shown."""
+    settings: dict[str, Any] = {"durable": tmp_path} if is_durable else {}
+    async with native(service_url, topic, **settings) as consumer:
+        await sent(service_url, topic, 4, batched=form == "batch")
+        chunks: dict[str, Any] = {"chunking": True, "chunk_max_bytes": 100_000}
+        async with pulsar_nack.connect(service_url) as client, client.producer(topic, **chunks) as producer:
+            large = b"5" * (250_000 if form == "chunks" else 1)
+            found = await producer.send(large)
+            await producer.send(b"6")
+        assert len(await drained(consumer)) == 6
+        assert len(found.parts) == (3 if form == "chunks" else 0)
+        place = found.parts[0] if found.parts else (found.ledger, found.entry)
+        await asyncio.to_thread(admin.reset_cursor_to, topic, SUBSCRIPTION, *place)
+        assert sorted(await drained(consumer, 3)) == [large, b"6"]
+        assert consumer.statistics().acked_again == 0
+    assert admin.backlog(topic, SUBSCRIPTION) == 0
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_reset_while_a_durable_consumer_is_away(
+    service_url: str, topic: str, admin: Admin, is_killed: bool, tmp_path: Path
+) -> None:
+    """O3: a durable consumer is stopped, or killed, the subscription reset, and it starts again: all ten are shown."""
+    began, folder = a_moment_ago(), tmp_path / "state"
+    async with native(service_url, topic, durable=folder) as consumer:
         expected = await sent(service_url, topic, 10)
         assert sorted(await drained(consumer)) == expected
+        if is_killed:
+            folder = Path(shutil.copytree(folder, tmp_path / "left"))
     await asyncio.to_thread(admin.reset_cursor, topic, SUBSCRIPTION, began)
-    async with native(service_url, topic, durable=tmp_path) as consumer:
+    async with native(service_url, topic, durable=folder) as consumer:
+        assert sorted(await drained(consumer, 3)) == expected
+
+
+@pytest.mark.parametrize("kind", ["shared", "failover"])
+async def test_partitions_that_are_reset(
+    service_url: str, admin: Admin, partitioned_topic: Callable[[int], str], kind: str, tmp_path: Path
+) -> None:
+    """O2, O3b: two partitions, reset while the durable consumer is connected, and while it is away: all, both times."""
+    began, topic = a_moment_ago(), partitioned_topic(2)
+
+    async def reset() -> None:
+        for number in range(2):
+            await asyncio.to_thread(admin.reset_cursor, f"{topic}-partition-{number}", SUBSCRIPTION, began)
+
+    settings: dict[str, Any] = {"durable": tmp_path, "consumer_type": kind}
+    async with native(service_url, topic, **settings) as consumer:
+        expected = await sent(service_url, topic, 10)
+        assert sorted(await drained(consumer)) == expected
+        await reset()
+        assert sorted(await drained(consumer, 3)) == expected
+    await reset()
+    async with native(service_url, topic, **settings) as consumer:
         assert sorted(await drained(consumer, 3)) == expected
 
 

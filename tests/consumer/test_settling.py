@@ -25,6 +25,31 @@ async def shown(consumer: Consumer, seconds: float = 5.0) -> list[bytes]:
             return data
 
 
+# --- ports that cannot tell ---
+
+
+@pytest.mark.not_on("wire", "local", reason="they tell of their sessions")
+@pytest.mark.parametrize("is_durable", [False, True])
+@pytest.mark.parametrize(("seconds", "is_hidden"), [(9.0, True), (12.0, False)])
+@virtual_time
+async def test_an_acknowledgement_hides_for_ten_seconds(
+    ports: Ports, seconds: float, is_hidden: bool, is_durable: bool
+) -> None:
+    """O1, O2, O3, O58: by default, where sessions are not told of: what was acknowledged longer ago is shown again."""
+    machine = Machine(ports)
+    machine.topic.publish(b"0")
+    machine.topic.publish_batch([b"1", b"2"])
+    settings: dict[str, Any] = {} if is_durable else {"durable": None}
+    async with machine.consuming(**settings) as consumer:
+        for _ in range(3):
+            await (await consumer.receive()).ack()
+        await asyncio.sleep(seconds)
+        port: Any = consumer.port
+        port.subscription.reset()
+        assert await shown(consumer) == ([] if is_hidden else [b"0", b"1", b"2"])
+        assert port.subscription.backlog == (0 if is_hidden else 3)
+
+
 # --- seek ---
 
 
@@ -109,6 +134,32 @@ async def test_what_a_cumulative_ack_covers_is_settled(ports: Ports, is_durable:
         assert await shown(consumer) == [b"4"]
 
 
+@pytest.mark.not_on("local", reason="its topics have no partitions")
+@pytest.mark.not_on("wire", reason="this stand-in has one topic")
+@virtual_time
+async def test_a_cumulative_ack_is_of_its_partition_and_of_the_batch_up_to_its_member(ports: Ports) -> None:
+    """O50: mates before it and chunks are covered; mates behind it, and another partition, are not."""
+    topic, letters = ports.topic(partitions=2, batch_index_ack=True), FakePublisher()
+    topic.publish_chunked([b"c", b"d"])  # partition 0
+    topic.publish_batch([b"0", b"1", b"2"], partition=0)
+    topic.publish(b"x", partition=1)
+    port: Any = ports.port(topic, subscription_type="exclusive")
+    async with Consumer(port, dead_letter=DeadLetterPolicy(9, "dead", publisher=letters)) as consumer:
+        by_data = {message.data: message for message in [await consumer.receive() for _ in range(5)]}
+        await consumer.acknowledge_cumulative(by_data[b"1"])
+        for data in (b"cd", b"0", b"1"):
+            with pytest.raises(AlreadySettledError):
+                await by_data[data].nack(0.1)
+            with pytest.raises(AlreadySettledError):
+                await by_data[data].dead_letter("x")
+            with pytest.raises(AlreadySettledError):
+                await consumer.negative_acknowledge(by_data[data].id, 0.1)
+        for data in (b"2", b"x"):
+            await by_data[data].nack(0.1)
+        assert sorted(await shown(consumer)) == [b"2", b"x"]
+        assert letters.letters == []
+
+
 # --- by id ---
 
 
@@ -148,6 +199,25 @@ async def test_members_that_are_acknowledged_before_they_come(ports: Ports) -> N
     async with Consumer(port) as consumer:
         await consumer.acknowledge(ids[1])
         assert await shown(consumer) == [b"0", b"2"]
+
+
+@pytest.mark.not_on("local", "wire", reason="as above")
+@pytest.mark.parametrize("is_soon", [False, True])
+@virtual_time
+async def test_a_failed_ack_of_a_member_that_was_never_received(ports: Ports, is_soon: bool) -> None:
+    """O51: of a batch too: all of its messages are shown when it comes."""
+    port: Any = ports.port(ports.topic(batch_index_ack=True))
+    ids = port.topic.publish_batch([b"0", b"1", b"2"])
+    async with Consumer(port) as consumer:
+        port._faults.add("acknowledge", Fault(delay=1.0, error=BrokerError("as the test wants it")), 1)
+        if is_soon:
+            consumer.acknowledge_soon(ids[1])
+        else:
+            with pytest.raises(BrokerError):
+                await consumer.acknowledge(ids[1])
+        await asyncio.sleep(2)
+        assert sorted(await shown(consumer)) == [b"0", b"1", b"2"]
+        assert port.subscription.backlog == 3
 
 
 # --- opening ---

@@ -11,6 +11,8 @@ import pytest
 from pulsar_nack import Consumer, DeadLetterPolicy, LoopClock, MessageId, NackConfig
 from pulsar_nack.testing import FakePublisher, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
+from tests.for_each import for_each
+from tests.tiers import seeds
 
 EXACT: Final = NackConfig(negative_ack_precision_bit_cnt=0)
 LATEST: Final = MessageId(2**63 - 1, 2**63 - 1)
@@ -48,6 +50,45 @@ async def test_a_seek_by_one_worker_shows_all_again(batch: bool) -> None:
         assert sorted(again[0] + again[1]) == expected
 
 
+@pytest.mark.parametrize("is_durable", seeds([False, True]))
+@pytest.mark.parametrize("batch", [False, True])
+@for_each("kind", ["shared", "key_shared", "exclusive", "failover"])
+@virtual_time
+async def test_a_seek_by_somebody_else(kind: Any, batch: bool, is_durable: bool, tmp_path: Path) -> None:
+    """O2, O3: a topic is moved back while its consumer is connected, and while it is away: all is shown both times."""
+    settings: dict[str, Any] = {"durable": tmp_path / kind, "wall_clock": LoopClock()} if is_durable else {}
+    async with LocalBroker() as broker:
+        topic = await broker.topic()
+        async with broker.consumer("s", kind, **settings) as consumer:
+            expected = await publish(topic, 10, batch=batch)
+            assert sorted(await shown(consumer)) == expected
+            await topic.seek("s", 0)
+            assert sorted(await shown(consumer)) == expected
+            assert consumer.statistics().acked_again == 0
+        await topic.seek("s", 0)
+        async with broker.consumer("s", kind, **settings) as consumer:
+            assert sorted(await shown(consumer)) == expected
+        assert topic.backlog("s") == 0
+
+
+@for_each(("kind", "batch"), [(kind, batch) for kind in ("shared", "exclusive", "failover") for batch in (False, True)])
+@virtual_time
+async def test_a_seek_while_acknowledgements_are_on_their_way(kind: Any, batch: bool, tmp_path: Path) -> None:
+    """O49: all that a durable consumer was acknowledging when it sought is shown again."""
+    settings: dict[str, Any] = {"durable": tmp_path / f"{kind}-{batch}", "wall_clock": LoopClock()}
+    async with LocalBroker() as broker, broker.consumer("s", kind, **settings) as consumer:
+        topic = await broker.topic()
+        expected = await publish(topic, 10, batch=batch)
+        messages = [await consumer.receive(timeout=5) for _ in expected]
+        acks = [asyncio.ensure_future(message.ack()) for message in messages]
+        await asyncio.sleep(0)
+        await consumer.seek(0)
+        await asyncio.gather(*acks)
+        again = [await consumer.receive(timeout=5) for _ in expected]
+        assert sorted(message.data for message in again) == expected
+        assert topic.backlog("s") == (1 if batch else 10)  # entries
+
+
 @virtual_time
 async def test_a_seek_while_a_durable_consumer_is_away(tmp_path: Path) -> None:
     """O3: a durable consumer is stopped, its subscription moved back 3 s later: all is shown when it starts again."""
@@ -82,15 +123,15 @@ async def test_seek_to_the_latest(has_messages: bool) -> None:
 
 
 @pytest.mark.parametrize("clearing", ["clear", "skip", "cumulative"])
-@pytest.mark.parametrize("kind", ["shared", "exclusive", "batch"])
+@pytest.mark.parametrize("kind", ["shared", "key_shared", "exclusive", "failover", "batch"])
 @virtual_time
 async def test_a_poison_message_that_was_cleared(kind: str, clearing: str) -> None:
     """O8: a message is nacked again and again; the backlog is cleared: it is shown once more at most, and forgotten."""
-    if clearing == "cumulative" and kind != "exclusive":
+    if clearing == "cumulative" and kind not in {"exclusive", "failover"}:
         return
     letters = FakePublisher()
     dead = DeadLetterPolicy(9, "dead", publisher=letters)
-    kind_of: Any = "exclusive" if kind == "exclusive" else "shared"
+    kind_of: Any = "shared" if kind == "batch" else kind
     async with (
         LocalBroker() as broker,
         broker.consumer("s", kind_of, config=EXACT, redelivery="local", dead_letter=dead) as consumer,
@@ -123,11 +164,12 @@ async def test_a_poison_message_that_was_cleared(kind: str, clearing: str) -> No
         worker.cancel()
 
 
+@pytest.mark.parametrize("batch", [False, True])
 @virtual_time
-async def test_a_failover_switch() -> None:
+async def test_a_failover_switch(batch: bool) -> None:
     """O53: another consumer takes over while messages are held, and due ones wait: it alone shows them."""
     async with LocalBroker() as broker, broker.consumer("s", "failover", consumer_name="b", config=EXACT) as second:
-        expected = await publish(await broker.topic(), 4)
+        expected = await publish(await broker.topic(), 4, batch=batch)
         for number in range(4):
             await (await second.receive()).nack(delay=1 if number < 2 else 60)
         await asyncio.sleep(2)
