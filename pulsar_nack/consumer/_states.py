@@ -228,7 +228,7 @@ class States:
         self._add(Record(message_id, State.IN_WORK, count))
         if stamp is None:
             return Verdict.SHOW
-        self.sessions.replayed(place)
+        self.sessions.replayed(place_of(message_id))
         return Verdict.REPLAY
 
     def remember(self, message_id: MessageId, count: int) -> None:

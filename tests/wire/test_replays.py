@@ -115,7 +115,7 @@ async def test_a_seek_by_one_worker_shows_all_again(kind: str, in_batches_of: in
 
 @virtual_time
 async def test_members_of_an_unfinished_batch_are_shown_again_too() -> None:
-    """O1: half of a batch is acknowledged when somebody else seeks to before that: all that was acknowledged is shown."""
+    """O1: half of a batch is acknowledged when somebody else seeks to before that: all is shown again."""
     broker = FakeBroker()
     async with subscribed(broker) as one:
         publish(broker, 1)
