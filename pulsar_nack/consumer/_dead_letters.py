@@ -152,6 +152,7 @@ class DeadLetters:
         :raises ClosedError: the consumer was closed before
         :raises AlreadySettledError: the message was settled in another way before
         """
+        job.is_awaited = True
         if job.task is not None:
             await asyncio.wait([job.task])
         if job.error is not None:
@@ -166,7 +167,7 @@ class DeadLetters:
                 await self._following.check(job.record)
             if self._under_way.get(job.id) is not job:
                 return  # it was settled, and has been dropped
-            if job.record.is_doubtful and not was_doubtful:  # a session began: it comes again, here or elsewhere
+            if job.record.is_doubtful and not (was_doubtful or job.is_awaited):  # it comes again, here or elsewhere
                 self._states.leave([job.record])
                 job.error = AlreadySettledError(job.id, "given out again by the broker")
                 return
@@ -286,6 +287,8 @@ class Job:
         self.bytes = size
         self.task: asyncio.Task[None] | None = None
         self.error: Exception | None = None
+        self.is_awaited = False
+        """The user asked for it, and waits: it is published although others may have settled the message."""
 
     def release(self) -> int:
         """Drop the payload; return how many bytes that were, 0 if it is gone already."""

@@ -6,7 +6,9 @@
 - what ``send`` reported is stored under the id that it returned;
 - when all is acknowledged the backlog is empty, and nothing is left in the consumers' memory.
 
-The broker does not tell which messages of a batch are acknowledged: of these the workers' acknowledgements count.
+The broker does not tell which messages of a batch are acknowledged, and forgets it when it unloads the topic. So members
+that a worker acknowledged may stay hidden after a replay, and members that are gone are not judged: two workers may
+have one of them.
 """
 
 from __future__ import annotations
@@ -117,13 +119,12 @@ class Judge:
     def _is_shown(self, sent: Sent) -> bool:
         if any(sent.number in worker.hand for worker in self._life.workers):
             return True
-        is_acked = sent.acked_in == self._life.replays[sent.partition]
-        return sent.is_member and (is_acked or sent.is_letter or sent.is_doubtful)
+        return sent.is_member and (sent.was_acked or sent.is_letter or sent.is_doubtful)
 
     def _judge_gone(self, unacked: set[int]) -> None:
         life = self._life
         for each in self._stored():
-            if each.is_chunked or each.number in unacked or each.gone_at is not None:
+            if each.is_chunked or each.is_member or each.number in unacked or each.gone_at is not None:
                 continue  # chunked: a part of it may have been skipped
             if not each.is_letter and life.gone_op_at > life.replayed_at:
                 many = each.shown_since(life.gone_op_at + TOLD_WITHIN)

@@ -180,9 +180,9 @@ class Life:
         """Note that a worker's acknowledgement is confirmed, which began after a replay."""
         self.note("acked", sent.number)
         is_certain = replay == self.replays[sent.partition]
-        sent.acked_in = replay if is_certain else None
         sent.is_doubtful |= not is_certain
-        if is_certain and sent.gone_at is None:
+        sent.was_acked = True
+        if is_certain and sent.gone_at is None and not sent.is_member:
             sent.gone_at = self.now()
 
     async def publish(self, topic: str, data: bytes | None, *, properties: Mapping[str, str], **_: Any) -> MessageId:
@@ -347,7 +347,7 @@ class Life:
         for each in self.messages:
             if not each.is_deleted and partition in {None, each.partition}:
                 each.is_doubtful |= each.gone_at is not None and self.now() - self._cut_at < ACK_MEMORY
-                each.gone_at = each.acked_in = None
+                each.gone_at = None
 
     # --- at rest -----------------------------------------------------------------------------------------------------
 

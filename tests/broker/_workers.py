@@ -36,8 +36,8 @@ class Sent:
     """Its topic was."""
     gone_at: float | None = None
     """Since when it is known to be acknowledged, or gone."""
-    acked_in: int | None = None
-    """The replay after which a worker's acknowledgement was confirmed, None: it was not, or one was under way then."""
+    was_acked: bool = False
+    """A worker's acknowledgement was confirmed."""
     is_letter: bool = False
     is_doubtful: bool = False
     """Its acknowledgement was under way when it was to be shown again, or may have been lost with a connection."""
