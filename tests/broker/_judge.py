@@ -6,9 +6,9 @@
 - what ``send`` reported is stored under the id that it returned;
 - when all is acknowledged the backlog is empty, and nothing is left in the consumers' memory.
 
-The broker does not tell which messages of a batch are acknowledged, and forgets it when it unloads the topic. So members
-that a worker acknowledged may stay hidden after a replay, and members that are gone are not judged: two workers may
-have one of them.
+The broker does not tell which messages of a batch are acknowledged, and forgets it when it unloads the topic. So
+members that a worker acknowledged may stay hidden after a replay, and members that are gone are not judged: two
+workers may have one of them.
 """
 
 from __future__ import annotations
