@@ -331,7 +331,7 @@ async def test_acks_that_grow_old_open_the_gate() -> None:
     """K41: where another consumer takes every second message, holes fill the state; a minute later it goes on."""
     machine = Machine()
     other = machine.port()
-    async with machine.consuming(max_ack_state_bytes=LIMIT) as consumer:
+    async with machine.consuming(max_ack_state_bytes=LIMIT, ack_memory=60) as consumer:
         for number in range(4_000):
             machine.topic.publish(b"%d" % number)
         elsewhere = asyncio.create_task(acknowledge_all(other))
