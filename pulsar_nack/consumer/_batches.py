@@ -131,6 +131,10 @@ class Batches:
         entry = self._entries.get(entry_key(message_id))
         return entry is None or not entry.size or entry.size - entry.acked.bit_count() - entry.requested > due
 
+    def passed(self, message_id: MessageId) -> None:
+        """Note that the whole entry of a message is acknowledged."""
+        self._entries.pop(entry_key(message_id), None)
+
     def acked_through(self, message_id: MessageId) -> None:
         """Note a cumulative acknowledgement, in its partition; O(entries)."""
         here, index = entry_key(message_id), message_id.batch_index

@@ -426,6 +426,9 @@ class States:
         for record in gone:
             self.start_ack(record)
         self.settle_all(gone, now_ms)
+        for record in gone:  # an entry is passed as a whole, with all members
+            self.batches.passed(record.id)
+            self._settled[entry_key(record.id)] = self.batches.stamp
         return gone
 
     def give_back(self, message_id: MessageId) -> None:
