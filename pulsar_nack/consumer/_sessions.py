@@ -32,7 +32,7 @@ def place_of(message_id: MessageId) -> Place:
 
 
 class Sessions:
-    """Those of all topics and partitions of one consumer.
+    """The sessions of a consumer with each of its topics and partitions.
 
     :param ack_memory_ms: how long a confirmed acknowledgement hides, at most
     """
@@ -58,7 +58,7 @@ class Sessions:
         return bool(self._ended) and stamp[0] < self._ended.get(place, _NEVER)[0]
 
     def replayed(self, place: Place) -> None:
-        """Note that a message came that was acknowledged before the broker ended a session: it was moved."""
+        """Note a delivery that proves a replay: it was acknowledged before the broker ended a session."""
         self._replayed[place] = self._ended.get(place, _NEVER)[0]
 
     def is_replayed(self, stamp: Stamp, place: Place) -> bool:

@@ -125,7 +125,7 @@ class States:
         self.gets_all = False
         """A request brings everything that is not acknowledged: none is made again."""
         self.may_be_here: Callable[[Record], bool] | None = None
-        """Tells of what was asked for whether it may have come to the port, and waits there to be received."""
+        """Returns whether a requested message may be at the port, not received yet."""
         self.held = 0
         self.in_work = 0
         self.requested = 0
