@@ -9,14 +9,16 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pulsar_nack import pipeline
+from pulsar_nack.pipeline._hole_figures import figures_of
 from tests.tiers import SEED
 
-from . import reference
+from . import reference, reference_holes
 from .random_traces import write_traces
 
 if TYPE_CHECKING:
@@ -77,3 +79,20 @@ def test_every_table_is_that_of_the_reference(spark: SparkSession, tmp_path: Pat
     finally:
         traces.unpersist()
         spark.catalog.clearCache()
+
+
+def test_holes_are_those_of_the_reference(spark: SparkSession) -> None:
+    """Each column of ``holes``, on random states, most of them at several times."""
+    from pulsar_nack.pipeline.schemas import HOLES
+
+    rows = reference_holes.random_states(Random(SEED), 150)
+    found = pipeline.holes(spark.createDataFrame(rows, HOLES), limit=reference_holes.LIMIT)
+    assert same("holes", found, reference_holes.holes(rows)) >= 150
+
+
+def test_figures_are_those_of_the_reference() -> None:
+    """The figures of one state are those that plain sets of entries give."""
+    random = Random(SEED)
+    for _ in range(300):
+        facts = reference_holes.random_facts(random)
+        assert figures_of(facts)._asdict() == reference_holes.figures(facts), facts
