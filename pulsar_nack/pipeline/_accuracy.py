@@ -13,7 +13,7 @@ from ..errors import InvalidArgumentError
 from ._accuracy_counts import counts, histogram, slices
 from ._arguments import milliseconds
 from ._checks import require_columns
-from ._messages import lateness, with_nacks
+from ._messages import lateness, with_nacks, with_sound_times
 from ._starvation import slice_ms, starvation_windows
 from .schemas import ASKED_AGAIN, IDENTITY, TRACE
 
@@ -80,6 +80,7 @@ def accuracy(
     starved_ms = milliseconds("starvation", starvation, least=1)
     classes = _delay_class(delay_classes)
     _check_percentiles(percentiles)
+    df = with_sound_times(df)
     if event == "redeliver":
         df = df.where(~(sf.col("event") == event) | ~sf.col("reason").eqNullSafe(ASKED_AGAIN))
     step = slice_ms(starved_ms)

@@ -48,7 +48,13 @@ def code() -> Column:
         found = found.when(event == kind.name.lower(), int(kind))
     found = found.when((event == "ack") & reason.eqNullSafe(DEAD_LETTER), int(Code.DEAD_LETTER))
     found = found.when(event == "ack", int(Code.ACK))
-    return found.when(reason.isin(*_HELD_NACKS), int(Code.HELD_NACK)).otherwise(int(Code.HOLD)).alias(CODE)
+    found = found.when((event == "hold") & reason.isin(*_HELD_NACKS), int(Code.HELD_NACK))
+    return found.when(event == "hold", int(Code.HOLD)).alias(CODE)
+
+
+def with_sound_times(traces: DataFrame) -> DataFrame:
+    """Leave out events whose time cannot be, of traces that no reader has checked: sums of such would overflow."""
+    return traces.where(sf.col("time_ms").between(0, MAX_TIME_MS))
 
 
 def message_hash() -> Column:

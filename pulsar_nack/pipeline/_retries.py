@@ -10,7 +10,7 @@ from pyspark.sql.window import Window
 
 from ._arguments import at_least, milliseconds
 from ._checks import require_columns
-from ._messages import CODE, DEAD_LETTER, MESSAGE, Code, by_message, code, message_hash
+from ._messages import CODE, DEAD_LETTER, MESSAGE, Code, by_message, code, message_hash, with_sound_times
 from .schemas import IDENTITY, TRACE
 
 _GROUP: Final = ("topic", "subscription")
@@ -18,6 +18,7 @@ _NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "cons
 DEAD: Final = "dead letter"
 ACKED: Final = "acked"
 OPEN: Final = "open"
+_MOST: Final = 2**63 - 1
 _USEFUL: Final = "useful"
 """How many arrivals of a message ended in an acknowledgement."""
 
@@ -84,6 +85,7 @@ def retries(
     for name, value in (("poison_at", poison_at), ("baseline", baseline), ("factor", factor), ("least", least)):
         at_least(name, value, 1)
     window_ms = milliseconds("window", window, least=1)
+    df = with_sound_times(df)
     messages = _messages(df).persist()
     chains = messages.where(sf.col("nacks") > 0).drop(_USEFUL)
     return Retries(
@@ -125,7 +127,9 @@ def _messages(traces: DataFrame) -> DataFrame:
         sf.count_if(is_arrival).alias("arrivals"),
         sf.count_if(kind == int(Code.HOLD)).alias("held"),
         sf.count_if(is_arrival & sf.col("was_acked")).alias("after_ack"),
-        sf.coalesce(sf.sum("delay_ms"), sf.lit(0)).alias("asked_ms"),
+        sf.coalesce(sf.try_sum("delay_ms"), sf.when(sf.max("delay_ms").isNotNull(), _MOST), sf.lit(0)).alias(
+            "asked_ms"
+        ),
         sf.min("time_ms").alias("first_ms"),
         sf.max("time_ms").alias("last_ms"),
         sf.count_if("is_useful").alias(_USEFUL),
