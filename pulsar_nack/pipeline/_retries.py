@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
@@ -48,7 +48,7 @@ class Retries(NamedTuple):
     ``messages`` that went to the dead-letter topic, those that were acknowledged besides too.
 
     ``waste``: for each topic and subscription ``arrivals``, ``acked``, ``nacked``, ``held``, ``after_ack`` and
-    ``wasted``, the share of arrivals that did not end in an acknowledgement.
+    ``wasted``, the share of arrivals that were not acknowledged before the next one.
 
     The page of this job defines each column.
     """
@@ -108,13 +108,17 @@ def _messages(traces: DataFrame) -> DataFrame:
     is_redelivery = kind == int(Code.REDELIVER)
     is_arrival = kind == int(Code.ARRIVE)
     before = by_message().rowsBetween(Window.unboundedPreceding, -1)
-    moves = kind.isin(*map(int, (Code.ARRIVE, Code.NACK, Code.REDELIVER, Code.ACK, Code.DEAD_LETTER)))
-    latest = sf.last(sf.when(moves, kind), ignorenulls=True).over(before)
+
+    def latest(*kinds: Code) -> Column:
+        return sf.last(sf.when(kind.isin(*map(int, kinds)), kind), ignorenulls=True).over(before)
+
+    ends = (Code.ARRIVE, Code.ACK, Code.DEAD_LETTER)
+    is_again = is_redelivery & (latest(*ends, Code.NACK, Code.REDELIVER) == int(Code.REDELIVER))
     known = events.select(
         "*",
         sf.coalesce(sf.max(is_acked).over(before), sf.lit(col=False)).alias("was_acked"),
-        sf.coalesce(is_redelivery & (latest == int(Code.REDELIVER)), sf.lit(col=False)).alias("is_again"),
-        sf.coalesce(is_ack & (latest == int(Code.ARRIVE)), sf.lit(col=False)).alias("is_useful"),
+        sf.coalesce(is_again, sf.lit(col=False)).alias("is_again"),
+        sf.coalesce(is_ack & (latest(*ends) == int(Code.ARRIVE)), sf.lit(col=False)).alias("is_useful"),
     )
     found = known.groupBy(MESSAGE, *IDENTITY).agg(
         sf.when(sf.max(is_ack), ACKED)

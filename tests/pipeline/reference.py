@@ -313,12 +313,13 @@ def chain_of(chain: list[Event]) -> Row:
     """Return the row of a message; ``useful``: arrivals that ended well, ``why``: whether it is dead, and why."""
     kinds = Counter(event["event"] for event in chain)
     asked_again = after_ack = useful = 0
-    before, was_acked = None, False
+    before, was_acked, is_new = None, False, False
     for event in chain:
         kind = event["event"]
         asked_again += kind == "redeliver" and before == "redeliver"
         after_ack += kind == "arrive" and was_acked
-        useful += kind == "ack" and event["reason"] != "dead-letter" and before == "arrive"
+        useful += kind == "ack" and event["reason"] != "dead-letter" and is_new
+        is_new = kind == "arrive" or (is_new and kind != "ack")
         was_acked |= kind == "ack"
         if kind in {"arrive", "nack", "redeliver", "ack"}:
             before = kind

@@ -263,6 +263,7 @@ def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.Monke
     """A line beyond the limit is refused, whatever its length, and those after it are read, in each piece of a file."""
     from pulsar_nack.pipeline import _lines
     from pulsar_nack.pipeline._files import Piece
+    from pulsar_nack.pipeline.schemas import TOO_LONG
 
     monkeypatch.setattr(_lines, "MAX_LINE_BYTES", 400)
     lines = [json.dumps(NACK | {"entry": entry, "reason": "x" * size}) for entry, size in enumerate((0, 2_000, 1, 500))]
@@ -272,9 +273,7 @@ def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.Monke
         pieces = [Piece(str(path), start, stop) for start, stop in itertools.pairwise(cuts)]
         found = [row for batch in _lines.read_pieces(pieces) for row in batch.to_pylist()]
         assert sorted(row["entry"] for row in found if row["fault"] is None) == [0, 2]
-        assert [(row["line"][:20], row["fault"]) for row in found if row["fault"]] == 2 * [
-            (lines[0][:20], _lines.TOO_LONG)
-        ]
+        assert [(row["line"][:20], row["fault"]) for row in found if row["fault"]] == 2 * [(lines[0][:20], TOO_LONG)]
 
 
 def test_open_files_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
