@@ -282,6 +282,7 @@ class States:
         record = self._records.get(message_id)
         if record is None:
             record = Record(message_id, State.HELD, self._counts.pop(message_id, 0))
+            record.is_doubtful = self.sessions.has_ended(place_of(message_id))
             self._add(record)
         elif record.state is State.IN_WORK:
             self._move(record, State.HELD)
