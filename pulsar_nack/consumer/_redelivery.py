@@ -63,6 +63,7 @@ class Holds:
         self._waits = waits
         self._gone = gone
         self._note = note
+        self._armed_ms, self._armed = 0, 0.0
         self._watched_until_ms: int | None = None
         self._is_earlier = asyncio.Event()
         self._nowait_port = port if isinstance(port, SupportsRedeliverNowait) else None
@@ -144,7 +145,9 @@ class Holds:
         self._store.clear()
 
     def _arm(self, message_id: MessageId, delay_ms: int) -> None:
-        self.tracker.nack_nowait(message_id, delay_ms / 1000)
+        if delay_ms != self._armed_ms:
+            self._armed_ms, self._armed = delay_ms, delay_ms / 1000
+        self.tracker.nack_nowait(message_id, self._armed)  # which knows the one that it saw last
 
     # --- what is due -----------------------------------------------------------------------------------------------
 
