@@ -323,6 +323,7 @@ class Consumer:
                         on_settled=self._on_settled,
                         on_failed=self._on_ack_failed,
                         on_unheard=self._on_ack_unheard,
+                        ask_for=self._holds.ask_for,
                         durable=durable,
                     )
                     if self._dead is not None:

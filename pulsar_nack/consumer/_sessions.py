@@ -65,6 +65,10 @@ class Sessions:
         """Return whether an acknowledgement does not count any more, as the subscription was moved since."""
         return bool(self._replayed) and stamp[0] < self._replayed.get(place, 0)
 
+    def is_replaying(self, place: Place) -> bool:
+        """Return whether such a delivery came since the broker ended a session last."""
+        return self._replayed.get(place, 0) == self._ended.get(place, _NEVER)[0] > 0
+
     def is_of_earlier(self, stamp: Stamp, place: Place) -> bool:
         """Return whether an acknowledgement was confirmed before the session that goes on."""
         return stamp[0] < self._ended.get(place, _NEVER)[1]

@@ -182,6 +182,11 @@ class States:
         is_acked = stamp is not None and not self.sessions.is_forgotten(stamp, place_of(message_id))
         return is_acked or self.batches.is_acked(message_id)
 
+    def was_wrongly_hidden(self, message_id: MessageId) -> bool:
+        """Return whether a copy that nothing hides any more should have been shown: later ones proved a replay."""
+        is_known = message_id in self._records
+        return is_member(message_id) and not is_known and self.sessions.is_replaying(place_of(message_id))
+
     # --- what the broker sends -------------------------------------------------------------------------------------
 
     def show_new(self, message_id: MessageId, broker_count: int) -> Record | None:
@@ -247,7 +252,7 @@ class States:
 
     def remember(self, message_id: MessageId, count: int) -> None:
         """Note with which count a message that is not known was shown last."""
-        self._counts[message_id] = max(count, self._counts.get(message_id, 0))
+        self._counts[message_id] = max(count, self._counts.get(message_id, count))
         if len(self._counts) > self._most_counts:
             self._counts.popitem(last=False)
 
