@@ -229,8 +229,7 @@ class Consumer:
         self._nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
         self._receive_nowait = self._nowait  # None while it is paused
         self._unreadable: MissingExtraError | None = None
-        self._watches_idle = self._keeps_what_it_has = False
-        self._is_pumping = False
+        self._watches_idle = self._keeps_what_it_has = self._is_pumping = False
         self._unsubscribing: asyncio.Task[None] | None = None
         self._held_back_at: int | None = None
         self._nacking: list[Message] = []

@@ -12,8 +12,9 @@ from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._chunks import Chunks, Part, Whole
 from ._delivery import (
+    Fetched,
+    Item,
     plain_delivery,
-    plain_member,
     producer_name_of,
     replicated_from_of,
     schema_version_of,
@@ -70,6 +71,7 @@ class EntryReader:
         self._now_ms = now_ms
         self._topic = topic
         self._extras: dict[str, Any] = {"topic": topic}
+        self._batch_extras: dict[str, Any] = {}
         self._partition = partition
         self._ack_sets = ack_sets
         self._chunks = chunks
@@ -81,8 +83,8 @@ class EntryReader:
         self._first = None if first is None else (first.ledger, first.entry)
         self._first_index = 0 if first is None else max(first.batch_index, 0)
 
-    def plain(self, head: MessageHead, rest: bytes) -> Delivery | None:
-        """Return the delivery of a message that has nothing but its payload: the hot path. None: it has more."""
+    def plain(self, head: MessageHead, rest: bytes) -> Fetched | None:
+        """Return a message that has nothing but its payload: the hot path. None: it has more."""
         if self._first is not None:
             return None
         parts = plain_parts(rest)
@@ -91,9 +93,20 @@ class EntryReader:
         _, ledger, entry, count, _, _ = head
         if (ledger | entry) >> 63:
             return None
-        topic = self._topic
-        message_id = _delivered_id((ledger, entry, self._partition, -1), self._extras)
-        return plain_delivery(message_id, parts[1], count, parts[0], topic)
+        return parts[1], ledger, entry, -1, 0, count, parts[0], b""
+
+    def opened(self, item: Item) -> Delivery:
+        """Return the delivery of what was fetched ahead."""
+        if type(item) is not tuple:
+            return item  # type: ignore[return-value]  # there are but two kinds
+        _, ledger, entry, index, size, _, _, _ = item
+        extras = self._extras if index < 0 else self._extras_of_batch(size)
+        return plain_delivery(_delivered_id((ledger, entry, self._partition, index), extras), item, self._topic)
+
+    def _extras_of_batch(self, size: int) -> dict[str, Any]:
+        if self._batch_extras.get("batch_size") != size:
+            self._batch_extras = {**self._extras, "batch_size": size}
+        return self._batch_extras
 
     def read(self, head: MessageHead, rest: bytes) -> Arrival:
         """Take an entry apart. One that cannot be read is a delivery that says so, with a MissingExtraError where that
@@ -101,37 +114,36 @@ class EntryReader:
 
         :raises ProtocolError: its id is none
         """
-        delivery = self.plain(head, rest)
-        return self.read_other(head, rest) if delivery is None else Arrival(1, [delivery])
+        item = self.plain(head, rest)
+        permits, items = self.read_other(head, rest) if item is None else (1, [item])
+        return Arrival(permits, [self.opened(each) for each in items])
 
-    def read_other(self, head: MessageHead, rest: bytes) -> Arrival:
-        """The same for what is not plain."""
+    def read_other(self, head: MessageHead, rest: bytes) -> tuple[int, list[Item]]:
+        """Do the same with what is not plain; most messages of a batch wait to be opened."""
         try:
             try:
                 entry = decode_entry(rest, max_message_bytes=self._max_bytes)
             except UndecodableMessageError as error:
                 unreadable = self._unreadable(head, rest, error, about=readable_metadata(rest))
-                return Arrival(self._counted(head, error.batch_size), [unreadable])
+                return self._counted(head, error.batch_size), [unreadable]
             except MissingExtraError as error:
                 about = readable_metadata(rest) or _NOTHING
-                return Arrival(
-                    self._counted(head, batch_size_of(about)), [self._unreadable(head, rest, error, about=about)]
-                )
+                return self._counted(head, batch_size_of(about)), [self._unreadable(head, rest, error, about=about)]
             if self._first is not None and (head.ledger, head.entry) < self._first:
                 size = entry.metadata.num_messages_in_batch if entry.is_batch else 0
-                return Arrival(self._counted(head, size), [])
+                return self._counted(head, size), []
             return self._with_more(head, entry)
         except InvalidArgumentError as error:
             raise ProtocolError(f"command MESSAGE: {error}") from error
 
     # --- one message an entry ----------------------------------------------------------------------------------------
 
-    def _with_more(self, head: MessageHead, entry: Entry) -> Arrival:
+    def _with_more(self, head: MessageHead, entry: Entry) -> tuple[int, list[Item]]:
         if entry.is_batch:
             return self._batch(head, entry)
         if entry.is_chunk:
-            return Arrival(1, self._part(head, entry))
-        return Arrival(1, [self._lone(head, entry)])
+            return 1, [*self._part(head, entry)]
+        return 1, [self._lone(head, entry)]
 
     def _lone(self, head: MessageHead, entry: Entry) -> Delivery:
         metadata = entry.metadata
@@ -176,18 +188,18 @@ class EntryReader:
 
     # --- several -----------------------------------------------------------------------------------------------------
 
-    def _batch(self, head: MessageHead, entry: Entry) -> Arrival:
+    def _batch(self, head: MessageHead, entry: Entry) -> tuple[int, list[Item]]:
         size = entry.metadata.num_messages_in_batch
         whole = all_of(size)
         told = whole & remaining_of(head.ack_set) if head.ack_set else whole
         ledger, number = head.ledger, head.entry
+        _delivered_id((ledger, number, self._partition, -1), self._extras)  # refuses what is no id
         shown = told & ~self._before_first(ledger, number)
         is_shown = None if shown == whole else _flags(shown, size)
         hidden: list[int] = []
-        deliveries: list[Delivery] = []
+        deliveries: list[Item] = []
         read = 0
-        partition, topic = self._partition, self._topic
-        extras = {**self._extras, "batch_size": size}
+        partition, extras = self._partition, self._extras_of_batch(size)
         count, of_entry = head.redelivery_count, entry.metadata
         try:
             for index, metadata, payload in entry.members():
@@ -195,8 +207,7 @@ class EntryReader:
                 if is_shown is not None and not is_shown[index]:
                     continue
                 if isinstance(metadata, bytes):
-                    member = _delivered_id((ledger, number, partition, index), extras)
-                    deliveries.append(plain_member(member, payload, count, of_entry, metadata, topic))
+                    deliveries.append((payload, ledger, number, index, size, count, of_entry, metadata))
                 elif metadata.compacted_out:
                     hidden.append(index)
                 else:
@@ -216,7 +227,7 @@ class EntryReader:
         shown &= ~_bits(hidden, size)
         if shown != whole:
             self._ack_sets.narrow((ledger, number), shown)
-        return Arrival(told.bit_count(), deliveries)
+        return told.bit_count(), deliveries
 
     def _before_first(self, ledger: int, entry: int) -> int:
         return all_of(self._first_index) if (ledger, entry) == self._first else 0

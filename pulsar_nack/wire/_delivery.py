@@ -1,4 +1,7 @@
-"""Deliveries of which few fields are set: those of most messages."""
+"""Deliveries of which few fields are set: those of most messages, which are made when they are received.
+
+Until then such a message is a plain tuple, which the garbage collector need not look at: there may be many.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,12 @@ from ..consumer import Delivery
 from ..ids import MessageId
 from . import _pulsar_pb2 as pb
 from ._entries import text_of
+
+Fetched = tuple[bytes, int, int, int, int, int, "bytes | pb.MessageMetadata", bytes]
+"""A message that was fetched ahead and has no more than this: its payload, ledger, entry, batch index and size, how
+often it was sent before, the metadata of its entry, and its own if it is one of a batch."""
+Item = Delivery | Fetched
+"""What a port has of a message until it is received."""
 
 
 class PlainDelivery(Delivery):
@@ -61,27 +70,18 @@ class PlainMember(PlainDelivery):
 _new: Callable[[type[PlainDelivery]], Any] = object.__new__
 
 
-def plain_delivery(message_id: MessageId, data: bytes, redelivery_count: int, metadata: bytes, topic: str) -> Delivery:
-    """Return the delivery of a message that has no more than this and its metadata."""
-    made = _new(PlainDelivery)
+def plain_delivery(message_id: MessageId, fetched: Fetched, topic: str) -> Delivery:
+    """Return the delivery of a message that was fetched ahead."""
+    data, _, _, index, _, count, metadata, own = fetched
+    if index < 0:
+        made = _new(PlainDelivery)
+    else:
+        made = _new(PlainMember)
+        made._own = own
     made.id = message_id
     made.data = data
-    made.redelivery_count = redelivery_count
+    made.redelivery_count = count
     made._metadata = metadata
-    made.topic = topic
-    return made  # type: ignore[no-any-return]
-
-
-def plain_member(  # noqa: PLR0917 - the hot path of batches
-    message_id: MessageId, data: bytes, redelivery_count: int, of_entry: pb.MessageMetadata, own: bytes, topic: str
-) -> Delivery:
-    """Return the delivery of a message of a batch that has no more than this."""
-    made = _new(PlainMember)
-    made.id = message_id
-    made.data = data
-    made.redelivery_count = redelivery_count
-    made._metadata = of_entry
-    made._own = own
     made.topic = topic
     return made  # type: ignore[no-any-return]
 
