@@ -39,7 +39,7 @@ from typing import Final
 
 from ..errors import AlreadySettledError
 from ..ids import MessageId
-from ._batches import Batches, EntryKey, entry_key, is_member, is_same_topic, is_through
+from ._batches import Batches, EntryKey, entry_key, is_member, is_through
 from ._sessions import Place, Sessions, Stamp, place_of
 from ._unanswered import AskAgain
 
@@ -56,6 +56,9 @@ class State(Enum):
     REQUESTED = "asked for again"
     ACKING = "acknowledged"
     GIVEN_UP = "sent to the dead-letter topic"
+
+
+_WAITING: Final = (State.HELD, State.REQUESTED, State.GIVEN_UP)
 
 
 class Verdict(Enum):
@@ -163,8 +166,7 @@ class States:
 
     def waiting_counts(self) -> dict[MessageId, int]:
         """Return what is held, asked for or given up, and how often each was delivered. O(known messages)."""
-        waiting = {State.HELD, State.REQUESTED, State.GIVEN_UP}
-        return {each.id: each.redelivery_count for each in self._records.values() if each.state in waiting}
+        return {each.id: each.redelivery_count for each in self._records.values() if each.state in _WAITING}
 
     def state(self, message_id: MessageId) -> State | None:
         """Return the state of an unacknowledged message, None of any other."""
@@ -411,9 +413,9 @@ class States:
 
     def waiting_in(self, topic: str | None, partition: int, *, with_dead: bool = False) -> list[Record]:
         """Return what is held in a partition, or was asked for, or also given up. O(unacknowledged)."""
-        place = MessageId(0, 0, partition, topic=topic)
-        waiting = {State.HELD, State.REQUESTED, *([State.GIVEN_UP] if with_dead else [])}
-        return [each for each in self._records.values() if each.state in waiting and is_same_topic(each.id, place)]
+        waiting = _WAITING if with_dead else _WAITING[:2]
+        here = [each for each in self._records.values() if each.state in waiting and each.id[2] == partition]
+        return here if topic is None else [each for each in here if each.id.topic in {None, topic}]
 
     def doubt(self, topic: str, partition: int) -> list[Record]:
         """Note that a session begins: what is known of the partition is in doubt until it comes. O(known)."""
@@ -435,12 +437,11 @@ class States:
 
         :param records: of one partition
         """
-        waiting = {State.HELD, State.REQUESTED, State.GIVEN_UP}
         known = self._records.get
         gone = [
             record
             for record in records
-            if record.id[:2] <= last and record.state in waiting and known(record.id) is record
+            if record.id[:2] <= last and record.state in _WAITING and known(record.id) is record
         ]
         for record in gone:
             self.start_ack(record)

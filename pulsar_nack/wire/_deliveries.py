@@ -200,14 +200,14 @@ class EntryReader:
         deliveries: list[Item] = []
         read = 0
         partition, extras = self._partition, self._extras_of_batch(size)
-        count, of_entry = head.redelivery_count, entry.metadata
+        count, about = head.redelivery_count, entry.metadata.SerializePartialToString()
         try:
             for index, metadata, payload in entry.members():
                 read = index + 1
                 if is_shown is not None and not is_shown[index]:
                     continue
                 if isinstance(metadata, bytes):
-                    deliveries.append((payload, ledger, number, index, size, count, of_entry, metadata))
+                    deliveries.append((payload, ledger, number, index, size, count, about, metadata))
                 elif metadata.compacted_out:
                     hidden.append(index)
                 else:

@@ -14,7 +14,7 @@ from ..ids import MessageId
 from . import _pulsar_pb2 as pb
 from ._entries import text_of
 
-Fetched = tuple[bytes, int, int, int, int, int, "bytes | pb.MessageMetadata", bytes]
+Fetched = tuple[bytes, int, int, int, int, int, bytes, bytes]
 """A message that was fetched ahead and has no more than this: its payload, ledger, entry, batch index and size, how
 often it was sent before, the metadata of its entry, and its own if it is one of a batch."""
 Item = Delivery | Fetched
