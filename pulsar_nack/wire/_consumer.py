@@ -436,7 +436,7 @@ class TopicConsumer:
             self._prefetched.bytes += size
             self._sink(item, self)
 
-    def _on_arrival(self, head: MessageHead, permits: int, items: list[Item]) -> None:
+    def _on_arrival(self, head: MessageHead, permits: int, items: Sequence[Item]) -> None:
         self._permits.used(permits)
         if self._is_seeking:
             return
@@ -457,7 +457,7 @@ class TopicConsumer:
                 return
             times = self._pausing.returned((head.ledger, head.entry))
             if times:
-                items = deliveries = [self.opened(item) for item in items]  # type: ignore[assignment]
+                items = deliveries = [self.opened(item) for item in items]
                 for delivery in deliveries:
                     delivery.redelivery_count = max(delivery.redelivery_count - times, 0)
         shown = len(items)

@@ -15,6 +15,7 @@ from ._delivery import (
     Fetched,
     Item,
     plain_delivery,
+    plain_member,
     producer_name_of,
     replicated_from_of,
     schema_version_of,
@@ -71,7 +72,6 @@ class EntryReader:
         self._now_ms = now_ms
         self._topic = topic
         self._extras: dict[str, Any] = {"topic": topic}
-        self._batch_extras: dict[str, Any] = {}
         self._partition = partition
         self._ack_sets = ack_sets
         self._chunks = chunks
@@ -93,20 +93,15 @@ class EntryReader:
         _, ledger, entry, count, _, _ = head
         if (ledger | entry) >> 63:
             return None
-        return parts[1], ledger, entry, -1, 0, count, parts[0], b""
+        return parts[1], ledger, entry, count, parts[0]
 
     def opened(self, item: Item) -> Delivery:
         """Return the delivery of what was fetched ahead."""
-        if type(item) is not tuple:
-            return item  # type: ignore[return-value]  # there are but two kinds
-        _, ledger, entry, index, size, _, _, _ = item
-        extras = self._extras if index < 0 else self._extras_of_batch(size)
-        return plain_delivery(_delivered_id((ledger, entry, self._partition, index), extras), item, self._topic)
-
-    def _extras_of_batch(self, size: int) -> dict[str, Any]:
-        if self._batch_extras.get("batch_size") != size:
-            self._batch_extras = {**self._extras, "batch_size": size}
-        return self._batch_extras
+        if not isinstance(item, tuple):
+            return item
+        data, ledger, entry, count, metadata = item
+        message_id = _delivered_id((ledger, entry, self._partition, -1), self._extras)
+        return plain_delivery(message_id, data, count, metadata, self._topic)
 
     def read(self, head: MessageHead, rest: bytes) -> Arrival:
         """Take an entry apart. One that cannot be read is a delivery that says so, with a MissingExtraError where that
@@ -115,35 +110,36 @@ class EntryReader:
         :raises ProtocolError: its id is none
         """
         item = self.plain(head, rest)
-        permits, items = self.read_other(head, rest) if item is None else (1, [item])
-        return Arrival(permits, [self.opened(each) for each in items])
+        return self.read_other(head, rest) if item is None else Arrival(1, [self.opened(item)])
 
-    def read_other(self, head: MessageHead, rest: bytes) -> tuple[int, list[Item]]:
-        """Do the same with what is not plain; most messages of a batch wait to be opened."""
+    def read_other(self, head: MessageHead, rest: bytes) -> Arrival:
+        """The same for what is not plain."""
         try:
             try:
                 entry = decode_entry(rest, max_message_bytes=self._max_bytes)
             except UndecodableMessageError as error:
                 unreadable = self._unreadable(head, rest, error, about=readable_metadata(rest))
-                return self._counted(head, error.batch_size), [unreadable]
+                return Arrival(self._counted(head, error.batch_size), [unreadable])
             except MissingExtraError as error:
                 about = readable_metadata(rest) or _NOTHING
-                return self._counted(head, batch_size_of(about)), [self._unreadable(head, rest, error, about=about)]
+                return Arrival(
+                    self._counted(head, batch_size_of(about)), [self._unreadable(head, rest, error, about=about)]
+                )
             if self._first is not None and (head.ledger, head.entry) < self._first:
                 size = entry.metadata.num_messages_in_batch if entry.is_batch else 0
-                return self._counted(head, size), []
+                return Arrival(self._counted(head, size), [])
             return self._with_more(head, entry)
         except InvalidArgumentError as error:
             raise ProtocolError(f"command MESSAGE: {error}") from error
 
     # --- one message an entry ----------------------------------------------------------------------------------------
 
-    def _with_more(self, head: MessageHead, entry: Entry) -> tuple[int, list[Item]]:
+    def _with_more(self, head: MessageHead, entry: Entry) -> Arrival:
         if entry.is_batch:
             return self._batch(head, entry)
         if entry.is_chunk:
-            return 1, [*self._part(head, entry)]
-        return 1, [self._lone(head, entry)]
+            return Arrival(1, self._part(head, entry))
+        return Arrival(1, [self._lone(head, entry)])
 
     def _lone(self, head: MessageHead, entry: Entry) -> Delivery:
         metadata = entry.metadata
@@ -188,26 +184,27 @@ class EntryReader:
 
     # --- several -----------------------------------------------------------------------------------------------------
 
-    def _batch(self, head: MessageHead, entry: Entry) -> tuple[int, list[Item]]:
+    def _batch(self, head: MessageHead, entry: Entry) -> Arrival:
         size = entry.metadata.num_messages_in_batch
         whole = all_of(size)
         told = whole & remaining_of(head.ack_set) if head.ack_set else whole
         ledger, number = head.ledger, head.entry
-        _delivered_id((ledger, number, self._partition, -1), self._extras)  # refuses what is no id
         shown = told & ~self._before_first(ledger, number)
         is_shown = None if shown == whole else _flags(shown, size)
         hidden: list[int] = []
-        deliveries: list[Item] = []
+        deliveries: list[Delivery] = []
         read = 0
-        partition, extras = self._partition, self._extras_of_batch(size)
-        count, about = head.redelivery_count, entry.metadata.SerializePartialToString()
+        partition, topic = self._partition, self._topic
+        extras = {**self._extras, "batch_size": size}
+        count, of_entry = head.redelivery_count, entry.metadata
         try:
             for index, metadata, payload in entry.members():
                 read = index + 1
                 if is_shown is not None and not is_shown[index]:
                     continue
                 if isinstance(metadata, bytes):
-                    deliveries.append((payload, ledger, number, index, size, count, about, metadata))
+                    member = _delivered_id((ledger, number, partition, index), extras)
+                    deliveries.append(plain_member(member, payload, count, of_entry, metadata, topic))
                 elif metadata.compacted_out:
                     hidden.append(index)
                 else:
@@ -227,7 +224,7 @@ class EntryReader:
         shown &= ~_bits(hidden, size)
         if shown != whole:
             self._ack_sets.narrow((ledger, number), shown)
-        return told.bit_count(), deliveries
+        return Arrival(told.bit_count(), deliveries)
 
     def _before_first(self, ledger: int, entry: int) -> int:
         return all_of(self._first_index) if (ledger, entry) == self._first else 0

@@ -14,9 +14,9 @@ from ..ids import MessageId
 from . import _pulsar_pb2 as pb
 from ._entries import text_of
 
-Fetched = tuple[bytes, int, int, int, int, int, bytes, bytes]
-"""A message that was fetched ahead and has no more than this: its payload, ledger, entry, batch index and size, how
-often it was sent before, the metadata of its entry, and its own if it is one of a batch."""
+Fetched = tuple[bytes, int, int, int, bytes]
+"""A message that was fetched ahead and has no more than this: its payload, ledger, entry, how often it was sent before,
+and its metadata."""
 Item = Delivery | Fetched
 """What a port has of a message until it is received."""
 
@@ -70,18 +70,27 @@ class PlainMember(PlainDelivery):
 _new: Callable[[type[PlainDelivery]], Any] = object.__new__
 
 
-def plain_delivery(message_id: MessageId, fetched: Fetched, topic: str) -> Delivery:
-    """Return the delivery of a message that was fetched ahead."""
-    data, _, _, index, _, count, metadata, own = fetched
-    if index < 0:
-        made = _new(PlainDelivery)
-    else:
-        made = _new(PlainMember)
-        made._own = own
+def plain_delivery(message_id: MessageId, data: bytes, redelivery_count: int, metadata: bytes, topic: str) -> Delivery:
+    """Return the delivery of a message that has no more than this and its metadata."""
+    made = _new(PlainDelivery)
     made.id = message_id
     made.data = data
-    made.redelivery_count = count
+    made.redelivery_count = redelivery_count
     made._metadata = metadata
+    made.topic = topic
+    return made  # type: ignore[no-any-return]
+
+
+def plain_member(  # noqa: PLR0917 - the hot path of batches
+    message_id: MessageId, data: bytes, redelivery_count: int, of_entry: pb.MessageMetadata, own: bytes, topic: str
+) -> Delivery:
+    """Return the delivery of a message of a batch that has no more than this."""
+    made = _new(PlainMember)
+    made.id = message_id
+    made.data = data
+    made.redelivery_count = redelivery_count
+    made._metadata = of_entry
+    made._own = own
     made.topic = topic
     return made  # type: ignore[no-any-return]
 
