@@ -47,10 +47,16 @@ class Snapshots:
         return named_snapshots(self._cursor.properties())
 
     async def orphans(self) -> list[NamedSnapshot]:
-        """Return the snapshots that nothing names, where the storage can tell; not those of this run."""
+        """Return the snapshots that nothing names, where the storage can tell; not those of this run.
+
+        Nothing while snapshots are being stored: the list may have one whose id is not known here yet.
+        """
         if not isinstance(self._storage, SupportsSnapshotListing):
             return []
+        created = len(self._created)
         listed = await self._storage.list_bucket_snapshots(*self._names)
+        if self._reserved or len(self._created) != created:
+            return []
         known = {each.snapshot_id for each in self.named()} | self._created
         return [NamedSnapshot("", each, 0, 0) for each in listed if each not in known]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -32,9 +33,6 @@ from ._wire import STEP
 
 PATIENCE_MS: Final = 1_000
 """How long others wait for a segment that is being loaded, failures included, for the sake of order."""
-
-MOST_LOADING: Final = 8
-"""How many segments are loaded at the same time."""
 _FULL: Final = 5_000
 """What a full segment has where there is no bound."""
 
@@ -77,9 +75,11 @@ class Worker:
         """Return up to which time segments are loaded now: those whose time is near.
 
         While messages are due that nobody has taken out yet, they are those that come after these: what lies further
-        behind stays on storage, so that a backlog of many buckets is not loaded all at once.
+        behind stays on storage, so that a backlog of many buckets is not loaded all at once. But while a segment fails
+        or takes long, nothing waits behind it: all that is due is loaded.
         """
-        return min(self._cutoff(), self._index.next_at) + self._prefetch_ms
+        cutoff = self._cutoff()
+        return (cutoff if self._index.has_late else min(cutoff, self._index.next_at)) + self._prefetch_ms
 
     @property
     def prefetch_ms(self) -> int:
@@ -92,7 +92,7 @@ class Worker:
         if self.has_to_seal:
             self._is_sealing = True
             self.jobs.start(self._seal_all())
-        for bucket in index.to_load(self.horizon, MOST_LOADING):
+        for bucket in index.to_load(self.horizon):
             bucket.is_loading = True
             index.changed()
             self.jobs.start(self._load(bucket))
@@ -112,12 +112,15 @@ class Worker:
     # -- loading -----------------------------------------------------------------------------------------------------
 
     async def _load(self, bucket: ImmutableBucket) -> None:
-        patience = WakeUp(self._clock, lambda _: self._lose_patience(bucket))
         now_ms = self._clock.now_ms()
-        patience.set(now_ms + PATIENCE_MS, now_ms)
+        bucket.wait_until = now_ms + PATIENCE_MS
+        patience = WakeUp(self._clock, lambda _: self._lose_patience(bucket))
+        patience.set(bucket.wait_until, now_ms)
         try:
             while not bucket.is_gone:
-                if await self._load_once(bucket):
+                async with self.jobs.place(partial(self._note_late, bucket)):
+                    is_loaded = await self._load_once(bucket)
+                if is_loaded:
                     break
                 await self.jobs.back_off(bucket.failures)
         finally:
@@ -131,14 +134,28 @@ class Worker:
             columns = await self._snapshots.segment(bucket.snapshot_id, bucket.next, bucket.counts[bucket.next])
         except Exception:  # noqa: BLE001 - counted and kept by Operations; whatever it is, it is tried again
             bucket.failures += 1
+            self._note_late(bucket)
             return False
         if not bucket.is_gone:
             bucket.is_loading = False
             self._index.loaded(bucket, columns)
         return True
 
+    def _note_late(self, bucket: ImmutableBucket) -> None:
+        """Let nothing wait behind a bucket whose segment fails or takes long; in order of time, it is waited for."""
+        is_first = not self._index.has_late
+        bucket.is_late = True
+        self._index.changed()
+        if is_first:
+            self._on_news()
+
     def _lose_patience(self, bucket: ImmutableBucket) -> None:
-        bucket.is_slow = True
+        """Wait no more for what was to be loaded by now, all at once: there may be many of them."""
+        if bucket.is_slow:
+            return
+        now_ms = self._clock.now_ms()
+        for each in self._index.buckets:
+            each.is_slow |= each.is_loading and each.wait_until <= now_ms
         self._index.changed()
         self._on_news()
 
