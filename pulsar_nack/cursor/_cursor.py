@@ -27,7 +27,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from ..config import CursorConfig
+from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ledger import LocalLogStore, LogStore
 from ..ledger._taking import given_back
@@ -47,7 +47,6 @@ _T = TypeVar("_T")
 
 _LOOK_EVERY: Final = 256
 _FEW_RANGES: Final = 5_000
-_BUCKETS: Final = "#pulsar.internal.delayed.bucket"
 
 
 class Cursor(CursorFigures):
@@ -372,7 +371,7 @@ class Cursor(CursorFigures):
         """
         self._ensure_open()
         value = str(snapshot_id)
-        named = [key for key, held in self.properties().items() if held == value and key.startswith(_BUCKETS)]
+        named = [key for key, held in self.properties().items() if held == value and key.startswith(DELAYED_PREFIX)]
         for key in named:
             await self._change_property(key, None)
         if not named:

@@ -184,8 +184,9 @@ class Recovery:
             while found is not None and not still_waits(found, self._cutoff()):
                 found = await self._read(named, patience)
         except (SnapshotNotFoundError, SnapshotFormatError) as error:
-            self._snapshots.operations.last_error = error
-            found = None  # normal dispatch reads its messages again
+            what = f"snapshot {named.snapshot_id} is dropped, the dispatcher has to add its messages again"
+            self._snapshots.operations.note_damage(error, what)
+            found = None
         except Exception as error:  # noqa: BLE001 - kept, and tried again
             self._snapshots.operations.last_error = error
             return False

@@ -34,6 +34,7 @@ class Snapshots:
         self._created: set[int] = set()
         self._sizes: dict[int, int] = {}
         self._reading = asyncio.Lock()
+        self._naming = asyncio.Lock()
         self.operations = Operations()
         self.bytes = 0
 
@@ -41,6 +42,11 @@ class Snapshots:
     def mark_delete_position(self) -> Position:
         """Return up to where everything is acknowledged."""
         return self._cursor.mark_delete_position
+
+    async def all_named(self) -> list[NamedSnapshot]:
+        """Return what :meth:`named` does, with what is being named at this moment."""
+        async with self._naming:
+            return self.named()
 
     def named(self) -> list[NamedSnapshot]:
         """Return all that the cursor's properties name, the widest first."""
@@ -61,9 +67,18 @@ class Snapshots:
         return [NamedSnapshot("", each, 0, 0) for each in listed if each not in known]
 
     async def store(
-        self, snapshot: Snapshot, start: int, end: int, *, abandon: Callable[[NamedSnapshot], object]
-    ) -> NamedSnapshot:
-        """Store a snapshot and name it; ``abandon`` is called for one that could not be named and is to be deleted."""
+        self,
+        snapshot: Snapshot,
+        start: int,
+        end: int,
+        *,
+        is_wanted: Callable[[], bool],
+        abandon: Callable[[NamedSnapshot], object],
+    ) -> NamedSnapshot | None:
+        """Store a snapshot and name it, if it is still wanted then.
+
+        ``abandon`` is called for one that is not, or could not be named, and is to be deleted.
+        """
         key = free_key(start, end, self._reserved | set(self._cursor.properties()))
         self._reserved.add(key)
         try:
@@ -73,11 +88,15 @@ class Snapshots:
             self._created.add(snapshot_id)
             self._note_size(snapshot_id, len(snapshot.metadata) + sum(map(len, snapshot.segments)))
             named = NamedSnapshot(key, snapshot_id, start, end)
-            try:
-                await self._cursor.put_property(key, str(snapshot_id))
-            except Exception:
-                abandon(named)
-                raise
+            async with self._naming:
+                if not is_wanted():
+                    abandon(named)
+                    return None
+                try:
+                    await self._cursor.put_property(key, str(snapshot_id))
+                except Exception:
+                    abandon(named)
+                    raise
         finally:
             self._reserved.discard(key)
         return named
@@ -94,8 +113,12 @@ class Snapshots:
             with suppress(SnapshotNotFoundError):
                 await self._storage.delete_bucket_snapshot(named.snapshot_id)
             self.bytes -= self._sizes.pop(named.snapshot_id, 0)
-            if self._cursor.properties().get(named.key) == str(named.snapshot_id):
-                await self._cursor.remove_property(named.key)
+            await self.disown(named)
+
+    async def disown(self, named: NamedSnapshot) -> None:
+        """Remove the property that names a snapshot, if it is there: the snapshot does not count any more."""
+        if self._cursor.properties().get(named.key) == str(named.snapshot_id):
+            await self._cursor.remove_property(named.key)
 
     async def recover(self, snapshot_id: int) -> list[SegmentRow]:
         """Return what the metadata tell of each segment of an earlier run's snapshot, and note its size.
@@ -127,7 +150,7 @@ class Snapshots:
             try:
                 return _whole(await self.decode(await self._entry(snapshot_id, number)), least)
             except SnapshotFormatError as error:
-                self.operations.last_error = error
+                self.operations.note_damage(error, f"messages of segment {number + 1} of snapshot {snapshot_id} come late")
                 return _made_up(await self.rows(snapshot_id), number)
 
     async def copy(self, snapshot_id: int, number: int) -> bytes:

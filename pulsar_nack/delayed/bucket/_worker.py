@@ -8,6 +8,7 @@ its bucket is still wanted: a snapshot that comes into being after it was cleare
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
@@ -30,6 +31,8 @@ from ._recovery import Recovery
 from ._segments import Snapshot, SnapshotBuilder
 from ._snapshots import Snapshots
 from ._wire import STEP
+
+_log = logging.getLogger("pulsar_nack.delayed")
 
 PATIENCE_MS: Final = 1_000
 """How long others wait for a segment that is being loaded, failures included, for the sake of order."""
@@ -60,6 +63,7 @@ class Worker:
         self._is_sealing = False
         self._is_merging = False
         self._merge_seen = -1
+        self._cleared: set[NamedSnapshot] = set()
         self.jobs = Jobs(clock)
         self.recovery = Recovery(
             index, snapshots, self.jobs, cutoff=cutoff, delete=self._start_deleting, on_news=on_news
@@ -204,7 +208,15 @@ class Worker:
         if not snapshot.segments:
             self._index.replace(owners, _empty(start, end), 0, None)
             return
-        named = await self._snapshots.store(snapshot, start, end, abandon=self._start_deleting)
+        named = await self._snapshots.store(
+            snapshot,
+            start,
+            end,
+            is_wanted=lambda: not all(owner.is_gone for owner in owners),
+            abandon=self._start_deleting,
+        )
+        if named is None:
+            return
         bucket = ImmutableBucket(
             named.key, named.snapshot_id, (start, end), mins=snapshot.mins, maxs=snapshot.maxs, counts=snapshot.counts
         )
@@ -279,32 +291,62 @@ class Worker:
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
-    async def _delete(self, named: NamedSnapshot, tried: asyncio.Event | None = None) -> None:
+    async def _delete(
+        self, named: NamedSnapshot, tried: asyncio.Event | None = None, *, is_cleared: bool = False
+    ) -> None:
         failures = 0
-        while not await self._delete_once(named):
+        while not await self._delete_once(named, is_cleared=is_cleared):
             failures += 1
             if tried is not None:
                 tried.set()
             await self.jobs.back_off(failures)
 
-    async def _delete_once(self, named: NamedSnapshot) -> bool:
+    async def _delete_once(self, named: NamedSnapshot, *, is_cleared: bool) -> bool:
         if named.snapshot_id < 0:
             return True
         try:
+            if is_cleared:
+                await self._snapshots.disown(named)
             await self._snapshots.delete(named)
         except Exception:  # noqa: BLE001 - as above
             return False
+        self._cleared.discard(named)
         return True
 
     async def delete_all(self) -> None:
-        """Stop recovering, and delete every snapshot; return when each was tried once. Cancelled, it goes on."""
+        """Stop recovering, and delete every snapshot; return when each was tried once. Cancelled, it goes on.
+
+        Their properties go first: a snapshot that cannot be deleted, now or before the tracker ends, does not come
+        back.
+        """
         self.recovery.stop()
-        for tried in [self._start_deleting(named) for named in self._snapshots.named()]:
+        self._cleared.update(self._snapshots.named())
+        await asyncio.wait([self.jobs.start(self._delete_all())])
+
+    async def aclose(self) -> None:
+        """End what is under way; say what of a clear could not be done."""
+        await self.jobs.aclose()
+        if not self._cleared:
+            return
+        came_back = len(self._cleared.intersection(self._snapshots.named()))
+        _log.warning(
+            "%d snapshots that were cleared could not be deleted before the tracker was closed; the cursor still names"
+            " %d of them, whose messages will be held again; last error: %r",
+            len(self._cleared),
+            came_back,
+            self._snapshots.operations.last_error,
+        )
+
+    async def _delete_all(self) -> None:
+        unwanted = await self._snapshots.all_named()
+        self._cleared.update(unwanted)
+        for tried in [self._start_deleting(named, is_cleared=True) for named in unwanted]:
             await tried.wait()
 
-    def _start_deleting(self, named: NamedSnapshot) -> asyncio.Event:
+    def _start_deleting(self, named: NamedSnapshot, *, is_cleared: bool = False) -> asyncio.Event:
         tried = asyncio.Event()
-        self.jobs.start(self._delete(named, tried)).add_done_callback(lambda _: tried.set())
+        deleting = self.jobs.start(self._delete(named, tried, is_cleared=is_cleared))
+        deleting.add_done_callback(lambda _: tried.set())
         return tried
 
 
