@@ -108,6 +108,9 @@ class Cursor(CursorFigures):
         config = CursorConfig() if config is None else config
         self = cls(await open_state(store, names_of(name), ledgers, config, start), config)
         self._cache.use_all(sorted(self._state.ledger_states))
+        if self._state.cut_entries:
+            async with given_back([self]):
+                await self.flush()  # before the ledger grows beyond what was acknowledged there
         return self
 
     @classmethod
