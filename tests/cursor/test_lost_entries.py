@@ -17,9 +17,7 @@ from .wire_bytes import position
 
 
 @pytest.mark.parametrize("kind", ["memory", "local", "object"])
-async def test_what_lies_beyond_the_end_is_dropped(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_lies_beyond_the_end_is_dropped(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """O24: a ledger lost its tail: what was acknowledged there is not, whatever is written there later."""
     home = {"memory": memory_home, "local": lambda: local_home(tmp_path), "object": object_home}[kind]()
     async with home.cursor({1: 20}) as cursor:

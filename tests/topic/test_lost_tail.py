@@ -77,7 +77,9 @@ async def test_a_whole_ledger_is_lost(tmp_path: Path) -> None:
         assert payloads(await take(await topic.subscribe("s"), 2)) == [numbered(1)[0], b"new"]
 
 
-@pytest.mark.parametrize("delayed", [DelayedDeliveryConfig(), BucketConfig(delayed_delivery_min_index_count_per_bucket=5)])
+@pytest.mark.parametrize(
+    "delayed", [DelayedDeliveryConfig(), BucketConfig(delayed_delivery_min_index_count_per_bucket=5)]
+)
 async def test_lost_messages_that_were_delayed(tmp_path: Path, delayed: DelayedDeliveryConfig) -> None:
     """O24: the delays of lost messages are not those of what is published afterwards, and nothing comes of them."""
     clock = ManualClock(1_000_000)

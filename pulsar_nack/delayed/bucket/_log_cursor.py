@@ -157,7 +157,9 @@ class LogDelayedCursor:
         :raises LogStorageError: it could not be written; nothing has changed
         """
         value = str(snapshot_id)
-        named = [key for key, held in self._state.properties.items() if held == value and key.startswith(DELAYED_PREFIX)]
+        named = [
+            key for key, held in self._state.properties.items() if held == value and key.startswith(DELAYED_PREFIX)
+        ]
         for key in named:
             await self._change(Remove(key))
         if not named:
