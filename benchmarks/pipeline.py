@@ -46,8 +46,6 @@ class Sizes(NamedTuple):
 
 
 FULL = Sizes(50_000_000, 5_000_000, 20_000_000, 5_000_000, 2_000_000, 500_000)
-FEW_ROWS = {"spark.sql.shuffle.partitions": "2", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Settings of Spark for few rows, for which no code is worth compiling."""
 QUICK = Sizes(40_000, 10_000, 8_000, 4_000, 4_000, 2_000)
 
 
@@ -208,8 +206,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         settings = {"spark.driver.memory": "2g", "spark.local.dir": str(folder / "spark")}
-        if options.quick:
-            settings |= FEW_ROWS
         spark = pipeline.local_session(f"local[{CORES}]", name="benchmark", config=settings)
         try:
             began = time.perf_counter()

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["folder"]
 
 BROKEN = '{"v": 1, "ev'
-
-
-@pytest.fixture(autouse=True)
-def _one_state_store(folder: Folder) -> Iterator[None]:
-    """Keep state in one part, as each costs a worker a batch; ``test_watch.py`` has two."""
-    name = "spark.sql.shuffle.partitions"
-    before = str(folder.spark.conf.get(name))
-    folder.spark.conf.set(name, "1")
-    yield
-    folder.spark.conf.set(name, before)
 
 
 def fill(folder: Folder) -> None:
