@@ -20,7 +20,7 @@ from ._publisher import WirePublisher
 from ._selection import Matching, Selection
 from ._subscribe_options import SubscribeOptions
 from ._together import each_tried, together
-from ._told import as_text
+from ._refusals import as_text
 from ._topic_watch import TopicWatch
 from ._topics import normalize
 
