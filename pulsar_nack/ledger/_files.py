@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ else:
     import fcntl
 
 _BINARY: Final = getattr(os, "O_BINARY", 0)
+_NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
 _LOCK_TRIES: Final = 100
 _MOST_DIGITS: Final = 20
 
@@ -111,8 +113,12 @@ class OsFiles:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | _BINARY, PRIVATE_FILE)
 
     def open(self, path: Path, *, writable: bool = False) -> int:
-        """Open for reading, or for both."""
-        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | _BINARY)
+        """Open for reading, or for both; what is no file, as a FIFO, for which others would wait, is refused."""
+        descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | _BINARY | _NO_WAIT)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        return descriptor
 
     def close(self, descriptor: int) -> None:
         """Close; a lock is given up before, in a forked child too."""
@@ -213,8 +219,12 @@ class OsFiles:
 
     def owner(self, path: Path) -> int | None:
         """Read it from the file."""
-        with suppress(OSError, ValueError), path.open("rb") as file:
-            return int(file.read(_MOST_DIGITS))
+        with suppress(OSError, ValueError):
+            descriptor = self.open(path)
+            try:
+                return int(self.read(descriptor, _MOST_DIGITS, 0))
+            finally:
+                os.close(descriptor)
         return None
 
 
