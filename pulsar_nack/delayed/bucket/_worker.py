@@ -305,9 +305,7 @@ class Worker:
         if named.snapshot_id < 0:
             return True
         try:
-            if is_cleared:
-                await self._snapshots.disown(named)
-            await self._snapshots.delete(named)
+            await self._snapshots.delete(named, is_cleared=is_cleared)
         except Exception:  # noqa: BLE001 - as above
             return False
         self._cleared.discard(named)
