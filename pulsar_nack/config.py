@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -26,6 +26,19 @@ MAX_PRECISION_BITS: Final = 62
 DELAYED_PREFIX: Final = "#pulsar.internal.delayed."
 """With what the properties of a cursor begin that name snapshots of delayed messages."""
 _DAY_S: Final = 86_400
+_T = TypeVar("_T", bound=BaseModel)
+
+
+def config_of(field: str, config: object, kind: type[_T]) -> _T:
+    """Return settings of this kind, the defaults for None.
+
+    :raises InvalidArgumentError: they are something else
+    """
+    if config is None:
+        return kind()
+    if not isinstance(config, kind):
+        raise InvalidArgumentError(field, config, f"a {kind.__name__}")
+    return config
 
 
 def _as_delay(value: Any, info: ValidationInfo) -> timedelta:

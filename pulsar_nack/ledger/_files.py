@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -26,7 +27,6 @@ PRIVATE_FOLDER: Final = 0o700
 
 _locks: set[int] = set()
 """The descriptors of this process that lock something: a forked child has them too, and must not keep them."""
-_lets_go = False
 
 
 class Files(Protocol):
@@ -260,11 +260,14 @@ def _unlock(descriptor: int) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def _lock(descriptor: int) -> None:
-    global _lets_go
-    if not _lets_go and hasattr(os, "register_at_fork"):
+@cache
+def _let_go_in_children() -> None:
+    if sys.platform != "win32":
         os.register_at_fork(after_in_child=_let_go)
-        _lets_go = True
+
+
+def _lock(descriptor: int) -> None:
+    _let_go_in_children()
     _locks.add(descriptor)
     if sys.platform == "win32":
         try:

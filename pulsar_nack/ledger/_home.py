@@ -1,11 +1,12 @@
 """The folder of a store of logs: making, opening, deleting and sweeping; blocking.
 
-Who makes, writes or deletes a log holds two locks: that of its folder, and that of its name, a file beside it that goes
-when the log does. The latter is there before the log, and after it; the former cannot be taken away by whoever removes
-files that look unused, and tells some of these (systemd-tmpfiles) not to. Where folders cannot be locked, as on NFS, the
-file alone has to do. A log is
-made under another name and renamed; it is deleted by renaming it first: each has one commit point, and what a crash
-leaves behind is swept away by the next who opens the store or locks that name, under the lock.
+Who makes, writes or deletes a log holds two locks: that of its name, a file beside it that goes when the log does, and
+that of its folder. The former is there before the log, and after it; the latter cannot be taken away by who removes
+files that look unused, and tells some of these (systemd-tmpfiles) not to. Where folders cannot be locked, as on NFS,
+the file alone has to do.
+
+A log is made under another name and renamed; it is deleted by renaming it first: each has one commit point, and what a
+crash leaves behind is swept away by the next who opens the store or locks that name, under the locks.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class Home:
             raise
 
     def _unlock(self, log: str, lock: Lock) -> None:
-        """Give up a log's locks; without the log, sweep and remove the lock file first. What cannot be removed stays."""
+        """Give up a log's locks; without the log, sweep, and remove the lock file first. What cannot be, stays."""
         with suppress(OSError):
             self._sweep(log)
             if not self._exists(log):

@@ -186,7 +186,7 @@ class MemoryFiles:
         self._locks[descriptor] = node
         return descriptor
 
-    def owner(self, path: Path) -> None:  # noqa: ARG002
+    def owner(self, path: Path) -> None:
         """Return that it is not known."""
 
     def _add(self, file: File) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NoReturn
 
@@ -76,8 +77,7 @@ async def test_names_are_escaped(capsys: pytest.CaptureFixture[str], tmp_path: P
     await write_plain(tmp_path / "a\x1b[31mred")
     for name in (b"\x1b]0;title\x07", b"\xff\xfe", b"two\nlines", "\u202eback".encode(), b"[bold]markup"):
         for folder in (b"", b"/events.log"):
-            with open(bytes(tmp_path / "a\x1b[31mred") + folder + b"/" + name, "wb"):
-                pass
+            Path(os.fsdecode(bytes(tmp_path / "a\x1b[31mred") + folder + b"/" + name)).touch()
     code, out, _ = run(capsys, str(tmp_path), "--files")
     assert code == 0
     assert all(letter == "\n" or letter.isprintable() for letter in out)

@@ -32,7 +32,6 @@ from tests.patience import patience
 
 from .folders import BUCKETS, everything, segments, write_buckets, write_nacks, write_plain
 
-
 FRAME = FRAME_HEADER_SIZE + 4 + 50
 """The bytes of a record of :func:`write_plain`."""
 

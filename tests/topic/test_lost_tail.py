@@ -13,15 +13,15 @@ from pulsar_nack.topic._arguments import SubscriptionTypeName
 from tests.topic.test_local_topic import numbered, payloads, take
 
 
-async def publish_each(topic: LocalTopic, messages: list[bytes], **options: float) -> None:
+async def publish_each(topic: LocalTopic, messages: list[bytes], deliver_after: float | None = None) -> None:
     """Publish messages one after the other, so that each is a write."""
     for message in messages:
-        await topic.publish(message, **options)
+        await topic.publish(message, deliver_after=deliver_after)
 
 
 def lose_tail(home: Path) -> None:
     """Cut the last ledger in half, in the middle of an entry."""
-    last = sorted(home.glob("ledger-*.log"))[-1] / f"{0:020}.segment"
+    last = max(home.glob("ledger-*.log")) / f"{0:020}.segment"
     data = last.read_bytes()
     last.write_bytes(data[: len(data) // 2])
 
@@ -77,7 +77,9 @@ async def test_a_whole_ledger_is_lost(tmp_path: Path) -> None:
         assert payloads(await take(await topic.subscribe("s"), 2)) == [numbered(1)[0], b"new"]
 
 
-@pytest.mark.parametrize("delayed", [DelayedDeliveryConfig(), BucketConfig(delayed_delivery_min_index_count_per_bucket=5)])
+@pytest.mark.parametrize(
+    "delayed", [DelayedDeliveryConfig(), BucketConfig(delayed_delivery_min_index_count_per_bucket=5)]
+)
 async def test_lost_messages_that_were_delayed(tmp_path: Path, delayed: DelayedDeliveryConfig) -> None:
     """O24: the delays of lost messages are not those of what is published afterwards, and nothing comes of them."""
     clock = ManualClock(1_000_000)

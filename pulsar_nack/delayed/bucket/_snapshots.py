@@ -153,7 +153,9 @@ class Snapshots:
             try:
                 return _whole(await self.decode(await self._entry(snapshot_id, number)), least)
             except SnapshotFormatError as error:
-                self.operations.note_damage(error, f"messages of segment {number + 1} of snapshot {snapshot_id} come late")
+                self.operations.note_damage(
+                    error, f"messages of segment {number + 1} of snapshot {snapshot_id} come late"
+                )
                 return _made_up(await self.rows(snapshot_id), number)
 
     async def copy(self, snapshot_id: int, number: int) -> bytes:

@@ -14,8 +14,8 @@ from os import PathLike
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ...clock import Clock, WallClock
-from ...config import BucketConfig
+from ...clock import Clock, clock_of
+from ...config import BucketConfig, config_of
 from ...errors import ClosedError
 from ...ids import Position
 from ...index import MAX_ENTRY, NEVER
@@ -89,13 +89,12 @@ class BucketDelayedDeliveryTracker:
         :param on_due: a plain function, called when something may be taken out; see the in-memory tracker
         :param topic_name: passed to the storage with each snapshot
         :param cursor_name: passed to the storage with each snapshot
-        :raises InvalidArgumentError: ``on_due`` is a coroutine function
+        :raises InvalidArgumentError: ``on_due`` is a coroutine function, ``config`` no BucketConfig, ``clock`` no clock
         :raises MissingExtraError: protobuf is not installed
         """
         messages()
         check_on_due(on_due)
-        config = BucketConfig() if config is None else config
-        clock = WallClock() if clock is None else clock
+        config, clock = config_of("config", config, BucketConfig), clock_of(clock)
         self = cls(Snapshots(storage, cursor, topic_name, cursor_name), config, clock, on_due)
         try:
             await self._recover()
@@ -117,6 +116,7 @@ class BucketDelayedDeliveryTracker:
         The cursor is ``tracker.cursor``; with ``await tracker.cursor.mark_delete(position)`` it learns what is
         acknowledged. The tracker closes what it opened. One at a time has the folder open.
 
+        :raises InvalidArgumentError: an argument was refused, or the folder is a Cursor's; nothing was made
         :raises LogLockedError: another tracker, of this process or another, has the folder open
         :raises LogStorageError: the folder cannot be made, read or written
         :raises LogCorruptedError: the cursor's log is damaged; snapshots that are damaged are left to the dispatcher
