@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from .errors import InvalidArgumentError
-
 __all__ = ["AlarmClock", "Clock", "LoopClock", "MonotonicClock", "WallClock"]
 
 
@@ -55,18 +53,6 @@ class LoopClock:
     def now_ms(self) -> int:
         """Return the loop's time in ms, rounded down."""
         return int(self._time() * 1000 + 1e-6)
-
-
-def clock_of(clock: object) -> Clock:
-    """Return what was given as a clock, the wall clock for None.
-
-    :raises InvalidArgumentError: it is none
-    """
-    if clock is None:
-        return WallClock()
-    if not isinstance(clock, Clock):
-        raise InvalidArgumentError("clock", clock, "a Clock, with now_ms()")
-    return clock
 
 
 class WallClock:

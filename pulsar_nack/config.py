@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -12,7 +12,6 @@ from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
 __all__ = [
-    "DELAYED_PREFIX",
     "MAX_PRECISION_BITS",
     "BucketConfig",
     "CursorConfig",
@@ -26,19 +25,6 @@ MAX_PRECISION_BITS: Final = 62
 DELAYED_PREFIX: Final = "#pulsar.internal.delayed."
 """With what the properties of a cursor begin that name snapshots of delayed messages."""
 _DAY_S: Final = 86_400
-_T = TypeVar("_T", bound=BaseModel)
-
-
-def config_of(field: str, config: object, kind: type[_T]) -> _T:
-    """Return settings of this kind, the defaults for None.
-
-    :raises InvalidArgumentError: they are something else
-    """
-    if config is None:
-        return kind()
-    if not isinstance(config, kind):
-        raise InvalidArgumentError(field, config, f"a {kind.__name__}")
-    return config
 
 
 def _as_delay(value: Any, info: ValidationInfo) -> timedelta:

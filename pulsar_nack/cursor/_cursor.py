@@ -27,7 +27,8 @@ from os import PathLike
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from ..config import DELAYED_PREFIX, CursorConfig, config_of
+from .._arguments import config_of
+from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ledger import LocalLogStore, LogStore
 from ..ledger._taking import given_back

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from .._arguments import config_of
 from ..clock import Clock, WallClock
-from ..config import BucketConfig, config_of
+from ..config import BucketConfig
 from ..errors import ClosedError, InvalidArgumentError, NotOpenError
 from ._arguments import check_on_due
 from ._disabled import DisabledDelayedDeliveryTracker

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ..clock import Clock, clock_of
-from ..config import DelayedDeliveryConfig, config_of
+from .._arguments import clock_of, config_of
+from ..clock import Clock
+from ..config import DelayedDeliveryConfig
 from ..errors import ClosedError
 from ..ids import MessageId, Position
 from ..index import NEVER, TimeBuckets, as_entries

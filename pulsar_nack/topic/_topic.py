@@ -12,9 +12,10 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
+from .._arguments import clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
-from ..clock import Clock, clock_of
-from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig, config_of
+from ..clock import Clock
+from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
 from ..consumer._local import LocalPort, NoPort
 from ..cursor import Cursor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pulsar_nack import Cursor, LocalTopic, LogLockedError, LogStorageError, TraceConfig
-from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger import LocalLogStore, ObjectLogStore
 from pulsar_nack.ledger._home import Home
 from pulsar_nack.observe._trace_files import TraceFiles
 from pulsar_nack.testing import FaultyFiles, MemoryFiles, OsFiles
@@ -63,6 +64,10 @@ async def test_everything_durable_is_private(tmp_path: Path) -> None:
     trace = TraceFiles(TraceConfig(folder=home / "trace"))
     trace.append(b"{}\n")
     trace.close()
+    async with await ObjectLogStore.from_url(f"file://{home}/objects") as store, await store.create("a") as log:
+        await log.append(b"record")
+    assert stat.S_IMODE((home / "objects").stat().st_mode) == 0o700
+    shutil.rmtree(home / "objects")  # what is in there has the rights that obstore gives
     found = [home.parent, home, *home.rglob("*")]
     assert len(found) > 20
     rights = {(each.is_dir(), stat.S_IMODE(each.stat().st_mode)) for each in found}

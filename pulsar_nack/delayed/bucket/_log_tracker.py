@@ -7,8 +7,9 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Final, Self
 
-from ...clock import Clock, clock_of
-from ...config import BucketConfig, config_of
+from ..._arguments import clock_of, config_of
+from ...clock import Clock
+from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
 from ...ledger._taking import Part, given_back, take, within
 from .._arguments import check_on_due

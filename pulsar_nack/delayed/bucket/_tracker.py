@@ -14,8 +14,9 @@ from os import PathLike
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ...clock import Clock, clock_of
-from ...config import BucketConfig, config_of
+from ..._arguments import clock_of, config_of
+from ...clock import Clock
+from ...config import BucketConfig
 from ...errors import ClosedError
 from ...ids import Position
 from ...index import MAX_ENTRY, NEVER
