@@ -168,6 +168,6 @@ async def test_without_protobuf(tmp_path: Path) -> None:
     """Buckets are shown without their counts, and a line says what would bring them."""
     await write_buckets(tmp_path)
     done = call_without("google", "inspect", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2, done.stderr
     assert "2 buckets" in done.stdout
     assert "pulsar-nack[bucket]" in done.stdout
