@@ -986,7 +986,7 @@ class Consumer:
         record = self._states.hold(message_id)
         self._holds.hold(record, milliseconds, payload)
         if self._note is not None:
-            due_in_ms = record.due_at_ms - self._clock.now_ms() if record.is_held else None
+            due_in_ms = max(record.due_at_ms - self._clock.now_ms(), 0) if record.is_held else None
             self._note(
                 "nack",
                 record.id,

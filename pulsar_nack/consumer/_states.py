@@ -301,6 +301,7 @@ class States:
         self.check_unsettled(message_id)
         if record is None:
             record = Record(message_id, State.HELD, self._counts.pop(message_id, 0))
+            record.is_doubtful = self.sessions.has_ended(place_of(message_id))
             self._add(record)
         return record
 

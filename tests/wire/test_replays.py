@@ -668,6 +668,27 @@ async def test_a_member_that_another_worker_got_too(is_held: bool, is_last: bool
         assert letters.letters == []
 
 
+@pytest.mark.parametrize("kind", ["exclusive", "failover"])
+@virtual_time
+async def test_a_nack_of_what_another_consumer_settled_after_a_seek_in_another_topic(kind: str) -> None:
+    """O52: a message in hand since an earlier session is unknown after the seek; nacked, it is asked for, not shown."""
+    broker = FakeBroker()
+    other = f"{BASE}other"
+    broker.topic(other).ledger = 70
+    async with subscribed(broker, [TOPIC, other], consumer_type=kind, consumer_name="a") as one:
+        publish(broker, 2)
+        publish(broker, 1, topic=other)
+        messages = {(message.topic, message.data): message for message in await take(one, 3)}
+        the(broker).is_paused = True
+        broker.unload(TOPIC)
+        await asyncio.sleep(1)
+        the(broker).acknowledge(ids_of(broker, 1), is_cumulative=False)  # by the other one, which had it meanwhile
+        the(broker).is_paused = False
+        await one.seek(messages[other, b"0"].id)
+        await messages[TOPIC, b"1"].nack(0.1)
+        assert await shown(one, seconds=20, ack=False) == [b"0", b"0"]
+
+
 @virtual_time
 async def test_what_is_due_and_not_received_goes_with_the_rest() -> None:
     """O53: held messages are due and wait to be received when another consumer takes over: it alone shows them."""
