@@ -193,3 +193,26 @@ async def test_no_turn_takes_a_whole_storm(monkeypatch: pytest.MonkeyPatch, way:
         counting.cancel()
     assert took.total() == storm
     assert max(took.values()) <= 1_000
+
+
+async def test_nacks_one_after_the_other_let_the_loop_run() -> None:
+    """O41: whoever nacks all that was received, and waits for nothing else, does not hold the loop for long."""
+    others = 0
+
+    async def count() -> None:
+        nonlocal others
+        while True:
+            await asyncio.sleep(0)
+            others += 1
+
+    async with consuming(plain) as (_, consumer):
+        messages = [await consumer.receive() for _ in range(COUNT)]
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(0)
+        began, others = asyncio.get_running_loop().time(), 0
+        for message in messages:
+            await message.nack(600)
+            while asyncio.get_running_loop().time() < began + 0.02:  # a slow machine
+                pass
+        counting.cancel()
+    assert others >= 1
