@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..clock import Clock
@@ -30,6 +30,7 @@ class Acks:
     :param on_settled: called with the records of what was acknowledged
     :param on_failed: called with the record of what could not be, whether its time came meanwhile, and the error
     :param on_unheard: called with the record and the error of one that failed and that nobody waits for
+    :param ask_for: has messages asked for, with the redelivery counts that they were shown with; -1: they were not
     :param durable: where acknowledgements are noted once the port has taken them, and before they are reported
     """
 
@@ -43,6 +44,7 @@ class Acks:
         on_settled: Callable[[Sequence[Record]], None],
         on_failed: Callable[..., None],
         on_unheard: Callable[[Record, Exception], None],
+        ask_for: Callable[[Mapping[MessageId, int]], None],
         durable: DurableNacks | None = None,
     ) -> None:
         self.acked = 0
@@ -54,12 +56,14 @@ class Acks:
         self._on_settled = on_settled
         self._on_failed = on_failed
         self._on_unheard = on_unheard
+        self._ask_for = ask_for
         self._durable = durable
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
         self._waiters: dict[MessageId, list[asyncio.Future[Exception | None]]] = {}
         self._soon = port.acknowledge_soon if durable is None and isinstance(port, SupportsNowait) else None
-        self._calls: dict[Record, Waiter | _Several] = {}
+        self._calls: dict[Record, Waiter | _Several | None] = {}
+        """Who waits for the outcome of each; None: nobody."""
         self._done = self._ended  # one object, by which the port knows those that it may end together
         self._all_answered: asyncio.Future[None] | None = None
         self._is_over = False
@@ -115,20 +119,18 @@ class Acks:
             return
         if self._is_over:
             raise ClosedError("the consumer")
-        call = None if record is None else self._calls.get(record)
-        if record is not None and call is not None:
-            several = self._calls[record] = call if isinstance(call, _Several) else _Several([call])
-            several.add(waiter)
+        if record is not None and record in self._calls:
+            if waiter is not None:
+                call = self._calls[record]
+                if not isinstance(call, _Several):
+                    call = self._calls[record] = _Several([] if call is None else [call])
+                call.waiters.append(waiter)
             return
         if record is None:
             record = states.begin_ack(message_id)
         else:
             states.start_ack(record)
-        self._begin(record, _Several([]) if waiter is None else waiter)
-
-    def _begin(self, record: Record, call: Waiter | _Several) -> None:
-        """Have the port acknowledge what was noted as being so."""
-        self._calls[record] = call
+        self._calls[record] = waiter
         try:
             self._soon(record.id, record, self._done)  # type: ignore[misc]  # there is one, or this is not called
         except Exception as error:
@@ -153,11 +155,11 @@ class Acks:
             for record in records:
                 self._failed(record, error)
         for record, call in zip(records, calls, strict=True):
-            if not isinstance(call, _Several):
-                if not call.done():
-                    _resolve(call, error)
+            if isinstance(call, _Several):
+                if call.end(error):
                     continue
-            elif call.end(error):
+            elif call is not None and not call.done():
+                _resolve(call, error)
                 continue
             if error is not None and not self._is_over:
                 self._on_unheard(record, error)  # whoever waited was cancelled, or nobody did
@@ -241,7 +243,10 @@ class Acks:
         while True:
             await self._has_copies.wait()
             some = [self._copies.popleft() for _ in range(min(len(self._copies), most))]
-            some = [each for each in some if self._is_acked_again(each)]
+            outdated = [each for each in some if not self._is_acked_again(each)]
+            if outdated:
+                some = [each for each in some if self._is_acked_again(each)]
+                self._ask_for({each: -1 for each in outdated if self._states.was_wrongly_hidden(each)})
             if not self._copies:
                 self._has_copies.clear()
             try:
@@ -278,17 +283,12 @@ class Acks:
 
 
 class _Several:
-    """The calls that wait for one acknowledgement, where that is not just one: none, too."""
+    """The calls that wait for one acknowledgement, where they are more than one."""
 
     __slots__ = ("waiters",)
 
     def __init__(self, waiters: list[Waiter]) -> None:
         self.waiters = waiters
-
-    def add(self, waiter: Waiter | None) -> None:
-        """Add a call; None: one that does not wait."""
-        if waiter is not None:
-            self.waiters.append(waiter)
 
     def end(self, error: Exception | None) -> bool:
         """Tell all who wait; return whether anybody did."""

@@ -57,6 +57,11 @@ class ObjectHome:
         self._claim: Claim | None = None
         self._is_given_up = False
 
+    @property
+    def place(self) -> str:
+        """Return the address of the store, for errors."""
+        return self._requests.url
+
     def part(self) -> Self:
         """Return a home that is to own something; one of what is owned is owned already."""
         return copy(self)
@@ -195,7 +200,7 @@ class ObjectHome:
                 raise LogFencedError(log)
             slot = state.tail + 1
             manifest = state.manifest.taken_over(entry.epoch, entry.writer, slot)
-            data = encode(MANIFEST, slot, manifest.fields())
+            data = encode(MANIFEST, slot, manifest.fields(), owner=log)
             if self._requests.create(folder.key(slot_name(slot)), data):
                 names = folder.names()
                 if last_slot(names) == slot:
