@@ -81,11 +81,11 @@ def accuracy(
     bounds_ms = _bounds(delay_classes)
     _check_percentiles(percentiles)
     df = with_sound_times(df)
+    sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).persist()
     if event == "redeliver":
         df = df.where(~(sf.col("event") == event) | ~sf.col("reason").eqNullSafe(ASKED_AGAIN))
     step = slice_ms(starved_ms)
     counted = counts(nacks_and_ends(df, event), bounds_ms, step).persist()
-    sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).persist()
     ends = sources.groupBy(consumer_hash().alias("consumer")).agg(sf.max("end_ms").alias("end_ms"))
     names = sf.broadcast(sources.select(*GROUP, group_hash().alias("group")).distinct())
     lateness = _lateness(histogram(counted), percentiles, early_ms, late_ms).join(names, "group")

@@ -206,17 +206,22 @@ def test_what_comes_twice(found: Tables) -> None:
 
 
 def test_requests_stand_for_arrivals(spark: SparkSession) -> None:
-    """In traces without arrivals the lateness is that of the requests, not of those that are made again."""
+    """In traces without arrivals the lateness is that of the requests, not of those that are made again.
+
+    These only tell that their consumer goes on.
+    """
     df = events(
         spark,
         {"event": "nack", "time_ms": 0, "entry": 1, "delay_ms": 100, "deadline_ms": 100},
         {"event": "redeliver", "time_ms": 103, "entry": 1, "deadline_ms": 100, "actual_ms": 103, "attempt": 1},
         {"event": "redeliver", "time_ms": 9_000, "entry": 1, "deadline_ms": 100, "actual_ms": 9_000, "attempt": 1,
          "reason": "asked again"},
+        {"event": "nack", "time_ms": 0, "entry": 2, "delay_ms": 200, "deadline_ms": 200},
     )  # fmt: skip
     found = pipeline.accuracy(df, event="redeliver")
     (row,) = found.lateness.collect()
     assert (row.arrivals, row.delay_class, row.max_ms) == (1, "0-1 s", 3)
+    assert of_topics(found.starvation.collect(), "t") == [("t", "s", 200, 9_000, 8_800, 1, False, None)]
     assert found.beyond.collect() == []
 
 
