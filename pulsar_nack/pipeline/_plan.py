@@ -28,6 +28,8 @@ from .schemas import MAX_TIME_MS, METADATA, TRACE
 _MOST_BITS: Final = 30
 _STREAM: Final = ("topic", "partition", "subscription")
 _ARRIVAL: Final = ("time_ms", "delay_ms", "ledger", "entry", "message_partition", "batch_index")
+_ORDER: Final = ("time_ms", "ledger", "entry", "batch_index", "message_partition", "delay_ms")
+"""The order in which an index is built: its bytes may depend on it."""
 _NACKS: Final = ("event", "topic", "subscription", "time_ms", "partition", "ledger", "entry", "batch_index", "delay_ms")
 _DELAYED: Final = ("topic", "partition", "ledger_id", "entry_id", "publish_time", "deliver_at")
 _MEASURED: Final = StructType(
@@ -88,7 +90,7 @@ def plan(df: DataFrame, *, kind: str | None = None, max_bits: int = 16) -> DataF
     keys = [*_STREAM, "at_ms", "bits"]
     bits = f.explode(f.sequence(f.lit(0), f.lit(max_bits))).alias("bits")
     waiting = _waiting(arrivals).select(*_STREAM, "at_ms", *_ARRIVAL, bits)
-    ordered = waiting.repartition(*keys).sortWithinPartitions(*keys, "time_ms", "ledger", "entry", "batch_index")
+    ordered = waiting.repartition(*keys).sortWithinPartitions(*keys, *_ORDER)
     measured = ordered.mapInArrow(_measurer(chosen), _MEASURED)
     return measured.groupBy(*_STREAM).applyInArrow(_planner(chosen), PLAN)
 

@@ -288,7 +288,8 @@ def plan(events: list[Event], *, max_bits: int) -> list[Row]:
             if waiting > most:
                 most, moment = waiting, at * step
         here = [e for e in found if e["time_ms"] < moment <= e["time_ms"] + e["delay_ms"]]
-        here.sort(key=lambda e: (e["time_ms"], e["ledger"], e["entry"], e["batch_index"]))
+        order = ("time_ms", "ledger", "entry", "batch_index", "partition", "delay_ms")
+        here.sort(key=lambda event: tuple(event[name] for name in order))
         if here:
             stream = {"topic": topic, "partition": -1, "subscription": subscription, "kind": "nack", "at_ms": moment}
             rows += [stream | row for row in planned(here, moment, max_bits)]
