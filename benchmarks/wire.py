@@ -24,6 +24,7 @@ from typing import Any
 
 from _report import Report
 from _targets import Targets, ratio
+from _wire_blocks import REACH_MS, ROWS, measured
 
 HERE = Path(__file__).parent
 SIDES = {
@@ -261,6 +262,20 @@ def memory(bench: Bench) -> None:
     )
 
 
+def blocks(bench: Bench) -> None:
+    """How long the loop stands still."""
+    rows: list[list[object]] = []
+    for row, (shown, _) in ROWS.items():
+        found = measured(row, is_quick=bench.is_quick)
+        rows.append([shown, found["longest_ms"], found.get("memory_mb"), found.get("shown")])
+        bench.targets.check(f"loop blocks, {row}: ms", found["longest_ms"], REACH_MS)
+    bench.report.table(
+        f"Loop blocks (to reach: {REACH_MS:g} ms of CPU)",
+        ("what comes", "longest callback, ms of CPU", "memory more, MB", "shown"),
+        rows,
+    )
+
+
 def at(values: Sequence[float], share: float) -> float:
     """Return a percentile."""
     ordered = sorted(values)
@@ -274,6 +289,7 @@ CASES = {
     "deadlines": errors,
     "sustained": streams,
     "memory": memory,
+    "blocks": blocks,
 }
 
 
