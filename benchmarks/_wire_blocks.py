@@ -16,7 +16,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,11 +72,11 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _attack(name: str, take: int) -> Callable[[bool], Awaitable[dict[str, float]]]:
+def _attack(name: str, take: int) -> Callable[[bool], Coroutine[Any, Any, dict[str, float]]]:
     return lambda is_quick: attacked(name, take, is_quick=is_quick)
 
 
-ROWS: dict[str, tuple[str, Callable[[bool], Awaitable[dict[str, float]]]]] = {
+ROWS: dict[str, tuple[str, Callable[[bool], Coroutine[Any, Any, dict[str, float]]]]] = {
     "batch": ("a batch of 1 000 000 in 9 KB, of which 20 000 are received", _attack("batch", 20_000)),
     "many batches": ("500 batches of 1 000 in 60 KB, of which 20 000 are received", _attack("many batches", 20_000)),
     "swollen": ("a message of 128 MB in 130 KB", _attack("swollen", 1)),

@@ -71,7 +71,9 @@ def parse_service_url(url: str) -> tuple[Address, ...]:
 def _parse_host(text: str, scheme: str, url: str) -> Address:
     match = _HOST.fullmatch(text.strip())
     if match is None or len(text) > _MOST_LETTERS or not text.isprintable():
-        raise InvalidArgumentError("url", url, f"hosts as name:port, not {quoted(without_credentials(text))}: {_EXPECTED}")
+        raise InvalidArgumentError(
+            "url", url, f"hosts as name:port, not {quoted(without_credentials(text))}: {_EXPECTED}"
+        )
     port = int(match["port"]) if match["port"] else _DEFAULT_PORTS[scheme]
     if not 0 < port < 65_536:
         raise InvalidArgumentError("url", url, f"ports from 1 to 65535, not {port}")

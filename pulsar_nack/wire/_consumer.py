@@ -43,6 +43,7 @@ from ._chunks import Chunks
 from ._core import Core
 from ._deliveries import EntryReader
 from ._heads import MessageHead
+from ._inbox import Queued, queued
 from ._pausing import Pausing
 from ._permits import Permits
 from ._redeliveries import MOST_IDS, Redeliveries
@@ -50,10 +51,11 @@ from ._refusals import as_text, is_busy, is_transient
 from ._resuming import Resuming
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
+from ._unread import Unread
 
 T = TypeVar("T")
 _EARLIEST: Final = MessageId(-1, -1)
-Sink = Callable[[Delivery, "TopicConsumer"], None]
+Sink = Callable[[Delivery | Unread, "TopicConsumer"], None]
 
 _CLOSE_TIMEOUT_S: Final = 5.0
 _LASTING_S: Final = 1.0
@@ -83,7 +85,7 @@ class TopicConsumer:
     :param core: the client's
     :param topic: the full name, of a partition too
     :param options: of the subscription
-    :param sink: gets each delivery, in order, synchronously; see :meth:`taken`
+    :param sink: gets each delivery, and what is not read yet, in order, synchronously; see :meth:`taken`
     :param partition: its number, -1 where there are none
     :param told: called with what happens to its sessions
     :param unreadable: called when a message comes that cannot be read for want of something in this process; it is not
@@ -142,7 +144,7 @@ class TopicConsumer:
             partition,
             self._ack_sets,
             self._chunks,
-            max_bytes=core.options.max_frame_bytes,
+            options=core.options,
             now_ms=core.clock.now_ms,
         )
         most = sys.maxsize if options.only_one_gets_messages else MOST_IDS  # there one rewind is enough for all
@@ -424,7 +426,7 @@ class TopicConsumer:
             self._on_arrival(head, *self._reader.read_other(head, rest))
             return
         if self._rewinds or self._resuming is not None or self._mean_bytes is None or self._pausing.is_in_use:
-            self._on_arrival(head, 1, [delivery])
+            self._on_arrival(head, 1, delivery)
             return
         self._permits.out -= 1
         if not self._is_seeking:  # the session ends with it
@@ -434,7 +436,7 @@ class TopicConsumer:
             self._prefetched.bytes += size
             self._sink(delivery, self)
 
-    def _on_arrival(self, head: MessageHead, permits: int, deliveries: list[Delivery]) -> None:
+    def _on_arrival(self, head: MessageHead, permits: int, found: Delivery | Unread | None) -> None:
         self._permits.used(permits)
         if self._is_seeking:
             return
@@ -444,37 +446,39 @@ class TopicConsumer:
         if self._resuming is not None and self._is_acked((head.ledger, head.entry)):
             self._free(permits)
             return
-        if deliveries and isinstance(deliveries[0].error, MissingExtraError) and self._unreadable is not None:
-            self._unreadable(deliveries[0].error)
-            self._arrived_in_vain(head, permits, deliveries)
+        error = found.error if isinstance(found, Delivery) else None
+        if isinstance(error, MissingExtraError) and self._unreadable is not None:
+            self._unreadable(error)
+            self._arrived_in_vain(head, permits, found)
             return
         if self._pausing.is_in_use:
             if self._pausing.is_paused and not self._options.only_one_gets_messages:
-                self._arrived_in_vain(head, permits, deliveries)
+                self._arrived_in_vain(head, permits, found)
                 return
-            times = self._pausing.returned((head.ledger, head.entry))
-            for delivery in deliveries:
-                delivery.redelivery_count = max(delivery.redelivery_count - times, 0)
-        shown = len(deliveries)
+            if found is not None:
+                times = self._pausing.returned((head.ledger, head.entry))
+                found.redelivery_count = max(head.redelivery_count - times, 0)
+        shown = size = 0
+        if found is not None:
+            _, shown, size = queued(found)
         if shown != permits:
             self._free(permits - shown)
             self._set_chunk_timer()
         self._queued += shown
-        size = len(deliveries[0].data) if shown == 1 else sum([len(delivery.data) for delivery in deliveries])
         self._queued_bytes += size
         self._prefetched.bytes += size
-        sink = self._sink
-        for delivery in deliveries:
-            sink(delivery, self)
+        if found is not None:
+            self._sink(found, self)
         if self._mean_bytes is None:
             self._permit_by_size()
 
-    def _arrived_in_vain(self, head: MessageHead, permits: int, deliveries: Sequence[Delivery]) -> None:
+    def _arrived_in_vain(self, head: MessageHead, permits: int, found: Delivery | Unread | None) -> None:
         """Give an entry back, and unfinished chunked messages, as nothing is shown now."""
         self._free(permits)
         if self._options.only_one_gets_messages:
             return  # no other consumer would get it
-        places = {(head.ledger, head.entry), *_positions(each.id for each in deliveries), *self._chunks.positions()}
+        ids = () if found is None else (found.id,)
+        places = {(head.ledger, head.entry), *_positions(ids), *self._chunks.positions()}
         self._chunks.clear()
         self._set_chunk_timer()
         self._pausing.arrived(sorted(places), is_last=self._permits.out <= 0)
@@ -490,6 +494,16 @@ class TopicConsumer:
         self._prefetched.bytes -= size
         if self._resuming is not None:
             self._resuming.taken(delivery.id)
+
+    def read(self, unread: Unread, messages: int, size: int) -> None:
+        """Learn by how many messages and bytes reading an entry of the present epoch has changed what is here."""
+        self._queued_bytes += size
+        self._prefetched.bytes += size
+        if messages:
+            self._queued += messages
+            self._free(-messages)
+        if unread.is_acked:
+            self._acks.add_all({(unread.head.ledger, unread.head.entry): 0}, lambda _: None)
 
     def _free(self, messages: int) -> None:
         permits = self._permits.free(messages)
@@ -507,21 +521,21 @@ class TopicConsumer:
         if permits and self._session is not None:
             self._session.permit(permits)
 
-    def pause(self, queued: Sequence[Delivery], *, is_idle: bool = False) -> None:
+    def pause(self, queued: Sequence[Queued], *, is_idle: bool = False) -> None:
         """Give back what was delivered and not taken, and fetch nothing until :meth:`resume`.
 
         On Exclusive and Failover no other consumer would get it: it stays.
 
-        :param queued: deliveries of the present epoch, which the sink drops; on Exclusive and Failover none
+        :param queued: what waits of the present epoch, and the sink drops; on Exclusive and Failover nothing
         :param is_idle: nothing that was taken is unsettled, so that a new session costs nothing
         """
         self._permits.is_held = True
         self._pausing.pause()
-        self._queued -= len(queued)
-        size = sum(len(each.data) for each in queued)
+        messages, size = sum(each.messages for each in queued), sum(each.bytes for each in queued)
+        self._queued -= messages
         self._queued_bytes -= size
         self._prefetched.bytes -= size
-        self._free(len(queued))
+        self._free(messages)
         if not self._options.only_one_gets_messages:
             places = dict.fromkeys((*_positions(each.id for each in queued), *self._chunks.positions()))
             self._chunks.clear()

@@ -10,6 +10,8 @@ from typing import TypeVar
 from ..consumer import AcksDone, Delivery
 from ..errors import BrokerError
 from ..ids import MessageId
+from ._inbox import Queued
+from ._unread import Unread
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -58,6 +60,9 @@ class Departed:
     def taken(self, delivery: Delivery) -> None:
         """Do nothing."""
 
+    def read(self, unread: Unread, messages: int, size: int) -> None:
+        """Do nothing."""
+
     def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:  # noqa: ARG002
         """Have it done."""
         self._tell()
@@ -79,7 +84,7 @@ class Departed:
     def want(self) -> None:
         """Do nothing."""
 
-    def pause(self, queued: Sequence[Delivery], *, is_idle: bool) -> None:
+    def pause(self, queued: Sequence[Queued], *, is_idle: bool) -> None:
         """Do nothing."""
 
     def resume(self) -> None:

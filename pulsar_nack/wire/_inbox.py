@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..consumer import Delivery
+from ..ids import MessageId
+from ._unread import Unread, read_some
 
 
 class Source(Protocol):
@@ -21,6 +23,20 @@ class Source(Protocol):
     def taken(self, delivery: Delivery) -> None:
         """Note that a delivery was received, so that there is room for another."""
 
+    def read(self, unread: Unread, messages: int, size: int) -> None:
+        """Learn by how many messages and bytes reading has changed what is here."""
+
+
+class Queued(NamedTuple):
+    """Messages that wait, of which none was received.
+
+    :param id: of the first, in the entry of all
+    """
+
+    id: MessageId
+    messages: int
+    bytes: int
+
 
 class WireInbox:
     """First in, first out. What came before its source lost the connection is dropped: it comes again.
@@ -32,20 +48,25 @@ class WireInbox:
     def __init__(self, check: Callable[[], None], before_wait: Callable[[], None] = lambda: None) -> None:
         self._check = check
         self._before_wait = before_wait
-        self._ready: deque[tuple[Delivery, Source, int]] = deque()
+        self._ready: deque[tuple[Any, Source, int]] = deque()
+        """Deliveries, and what is not read yet, with its epoch inverted: so the usual case costs one comparison."""
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._epochs: dict[Source, int] = {}
 
     def __len__(self) -> int:
         return len(self._ready)
 
-    def put(self, delivery: Delivery, source: Source) -> None:
+    def put(self, found: Delivery | Unread, source: Source) -> None:
         """Take what arrived."""
         epoch = source.epoch
         if self._epochs.get(source) != epoch:
             self.drop(source)
             self._epochs[source] = epoch
-        self._ready.append((delivery, source, epoch))
+        if type(found) is Unread:
+            self._ready.append((found, source, ~epoch))
+            self.wake_all()
+            return
+        self._ready.append((found, source, epoch))
         if self._waiters:
             self._wake_one()
 
@@ -66,17 +87,32 @@ class WireInbox:
             delivery, source, epoch = ready.popleft()
             if source.epoch == epoch:
                 source.taken(delivery)
-                return delivery
+                return delivery  # type: ignore[no-any-return]
+            if source.epoch == ~epoch and not self._read(delivery, source, epoch):
+                return None
         return None
 
-    def take_out(self, source: Source) -> list[Delivery]:
+    def _read(self, unread: Unread, source: Source, epoch: int) -> bool:
+        """Put the next messages of an entry first; return False where there are none yet: waiting calls are woken."""
+        if unread.is_opening(self.wake_all):
+            self._ready.appendleft((unread, source, epoch))
+            return False
+        deliveries = read_some(unread, source)
+        if unread.messages:
+            self._ready.appendleft((unread, source, epoch))
+        self._ready.extendleft((delivery, source, ~epoch) for delivery in reversed(deliveries))
+        if deliveries or not unread.messages:
+            return True
+        asyncio.get_running_loop().call_soon(self.wake_all)  # many are not to be shown: after others of the loop
+        return False
+
+    def take_out(self, source: Source) -> list[Queued]:
         """Take out what came from one source, but for the rest of a batch of which a part was received."""
-        items = [item for item in self._ready if item[1] is source and item[2] == source.epoch]
-        first = items[0][0].id if items else None
+        here = [each for each, of, epoch in self._ready if of is source and source.epoch in {epoch, ~epoch}]
+        first = here[0].id if here else None
         kept = first[:2] if first is not None and first.batch_index > 0 else None
-        out = [item[0] for item in items if item[0].id[:2] != kept]
         self._ready = deque(item for item in self._ready if item[1] is not source or item[0].id[:2] == kept)
-        return out
+        return [queued(each) for each in here if each.id[:2] != kept]
 
     def drop(self, source: Source) -> None:
         """Drop what came from one source."""
@@ -116,3 +152,10 @@ class WireInbox:
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+
+def queued(waiting: Delivery | Unread) -> Queued:
+    """Return how much that is."""
+    if isinstance(waiting, Unread):
+        return Queued(waiting.id, waiting.messages, waiting.bytes)
+    return Queued(waiting.id, 1, len(waiting.data))

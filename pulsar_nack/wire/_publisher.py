@@ -48,7 +48,9 @@ class WirePublisher:
             if is_transient(error):
                 raise
             topic, version = schema
-            _LOG.warning("dead letters of %s go without their schema, version %s: %s", topic, shown(version.hex()), error)
+            _LOG.warning(
+                "dead letters of %s go without their schema, version %s: %s", topic, shown(version.hex()), error
+            )
             return None
 
     async def publish(

@@ -102,7 +102,9 @@ def sends(*frames: Callable[[int], bytes]) -> Answer:
 
 def entries(*rests: bytes) -> Answer:
     """Answer the first permits of each consumer with these entries."""
-    return sends(*(lambda consumer_id, at=at, rest=rest: message(consumer_id, at, rest) for at, rest in enumerate(rests)))
+    return sends(
+        *(lambda consumer_id, at=at, rest=rest: message(consumer_id, at, rest) for at, rest in enumerate(rests))
+    )
 
 
 def answers(kind: str, **fields: Any) -> Answer:
