@@ -43,7 +43,7 @@ from ._chunks import Chunks
 from ._core import Core
 from ._deliveries import EntryReader
 from ._heads import MessageHead
-from ._inbox import Queued, queued
+from ._inbox import Queued
 from ._pausing import Pausing
 from ._permits import Permits
 from ._redeliveries import MOST_IDS, Redeliveries
@@ -451,16 +451,13 @@ class TopicConsumer:
             self._unreadable(error)
             self._arrived_in_vain(head, permits, found)
             return
-        if self._pausing.is_in_use:
-            if self._pausing.is_paused and not self._options.only_one_gets_messages:
-                self._arrived_in_vain(head, permits, found)
-                return
-            if found is not None:
-                times = self._pausing.returned((head.ledger, head.entry))
-                found.redelivery_count = max(head.redelivery_count - times, 0)
+        if self._pausing.is_in_use and self._is_given_back(head, permits, found):
+            return
         shown = size = 0
-        if found is not None:
-            _, shown, size = queued(found)
+        if isinstance(found, Delivery):
+            shown, size = 1, len(found.data)
+        elif found is not None:
+            shown, size = found.messages, found.bytes
         if shown != permits:
             self._free(permits - shown)
             self._set_chunk_timer()
@@ -471,6 +468,16 @@ class TopicConsumer:
             self._sink(found, self)
         if self._mean_bytes is None:
             self._permit_by_size()
+
+    def _is_given_back(self, head: MessageHead, permits: int, found: Delivery | Unread | None) -> bool:
+        """Give an entry back while it is paused; else leave out of the count how often it was given back."""
+        if self._pausing.is_paused and not self._options.only_one_gets_messages:
+            self._arrived_in_vain(head, permits, found)
+            return True
+        if found is not None:
+            times = self._pausing.returned((head.ledger, head.entry))
+            found.redelivery_count = max(head.redelivery_count - times, 0)
+        return False
 
     def _arrived_in_vain(self, head: MessageHead, permits: int, found: Delivery | Unread | None) -> None:
         """Give an entry back, and unfinished chunked messages, as nothing is shown now."""

@@ -113,23 +113,16 @@ class EntryReader:
         """The same for what is not plain."""
         try:
             try:
-                entry = split_entry(
-                    rest, max_metadata_bytes=self.max_metadata_bytes, max_batch_messages=self._max_batch_messages
-                )
-            except UndecodableMessageError as error:
+                entry = split_entry(rest, self.max_metadata_bytes, self._max_batch_messages)
+                if entry.metadata.compression:
+                    require_compression(entry.metadata.compression)
+            except (UndecodableMessageError, MissingExtraError) as error:
                 about = readable_metadata(rest, self.max_metadata_bytes)
-                return Arrival(self._counted(head, error.batch_size), self.unreadable(head, rest, error, about=about))
-            about = entry.metadata
-            try:
-                if about.compression:
-                    require_compression(about.compression)
-            except MissingExtraError as error:
-                return Arrival(
-                    self._counted(head, batch_size_of(about)), self.unreadable(head, rest, error, about=about)
-                )
+                size = batch_size_of(about or _NOTHING) if isinstance(error, MissingExtraError) else error.batch_size
+                return Arrival(self._counted(head, size), self.unreadable(head, rest, error, about=about))
             if self._first is not None and (head.ledger, head.entry) < self._first:
-                return Arrival(self._counted(head, batch_size_of(about)), None)
-            return self._with_more(head, entry, rest if about.compression else b"")
+                return Arrival(self._counted(head, batch_size_of(entry.metadata)), None)
+            return self._with_more(head, entry, rest)
         except InvalidArgumentError as error:
             raise ProtocolError(f"command MESSAGE: {error}") from error
 
@@ -144,13 +137,14 @@ class EntryReader:
         return Arrival(1, self._one(head, entry, stored, message_id))
 
     def _one(self, head: MessageHead, entry: Entry, stored: bytes, message_id: MessageId) -> Delivery | Unread:
-        if entry.metadata.compression:
+        metadata = entry.metadata
+        if metadata.compression:
             return Unread(self, head, entry, stored, message_id=message_id)
         try:
-            payload = unpack(entry.metadata, entry.payload, self.max_bytes)
+            payload = unpack(metadata, entry.payload, self.max_bytes)
         except UndecodableMessageError as error:
-            return self.unreadable(head, entry.payload, error, message_id, about=entry.metadata)
-        return self.delivery(message_id, head, entry.metadata, payload)
+            return self.unreadable(head, stored, error, message_id, about=metadata)
+        return self.delivery(message_id, head, metadata, payload)
 
     def unreadable(
         self,
@@ -197,7 +191,10 @@ class EntryReader:
         shown = told & ~self._before_first(head.ledger, head.entry)
         if shown != whole:
             self.ack_sets.narrow((head.ledger, head.entry), shown)
-        return Arrival(told.bit_count(), Unread(self, head, entry, stored, shown=shown) if shown else None)
+        return Arrival(
+            told.bit_count(),
+            Unread(self, head, entry, stored if entry.metadata.compression else b"", shown=shown) if shown else None,
+        )
 
     def _before_first(self, ledger: int, entry: int) -> int:
         return all_of(self._first_index) if (ledger, entry) == self._first else 0

@@ -56,7 +56,7 @@ _LEAST_MESSAGE: Final = 6  # bytes that a message of a batch takes: its metadata
 _LEAST_PROPERTY: Final = 6  # bytes that a property takes: the tags and sizes of the pair, its name and its value
 DEFAULT_MAX_METADATA_BYTES: Final = 256 << 10
 DEFAULT_MAX_BATCH_MESSAGES: Final = 1_000_000
-_FEW_PROPERTIES: Final = 100
+_FEW_BYTES: Final = 1_000  # of metadata that hold few properties, whatever they are
 _MOST_KEYS: Final = 10  # that are named of those that a payload is encrypted with
 _NO_BROKER_METADATA: Final = pb.BrokerEntryMetadata()
 
@@ -172,7 +172,7 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
     :raises UndecodableMessageError: names what is wrong; ``batch_size`` says how many messages the broker counted
     :raises MissingExtraError: the package that its compression needs is not installed
     """
-    entry = split_entry(rest)
+    entry = split_entry(rest, DEFAULT_MAX_METADATA_BYTES, DEFAULT_MAX_BATCH_MESSAGES)
     if entry.is_chunk:
         return entry
     try:
@@ -182,12 +182,7 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
         raise
 
 
-def split_entry(
-    rest: bytes | memoryview,
-    *,
-    max_metadata_bytes: int = DEFAULT_MAX_METADATA_BYTES,
-    max_batch_messages: int = DEFAULT_MAX_BATCH_MESSAGES,
-) -> Entry:
+def split_entry(rest: bytes | memoryview, max_metadata_bytes: int, max_batch_messages: int) -> Entry:
     """Read the headers of an entry; its payload is left as it came.
 
     What the headers claim is checked against the limits, and against what the payload can hold as far as that is told.
@@ -243,11 +238,9 @@ def plain_parts(rest: bytes) -> tuple[bytes, bytes] | None:
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
     """Return the payload of an entry, or of all chunks of a message together, decompressed.
 
-    :raises UndecodableMessageError: encrypted, too large, damaged, or compressed by a codec that is unknown
+    :raises UndecodableMessageError: too large, damaged, or compressed by a codec that is unknown
     :raises MissingExtraError: compressed by one that is not installed, so that others may be able to read it
     """
-    if metadata.encryption_keys:
-        raise _encrypted(metadata)
     if metadata.compression:
         return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
     if len(payload) > max_message_bytes:
@@ -275,9 +268,12 @@ def _usual_parts(rest: bytes, max_metadata_bytes: int) -> tuple[pb.MessageMetada
     if magic != MAGIC_CHECKSUM or end > len(rest) or size > max_metadata_bytes or _crc32c(rest[6:]) != told:
         return None
     try:
-        return pb.MessageMetadata.FromString(rest[_HEADERS.size : end]), rest[end:]
+        metadata = pb.MessageMetadata.FromString(rest[_HEADERS.size : end])
     except (DecodeError, UnicodeDecodeError):
         return None
+    if size > _FEW_BYTES:
+        _check_properties(metadata, size)
+    return metadata, rest[end:]
 
 
 def _broker_metadata(rest: bytes, most: int) -> tuple[pb.BrokerEntryMetadata, int]:
@@ -318,9 +314,11 @@ def _split(rest: bytes, at: int, most: int) -> tuple[pb.MessageMetadata, bytes]:
     data = rest[at + 4 : end]
     _check_metadata_size(data, most)
     try:
-        return pb.MessageMetadata.FromString(data), rest[end:]
+        metadata = pb.MessageMetadata.FromString(data)
     except (DecodeError, UnicodeDecodeError) as error:
         raise UndecodableMessageError(f"metadata: {shown(str(error))}") from error
+    _check_properties(metadata, len(data))
+    return metadata, rest[end:]
 
 
 def _damaged(rest: bytes, at: int, problem: str, most: int) -> UndecodableMessageError:
@@ -343,6 +341,14 @@ def _check_count(count: int, size: int, most: int) -> None:
     if count > most:
         problem = f"batch: {count} messages, at most {most} are taken (max_batch_messages)"
         raise UndecodableMessageError(problem, is_local=True)
+
+
+def _check_properties(metadata: pb.MessageMetadata, size: int) -> None:
+    """Refuse more properties than the bytes can hold: without names and values they take two bytes each."""
+    count = len(metadata.properties)
+    if count * _LEAST_PROPERTY > size:
+        problem = f"metadata: {count} properties in {size} bytes"
+        raise UndecodableMessageError(problem, batch_size=batch_size_of(metadata))
 
 
 def _check_metadata_size(data: bytes, most: int) -> None:
@@ -374,11 +380,6 @@ def _only_batch_size() -> Any:
 
 
 def _check_required(metadata: pb.MessageMetadata) -> None:
-    number = len(metadata.properties)
-    if number > _FEW_PROPERTIES and number * _LEAST_PROPERTY > (size := metadata.ByteSize()):
-        raise UndecodableMessageError(
-            f"metadata: {number} properties in {size} bytes: they have neither name nor value"
-        )
     if metadata.publish_time and metadata.sequence_id and metadata.producer_name:
         return
     for name in ("producer_name", "sequence_id", "publish_time"):

@@ -112,7 +112,7 @@ class WireInbox:
         first = here[0].id if here else None
         kept = first[:2] if first is not None and first.batch_index > 0 else None
         self._ready = deque(item for item in self._ready if item[1] is not source or item[0].id[:2] == kept)
-        return [queued(each) for each in here if each.id[:2] != kept]
+        return [_queued(each) for each in here if each.id[:2] != kept]
 
     def drop(self, source: Source) -> None:
         """Drop what came from one source."""
@@ -154,7 +154,7 @@ class WireInbox:
                 return
 
 
-def queued(waiting: Delivery | Unread) -> Queued:
+def _queued(waiting: Delivery | Unread) -> Queued:
     """Return how much that is."""
     if isinstance(waiting, Unread):
         return Queued(waiting.id, waiting.messages, waiting.bytes)
