@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Self, cast
 
+from .._foreign import shown
 from ..errors import BrokerError, ConnectionLostError
 from . import _pulsar_pb2 as pb
 from ._address import Address
@@ -67,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._options = options
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(max_command_bytes=options.max_command_bytes, max_topics=options.max_topics)
         self._space = memoryview(bytearray(_READ_BYTES))
         self._transport: asyncio.Transport | None = None
         self._requests = Requests(self._loop, options.request_timeout.total_seconds(), str(address))
@@ -127,8 +128,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def server_version(self) -> str:
-        """Return what the broker calls itself."""
-        return self._introduction.answer.server_version
+        """Return what the broker calls itself, cut and escaped."""
+        return shown(self._introduction.answer.server_version)
 
     @property
     def features(self) -> pb.FeatureFlags:
@@ -138,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def max_message_bytes(self) -> int:
         """Return the size of the largest message."""
-        told = self._introduction.answer.max_message_size
+        told = max(self._introduction.answer.max_message_size, 0)
         return min(told or self._options.max_message_bytes, self._options.max_frame_bytes)
 
     # --- who uses it ---

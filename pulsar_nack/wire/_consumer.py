@@ -24,6 +24,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .._delays import delay_ms
+from .._foreign import shown
 from ..consumer import AcksDone, Delivery, SessionEvent
 from ..errors import (
     BrokerError,
@@ -824,7 +825,7 @@ class TopicConsumer:
                     "%s: of the chunked message %s %d of %d parts are here, and went back to the broker %d times; "
                     "is its producer gone, or is there too little room? It goes on at longer and longer intervals",
                     self.topic,
-                    given_up.uuid,
+                    shown(given_up.uuid),
                     given_up.here,
                     given_up.of,
                     given_up.times,

@@ -10,7 +10,7 @@ from ..errors import InvalidArgumentError, MissingExtraError, ProtocolError, Und
 from ..ids import MessageId, Position, _delivered_id
 from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
-from ._chunks import Chunks, Part, Whole
+from ._chunks import Chunks, Part, Whole, short_uuid
 from ._compression import require_compression
 from ._delivery import (
     plain_delivery,
@@ -29,6 +29,7 @@ from ._entries import (
     properties_of,
     readable_metadata,
     split_entry,
+    text_of,
     unpack,
 )
 from ._heads import MessageHead
@@ -207,7 +208,7 @@ class EntryReader:
             impossible = f"chunk: number {metadata.chunk_id} of {metadata.num_chunks_from_msg}"
             return self.unreadable(head, entry.payload, UndecodableMessageError(impossible), about=metadata)
         part = Part(
-            uuid=metadata.uuid,
+            uuid=short_uuid(text_of(metadata.uuid)),
             index=metadata.chunk_id,
             count=metadata.num_chunks_from_msg,
             total_bytes=metadata.total_chunk_msg_size,
