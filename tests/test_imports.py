@@ -118,6 +118,7 @@ def test_is_bounded() -> None:
     assert parts <= {
         "_connect",
         "_delays",
+        "_foreign",
         "_version",
         "backoff",
         "clock",

@@ -20,6 +20,7 @@ from ._authentication import (
 from ._client import Client
 from ._oauth2 import OAuth2Authentication
 from ._options import ClientOptions
+from ._pool import ClientStatistics
 from ._port import WirePort
 from ._producer import Producer, Producing
 from ._producer_options import ProducerOptions
@@ -32,6 +33,7 @@ __all__ = [
     "BasicAuthentication",
     "Client",
     "ClientOptions",
+    "ClientStatistics",
     "KeyShared",
     "NoAuthentication",
     "OAuth2Authentication",

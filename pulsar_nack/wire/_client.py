@@ -18,7 +18,7 @@ from ._address import parse_service_url
 from ._core import Core
 from ._lookup import Lookup
 from ._options import ClientOptions
-from ._pool import Pool
+from ._pool import ClientStatistics, Pool
 from ._port import WirePort, no_queue, traits_of
 from ._producer import Producer, Producing
 from ._schema_info import SchemaInfo
@@ -194,6 +194,10 @@ class Client:
         if version is not None and not isinstance(version, bytes):
             raise InvalidArgumentError("version", version, "bytes, as a message's schema_version, or None")
         return await self._core().lookup.schema(normalize(topic), version)
+
+    def statistics(self) -> ClientStatistics:
+        """Return counts of its connections: lost, made again, failed; all 0 before anything was asked of it."""
+        return Pool(self._url).statistics() if self._made is None else self._made.pool.statistics()
 
     def _check_open(self) -> None:
         if self._is_closed:

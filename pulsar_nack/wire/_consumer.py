@@ -61,7 +61,7 @@ Sink = Callable[[Delivery | Unread, "TopicConsumer"], None]
 _CLOSE_TIMEOUT_S: Final = 5.0
 _LASTING_S: Final = 1.0
 """Sessions that end sooner, one after the other, are begun at longer and longer intervals."""
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 _INT64: Final = 1 << 63
 _MUCH_MORE: Final = 2
 _MANY: Final = 100

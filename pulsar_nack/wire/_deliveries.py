@@ -158,6 +158,9 @@ class EntryReader:
     ) -> Delivery:
         """Return the delivery of what cannot be read, with what is said about it as far as that is known."""
         own = _NOTHING if about is None or is_batch(about) else about
+        for raised in (error, error.__cause__, error.__context__):
+            if raised is not None:
+                raised.__traceback__ = None  # whose frames would keep the entry's bytes once more
         return Delivery(
             id=message_id or _delivered_id((head.ledger, head.entry, self.partition, -1), self.extras),
             data=stored,

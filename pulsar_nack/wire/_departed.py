@@ -14,7 +14,7 @@ from ._inbox import Queued
 from ._unread import Unread
 
 T = TypeVar("T")
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("pulsar_nack.wire")
 
 
 class Departed:

@@ -93,6 +93,8 @@ class FrameDecoder:
         self._kept = bytearray()  # the beginning of a frame
         self._needed = 0  # bytes that have to be there before a look at it can help
         self._offset = 0  # of what is kept, in all that ever came in
+        self.frames = 0
+        """How many were complete."""
 
     @property
     def kept_bytes(self) -> int:
@@ -124,6 +126,7 @@ class FrameDecoder:
         if at < len(data):
             self._kept += memoryview(data)[at:]
         self._offset += at
+        self.frames += len(frames)
         return frames
 
     def _cut(self, data: bytes, frames: list[Frame | MessageFrame], read_head: ReadHead | None) -> int:

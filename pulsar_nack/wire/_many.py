@@ -22,7 +22,7 @@ from ._selection import Directory, Selection, name_of
 from ._together import MOST_AT_ONCE, each_tried, together
 
 T = TypeVar("T")
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 _MOST_DEPARTED: Final = 10_000
 """Topics that were deleted and are still known."""
 

@@ -30,7 +30,7 @@ _LATENCY_S: Final = 0.0005
 _MOST_ASKED: Final = 100
 _MOST_AHEAD: Final = 50_000
 """How many messages are fetched ahead in all, where there are many topics or partitions."""
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 
 
 class WirePort:

@@ -25,7 +25,7 @@ from ._topics import partition_name
 _LOOK_AGAIN_S: Final = 60.0
 """How often is looked for new partitions."""
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 
 
 class Producer:
