@@ -74,7 +74,8 @@ def mutated(chance: random.Random, consumer_id: int, producer_id: int) -> Iterat
         frame = bytearray(struct.pack(">II", 4 + len(body) + len(rest), len(body)) + body + rest)
         if chance.random() < 0.1:
             chance.choice(MUTATORS)(frame, chance)
-        yield bytes(frame)
+        if frame:
+            yield bytes(frame)
 
 
 def _addressed(one: Recorded, consumer_id: int, producer_id: int, chance: random.Random) -> pb.BaseCommand:
@@ -125,7 +126,7 @@ class Fuzz:
         frames = mutated(self._chance, 1, 1)
         before, warm = peak_mb(), min(1_000, self._frames // 4)
         ran: Any = asyncio.Handle._run
-        asyncio.Handle._run = self._measured(ran)  # type: ignore[method-assign, assignment]
+        asyncio.Handle._run = self._measured(ran)  # type: ignore[method-assign]
         try:
             for number in range(self._frames):
                 if number == warm:

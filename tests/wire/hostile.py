@@ -9,19 +9,25 @@ serves one of them on loopback, prints the port, and ends with its standard inpu
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 import sys
+import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import google_crc32c
 
+from pulsar_nack.wire import Client, ClientOptions
 from pulsar_nack.wire import _pulsar_pb2 as pb
+from tests.patience import processor_slowness
 from tests.wire.fake_broker import Answer, Call, FakeBroker, as_usual
 from tests.wire.frames import command, frame, message_rest
 from tests.wire.served import served
 
+TOKEN: Final = "SECRET-TOKEN-123"
 MADE: Final = 1_000_000
 """Messages in a batch."""
 
@@ -56,12 +62,12 @@ def swollen(size: int) -> bytes:
 
 def with_properties(count: int) -> bytes:
     """Return a message with so many properties."""
-    return _with_metadata(about().SerializeToString() + b"\x22\x06\x0a\x01a\x12\x01b" * count)
+    return with_metadata(about().SerializeToString() + b"\x22\x06\x0a\x01a\x12\x01b" * count)
 
 
 def with_empty_properties(count: int) -> bytes:
     """Return a message with so many properties that have neither a name nor a value, in two bytes each."""
-    return _with_metadata(about().SerializeToString() + b"\x22\x00" * count)
+    return with_metadata(about().SerializeToString() + b"\x22\x00" * count)
 
 
 def batch_with_properties(count: int, each: int) -> bytes:
@@ -76,7 +82,8 @@ def chunk(uuid: str, index: int = 0, count: int = 2, payload: bytes = b"xx") -> 
     return message_rest(of_chunk, payload)
 
 
-def _with_metadata(metadata: bytes, payload: bytes = b"x") -> bytes:
+def with_metadata(metadata: bytes, payload: bytes = b"x") -> bytes:
+    """Return a message with these bytes as its metadata."""
     checked = struct.pack(">I", len(metadata)) + metadata + payload
     return b"\x0e\x01" + struct.pack(">I", google_crc32c.value(checked)) + checked
 
@@ -121,6 +128,46 @@ def then(*later: Callable[[Call], None]) -> Answer:
             each(call)
 
     return answer
+
+
+class Blocked:
+    """The longest callback of the loop, in ms of the thread's processor time."""
+
+    longest_ms = 0.0
+
+    def check(self) -> None:
+        """No callback took more than 20 ms."""
+        assert self.longest_ms < 20 * processor_slowness()
+
+
+@contextmanager
+def blocked() -> Iterator[Blocked]:
+    """Measure; without the collector, which also walks what pytest holds."""
+    found, ran = Blocked(), asyncio.Handle._run
+
+    def measured(handle: asyncio.Handle) -> None:
+        began = time.thread_time_ns()
+        ran(handle)
+        found.longest_ms = max(found.longest_ms, (time.thread_time_ns() - began) / 1e6)
+
+    asyncio.Handle._run = measured  # type: ignore[method-assign, assignment]
+    gc.disable()
+    try:
+        yield found
+    finally:
+        gc.enable()
+        asyncio.Handle._run = ran  # type: ignore[method-assign]
+
+
+def client_of(broker: FakeBroker, **options: Any) -> Client:
+    """Return a client; of a broker with TLS one that has a token."""
+    return Client(broker.url, ClientOptions(request_timeout=3, **options), dial=broker.dial)
+
+
+def assert_fit(text: str) -> None:
+    """It may be shown on a terminal, and in a log."""
+    assert text.isprintable()
+    assert len(text) < 700
 
 
 SCRIPTS: Final[dict[str, Callable[[], Iterable[tuple[str, Answer]]]]] = {
