@@ -43,6 +43,7 @@ from ._ack_sets import AckSets
 from ._chunks import Chunks
 from ._core import Core
 from ._deliveries import EntryReader
+from ._delivery import Item
 from ._heads import MessageHead
 from ._inbox import Queued
 from ._pausing import Pausing
@@ -56,7 +57,7 @@ from ._unread import Unread
 
 T = TypeVar("T")
 _EARLIEST: Final = MessageId(-1, -1)
-Sink = Callable[[Delivery | Unread, "TopicConsumer"], None]
+Sink = Callable[[Item | Unread, "TopicConsumer"], None]
 
 _CLOSE_TIMEOUT_S: Final = 5.0
 _LASTING_S: Final = 1.0
@@ -86,7 +87,7 @@ class TopicConsumer:
     :param core: the client's
     :param topic: the full name, of a partition too
     :param options: of the subscription
-    :param sink: gets each delivery, and what is not read yet, in order, synchronously; see :meth:`taken`
+    :param sink: gets each message, and entries that are not read yet, in order, synchronously; see :meth:`taken`
     :param partition: its number, -1 where there are none
     :param told: called with what happens to its sessions
     :param unreadable: called when a message comes that cannot be read for want of something in this process; it is not
@@ -422,22 +423,22 @@ class TopicConsumer:
         session = self._session
         if session is None or session.consumer_id != head[0]:
             return
-        delivery = self._reader.plain(head, rest)
-        if delivery is None:
+        item = self._reader.plain(head, rest)
+        if item is None:
             self._on_arrival(head, *self._reader.read_other(head, rest))
             return
         if self._rewinds or self._resuming is not None or self._mean_bytes is None or self._pausing.is_in_use:
-            self._on_arrival(head, 1, delivery)
+            self._on_arrival(head, 1, item)
             return
         self._permits.out -= 1
         if not self._is_seeking:  # the session ends with it
-            size = len(delivery.data)
+            size = len(item[0])
             self._queued += 1
             self._queued_bytes += size
             self._prefetched.bytes += size
-            self._sink(delivery, self)
+            self._sink(item, self)
 
-    def _on_arrival(self, head: MessageHead, permits: int, found: Delivery | Unread | None) -> None:
+    def _on_arrival(self, head: MessageHead, permits: int, found: Item | Unread | None) -> None:
         self._permits.used(permits)
         if self._is_seeking:
             return
@@ -452,13 +453,16 @@ class TopicConsumer:
             self._unreadable(error)
             self._arrived_in_vain(head, permits, found)
             return
-        if self._pausing.is_in_use and self._is_given_back(head, permits, found):
-            return
+        if self._pausing.is_in_use:
+            if self._pausing.is_paused and not self._options.only_one_gets_messages:
+                self._arrived_in_vain(head, permits, found)
+                return
+            found = self._counted(head, found)
         shown = size = 0
-        if isinstance(found, Delivery):
-            shown, size = 1, len(found.data)
-        elif found is not None:
+        if isinstance(found, Unread):
             shown, size = found.messages, found.bytes
+        elif found is not None:
+            shown, size = 1, len(found[0] if isinstance(found, tuple) else found.data)
         if shown != permits:
             self._free(permits - shown)
             self._set_chunk_timer()
@@ -470,29 +474,34 @@ class TopicConsumer:
         if self._mean_bytes is None:
             self._permit_by_size()
 
-    def _is_given_back(self, head: MessageHead, permits: int, found: Delivery | Unread | None) -> bool:
-        """Give an entry back while it is paused; else leave out of the count how often it was given back."""
-        if self._pausing.is_paused and not self._options.only_one_gets_messages:
-            self._arrived_in_vain(head, permits, found)
-            return True
-        if found is not None:
-            times = self._pausing.returned((head.ledger, head.entry))
-            found.redelivery_count = max(head.redelivery_count - times, 0)
-        return False
+    def _counted(self, head: MessageHead, found: Item | Unread | None) -> Item | Unread | None:
+        """Leave out of the count of redeliveries how often an entry was given back."""
+        times = self._pausing.returned((head.ledger, head.entry))
+        if found is None or not times:
+            return found
+        if isinstance(found, tuple):
+            found = self.opened(found)
+        found.redelivery_count = max(head.redelivery_count - times, 0)
+        return found
 
-    def _arrived_in_vain(self, head: MessageHead, permits: int, found: Delivery | Unread | None) -> None:
+    def _arrived_in_vain(self, head: MessageHead, permits: int, found: Item | Unread | None) -> None:
         """Give an entry back, and unfinished chunked messages, as nothing is shown now."""
         self._free(permits)
         if self._options.only_one_gets_messages:
             return  # no other consumer would get it
-        ids = () if found is None else (found.id,)
+        ids = () if found is None or isinstance(found, tuple) else (found.id,)
         places = {(head.ledger, head.entry), *_positions(ids), *self._chunks.positions()}
         self._chunks.clear()
         self._set_chunk_timer()
         self._pausing.arrived(sorted(places), is_last=self._permits.out <= 0)
 
-    def taken(self, delivery: Delivery) -> None:
-        """Note that a delivery of the present epoch was received, so that there is room for another."""
+    def opened(self, item: Item) -> Delivery:
+        """Return the delivery of a message that the sink got."""
+        return self._reader.opened(item)
+
+    def taken(self, item: Item) -> Delivery:
+        """Return the delivery of a message of the present epoch as it is received: there is room for another."""
+        delivery = self._reader.opened(item)
         if not self._has_queue:
             self._permits.is_held = True  # until a call waits for the next one
         self._free(1)  # first: while it still counts as here it tells the size of messages
@@ -502,6 +511,7 @@ class TopicConsumer:
         self._prefetched.bytes -= size
         if self._resuming is not None:
             self._resuming.taken(delivery.id)
+        return delivery
 
     def read(self, unread: Unread, messages: int, size: int) -> None:
         """Learn by how many messages and bytes reading an entry of the present epoch has changed what is here."""

@@ -10,6 +10,7 @@ from typing import TypeVar
 from ..consumer import AcksDone, Delivery
 from ..errors import BrokerError
 from ..ids import MessageId
+from ._delivery import Item
 from ._inbox import Queued
 from ._unread import Unread
 
@@ -57,8 +58,11 @@ class Departed:
     async def unsubscribe(self) -> None:
         """Do nothing."""
 
-    def taken(self, delivery: Delivery) -> None:
-        """Do nothing."""
+    def opened(self, item: Item) -> Delivery:  # noqa: ARG002
+        """Fail: nothing comes of it."""
+        raise self._error()
+
+    taken = opened
 
     def read(self, unread: Unread, messages: int, size: int) -> None:
         """Do nothing."""

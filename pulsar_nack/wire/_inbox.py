@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from ..consumer import Delivery
 from ..ids import MessageId
+from ._delivery import Item
 from ._unread import Unread, read_some
 
 
@@ -20,8 +21,13 @@ class Source(Protocol):
         """Return what changes when the broker will send again what has arrived and was not taken."""
         ...
 
-    def taken(self, delivery: Delivery) -> None:
-        """Note that a delivery was received, so that there is room for another."""
+    def opened(self, item: Item) -> Delivery:
+        """Return the delivery of what has arrived."""
+        ...
+
+    def taken(self, item: Item) -> Delivery:
+        """Return it as it is received, and note that there is room for another."""
+        ...
 
     def read(self, unread: Unread, messages: int, size: int) -> None:
         """Learn by how many messages and bytes reading has changed what is here."""
@@ -41,6 +47,8 @@ class Queued(NamedTuple):
 class WireInbox:
     """First in, first out. What came before its source lost the connection is dropped: it comes again.
 
+    Nothing that the garbage collector tracks is made here for a message, until its entry is read in its turn.
+
     :param check: called before and after each wait; may raise
     :param before_wait: called when nothing is here, before each wait; may raise too
     """
@@ -48,27 +56,24 @@ class WireInbox:
     def __init__(self, check: Callable[[], None], before_wait: Callable[[], None] = lambda: None) -> None:
         self._check = check
         self._before_wait = before_wait
-        self._ready: deque[tuple[Any, Source, int]] = deque()
-        """Deliveries, and what is not read yet, with its epoch inverted: so the usual case costs one comparison."""
+        self._ready: deque[Item | Unread] = deque()
+        self._sources: deque[Source] = deque()  # of each
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._epochs: dict[Source, int] = {}
 
     def __len__(self) -> int:
         return len(self._ready)
 
-    def put(self, found: Delivery | Unread, source: Source) -> None:
+    def put(self, item: Item | Unread, source: Source) -> None:
         """Take what arrived."""
         epoch = source.epoch
         if self._epochs.get(source) != epoch:
             self.drop(source)
             self._epochs[source] = epoch
-        if type(found) is Unread:
-            self._ready.append((found, source, ~epoch))
-            self.wake_all()
-            return
-        self._ready.append((found, source, epoch))
+        self._ready.append(item)
+        self._sources.append(source)
         if self._waiters:
-            self._wake_one()
+            self.wake_all() if type(item) is Unread else self._wake_one()
 
     async def get(self) -> Delivery:
         """Wait for a delivery and take it; cancelling it loses none."""
@@ -82,46 +87,61 @@ class WireInbox:
 
     def get_nowait(self) -> Delivery | None:
         """Take the next delivery, None if none is here."""
-        ready = self._ready
+        ready, sources = self._ready, self._sources
         while ready:
-            delivery, source, epoch = ready.popleft()
-            if source.epoch == epoch:
-                source.taken(delivery)
-                return delivery  # type: ignore[no-any-return]
-            if source.epoch == ~epoch and not self._read(delivery, source, epoch):
+            item, source = ready.popleft(), sources.popleft()
+            if source.epoch != self._epochs[source]:
+                continue
+            if type(item) is not Unread:
+                return source.taken(item)  # type: ignore[arg-type]
+            if not self._read(item, source):
                 return None
         return None
 
-    def _read(self, unread: Unread, source: Source, epoch: int) -> bool:
+    def _read(self, unread: Unread, source: Source) -> bool:
         """Put the next messages of an entry first; return False where there are none yet: waiting calls are woken."""
         if unread.is_opening(self.wake_all):
-            self._ready.appendleft((unread, source, epoch))
+            self._put_first([unread], source)
             return False
         deliveries = read_some(unread, source)
         if unread.messages:
-            self._ready.appendleft((unread, source, epoch))
-        self._ready.extendleft((delivery, source, ~epoch) for delivery in reversed(deliveries))
+            self._put_first([unread], source)
+        self._put_first(deliveries, source)
         if deliveries or not unread.messages:
             return True
         asyncio.get_running_loop().call_soon(self.wake_all)  # many are not to be shown: after others of the loop
         return False
 
+    def _put_first(self, items: Sequence[Item | Unread], source: Source) -> None:
+        self._ready.extendleft(reversed(items))
+        self._sources.extendleft([source] * len(items))
+
     def take_out(self, source: Source) -> list[Queued]:
         """Take out what came from one source, but for the rest of a batch of which a part was received."""
-        here = [each for each, of, epoch in self._ready if of is source and source.epoch in {epoch, ~epoch}]
-        first = here[0].id if here else None
-        kept = first[:2] if first is not None and first.batch_index > 0 else None
-        self._ready = deque(item for item in self._ready if item[1] is not source or item[0].id[:2] == kept)
-        return [_queued(each) for each in here if each.id[:2] != kept]
+        if self._epochs.get(source) != source.epoch:
+            self.drop(source)
+        out = [each if isinstance(each, Unread) else source.opened(each) for each, of in self._items() if of is source]
+        self.drop(source)
+        kept = out[0].id[:2] if out and out[0].id.batch_index > 0 else None
+        for each in out:
+            if each.id[:2] == kept:
+                self.put(each, source)
+        return [_queued(each) for each in out if each.id[:2] != kept]
 
     def drop(self, source: Source) -> None:
         """Drop what came from one source."""
         if self._epochs.pop(source, None) is not None and self._ready:
-            self._ready = deque(item for item in self._ready if item[1] is not source)
+            left = [(item, other) for item, other in self._items() if other is not source]
+            self._ready = deque(item for item, _ in left)
+            self._sources = deque(other for _, other in left)
+
+    def _items(self) -> Iterator[tuple[Item | Unread, Source]]:
+        return zip(self._ready, self._sources, strict=True)
 
     def clear(self) -> None:
         """Drop everything."""
         self._ready.clear()
+        self._sources.clear()
         self._epochs.clear()
 
     @property
@@ -155,7 +175,6 @@ class WireInbox:
 
 
 def _queued(waiting: Delivery | Unread) -> Queued:
-    """Return how much that is."""
     if isinstance(waiting, Unread):
         return Queued(waiting.id, waiting.messages, waiting.bytes)
     return Queued(waiting.id, 1, len(waiting.data))

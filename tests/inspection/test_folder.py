@@ -19,10 +19,14 @@ from pulsar_nack.errors import LedgerError
 from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
 from pulsar_nack.inspection._delayed import _SNAPSHOT
 from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import ManualClock
 from tests.patience import patience
 
 from .folders import BUCKETS, everything, segments, write_buckets, write_nacks, write_plain
+
+FRAME = FRAME_HEADER_SIZE + 4 + 50
+"""The bytes of a record of :func:`write_plain`."""
 
 
 def only(report: FolderReport) -> StoreReport:
@@ -273,7 +277,7 @@ async def test_every_torn_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     await write_plain(tmp_path, 3)
     (file,) = segments(tmp_path, "events")
     whole = file.read_bytes()
-    head, frame = 24, 24 + 4 + 50
+    head, frame = SEGMENT_HEADER_SIZE, FRAME
     for length in range(head, len(whole)):
         file.write_bytes(whole[:length])
         report = inspect_folder(tmp_path)
@@ -294,7 +298,7 @@ async def test_every_flipped_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         report = inspect_folder(tmp_path)
         (log,) = only(report).logs
         (damage,) = report.damage
-        assert log.records == max((at - 24) // 78, 0)
+        assert log.records == max((at - SEGMENT_HEADER_SIZE) // FRAME, 0)
         assert damage.offset is not None
         assert damage.offset <= at
         if at % 40 == 0:
@@ -306,11 +310,16 @@ async def test_damage_in_the_middle(tmp_path: Path) -> None:
     await write_plain(tmp_path, 40)
     first, second, *_ = segments(tmp_path, "events")
     data = bytearray(second.read_bytes())
-    data[24 + 78 * 2 + 30] ^= 1
+    data[SEGMENT_HEADER_SIZE + FRAME * 2 + 30] ^= 1
     second.write_bytes(data)
     report = inspect_folder(tmp_path)
     (damage,) = report.damage
-    assert (damage.log, damage.file, damage.offset, damage.kind) == ("events", second.name, 24 + 78 * 2, "damaged")
+    assert (damage.log, damage.file, damage.offset, damage.kind) == (
+        "events",
+        second.name,
+        SEGMENT_HEADER_SIZE + FRAME * 2,
+        "damaged",
+    )
     (log,) = only(report).logs
     assert log.segments[1].records == 2
     assert log.records == 40 - (log.segments[2].first - log.segments[1].first) + 2
@@ -318,6 +327,22 @@ async def test_damage_in_the_middle(tmp_path: Path) -> None:
     assert kinds(inspect_folder(tmp_path)) == ["damaged"]  # the first file ends before the third begins
     first.unlink()
     assert kinds(inspect_folder(tmp_path)) == ["missing"]
+
+
+async def test_swapped_segments(tmp_path: Path) -> None:
+    """O26: a segment file of another log is damage, and nothing of it is counted."""
+    async with await LocalLogStore.open(tmp_path) as store:
+        for name in ("one", "two"):
+            async with await store.create(name) as log:
+                await log.append_many([name.encode()] * 3)
+    one, two = (segments(tmp_path, name)[0] for name in ("one", "two"))
+    kept = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(kept)
+    report = inspect_folder(tmp_path)
+    reasons = [(each.kind, each.log, each.reason) for each in report.damage]
+    assert reasons == [("damaged", name, "it is a segment of another log") for name in ("one", "two")]
+    assert [log.records for log in only(report).logs] == [0, 0]
 
 
 async def test_later_version(tmp_path: Path) -> None:
@@ -328,7 +353,8 @@ async def test_later_version(tmp_path: Path) -> None:
     (file,) = segments(tmp_path, "events")
     head = bytearray(file.read_bytes())
     head[4:6] = (9).to_bytes(2, "big")
-    head[20:24] = crc32(head[:20]).to_bytes(4, "big")
+    end = SEGMENT_HEADER_SIZE - 4
+    head[end : end + 4] = crc32(head[:end]).to_bytes(4, "big")
     file.write_bytes(head)
     assert kinds(inspect_folder(tmp_path)) == ["newer"]
 

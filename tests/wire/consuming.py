@@ -12,6 +12,7 @@ from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import Delivery, SessionEvent
 from pulsar_nack.wire._consumer import TopicConsumer
 from pulsar_nack.wire._core import Core
+from pulsar_nack.wire._delivery import Item
 from pulsar_nack.wire._lookup import Lookup
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._pool import Pool
@@ -28,14 +29,14 @@ class Arrived:
     """What a consumer has delivered; what came in an earlier epoch and was not taken is dropped."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Delivery, TopicConsumer, int]] = deque()
+        self._waiting: deque[tuple[Item, TopicConsumer, int]] = deque()
         self._came = asyncio.Event()
 
-    def put(self, found: Delivery | Unread, consumer: TopicConsumer) -> None:
+    def put(self, found: Item | Unread, consumer: TopicConsumer) -> None:
         """Take one, or read all messages of an entry; to be given as the sink."""
         while isinstance(found, Unread) and found.messages:
             self._waiting += [(each, consumer, consumer.epoch) for each in read_some(found, consumer)]
-        if isinstance(found, Delivery):
+        if not isinstance(found, Unread):
             self._waiting.append((found, consumer, consumer.epoch))
         self._came.set()
 
@@ -53,10 +54,9 @@ class Arrived:
         """Take what is here."""
         taken: list[Delivery] = []
         while self._waiting and len(taken) < most:
-            delivery, consumer, epoch = self._waiting.popleft()
+            item, consumer, epoch = self._waiting.popleft()
             if consumer.epoch == epoch:
-                consumer.taken(delivery)
-                taken.append(delivery)
+                taken.append(consumer.taken(item))
         return taken
 
     def __len__(self) -> int:

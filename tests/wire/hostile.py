@@ -55,7 +55,7 @@ def bomb(count: int = MADE) -> bytes:
 
 def swollen(size: int) -> bytes:
     """Return a message of so many zeros, a thousandth of that when compressed."""
-    packing = zlib.compressobj(9)
+    packing = zlib.compressobj(1)
     payload = b"".join(packing.compress(bytes(min(1 << 20, size - at))) for at in range(0, size, 1 << 20))
     return message_rest(about(compression=pb.ZLIB, uncompressed_size=size), payload + packing.flush())
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pulsar_nack import BrokerError, Delivery, MessageId, Position
 from pulsar_nack.consumer import AcksDone
+from pulsar_nack.wire._delivery import Item
 from pulsar_nack.wire._inbox import Queued
 from pulsar_nack.wire._topics import namespace_of
 from pulsar_nack.wire._unread import Unread
@@ -38,8 +39,14 @@ class FakeMember:
         self.calls: list[tuple[str, Any]] = []
         self.received: list[bytes] = []
 
-    def taken(self, delivery: Delivery) -> None:
-        self.received.append(delivery.data)
+    def opened(self, item: Item) -> Delivery:
+        assert isinstance(item, Delivery)
+        return item
+
+    def taken(self, item: Item) -> Delivery:
+        item = self.opened(item)
+        self.received.append(item.data)
+        return item
 
     def read(self, unread: Unread, messages: int, size: int) -> None:
         pass

@@ -303,6 +303,8 @@ class BucketDelayedDeliveryTracker:
     async def clear(self) -> None:
         """Drop everything and delete all snapshots; those that cannot be deleted now are tried again later.
 
+        The cursor forgets them first: what storage cannot delete before the tracker is closed does not come back.
+
         :raises ClosedError: after :meth:`aclose`
         """
         self._ensure_open()
@@ -335,6 +337,7 @@ class BucketDelayedDeliveryTracker:
             is_recovering=self._worker.recovery.is_going_on,
             operations=MappingProxyType(dict(operations.counts)),
             latency=MappingProxyType(operations.latency()),
+            damaged=operations.damaged,
             last_error=operations.last_error,
         )
 
@@ -342,7 +345,7 @@ class BucketDelayedDeliveryTracker:
         """Stop: snapshots stay, what is under way is given up, ``on_due`` is not called any more. Idempotent."""
         self._is_closed = True
         self._wake_up.cancel()
-        await self._worker.jobs.aclose()
+        await self._worker.aclose()
 
     def _ensure_open(self) -> None:
         if self._is_closed:
