@@ -306,6 +306,15 @@ def test_every_statistic_is_listed() -> None:
     assert first_names("gate.md", "When it is paused") == [field.name for field in fields(GateStatistics)]
 
 
+def test_every_logger_is_listed() -> None:
+    """O36: each has a public name, and a row in the table; the table has no others."""
+    page = (DOCS / "observability.md").read_text(encoding="utf-8")
+    code = "".join(path.read_text(encoding="utf-8") for path in (DOCS.parent / "pulsar_nack").rglob("*.py"))
+    table = page[page.index("## Loggers") : page.index("## Statistics")]
+    names = set(re.findall(r"getLogger\((.+?)\)", code))
+    assert {f'"{name}"' for name in re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)} == names
+
+
 def test_every_metric_is_listed() -> None:
     """The page of buckets names each metric with its type."""
     families = pytest.importorskip("pulsar_nack.observe._delayed_families").FAMILIES

@@ -169,7 +169,7 @@ async def test_properties_in_a_batch() -> None:
     async with client_of(broker) as client:
         with blocked() as turns:
             async with client.subscribe("orders", "s", initial_position="earliest") as consumer:
-                for _ in range(100):
+                for _ in range(400):
                     assert (await consumer.receive(timeout=10)).properties == {"a": "b"}
     turns.check()
 
