@@ -121,10 +121,9 @@ class Unread:
             loop = asyncio.get_running_loop()
             most = self._reader.max_bytes
             self._opening = loop.run_in_executor(None, unpack, entry.metadata, entry.payload, most)
-        if self._opening.done():
-            return False
-        self._opening.add_done_callback(lambda _: then())
-        return True
+            self._opening.add_done_callback(_look_at)
+            self._opening.add_done_callback(lambda _: then())
+        return not self._opening.done()
 
     def take(self, most: int) -> list[Delivery]:
         """Read so many messages at most, and return those that are to be shown."""
@@ -136,7 +135,7 @@ class Unread:
                 message_id = None if self._entry.is_batch else self.id
                 about = self._entry.metadata
                 return [self._reader.unreadable(self.head, self._stored, error, message_id, about=about)]
-            self._stored = b""
+            self._stored, self._opening = b"", None
             if not self._entry.is_batch:
                 self.messages = self.bytes = 0
                 return [self._reader.delivery(self.id, self.head, self._entry.metadata, payload)]
@@ -211,6 +210,12 @@ class Unread:
         remaining = all_of(size) & ~int.from_bytes(bits, "little")
         self.messages -= len(hidden)
         self.is_acked = not self._reader.ack_sets.narrow((self.head.ledger, self.head.entry), remaining)
+
+
+def _look_at(opening: asyncio.Future[bytes]) -> None:
+    """Keep asyncio from reporting the error of what is not to be shown any more."""
+    if not opening.cancelled():
+        opening.exception()
 
 
 def read_some(unread: Unread, source: Reading, most: int = AT_ONCE) -> list[Delivery]:
