@@ -130,7 +130,7 @@ def be_quick() -> None:
 
 
 def _ask(child: Callable[..., None], build: Callable[..., Any], args: tuple[object, ...]) -> Any:
-    context = multiprocessing.get_context(multiprocessing.get_start_method(allow_none=True) or "spawn")
+    context: Any = multiprocessing.get_context(multiprocessing.get_start_method(allow_none=True) or "spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=child, args=(theirs, build, args))
     process.start()

@@ -187,7 +187,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         be_quick()
-    million = 4_000 if options.quick else 1_000_000
+    million = 6_000 if options.quick else 1_000_000
     report, targets = Report("The bucket tracker: memory, storage, recovery, and the loop"), Targets()
     report.note(NOTES.format(batch=BATCH))
     sizes = [(10, "in order"), (100, "in order"), (10, "scattered")] + [(100, "scattered")] * options.scattered

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import _wire_side
+from _memory import be_quick, in_fresh_process
 from _report import Report
 from _targets import Targets, ratio
 from _wire_blocks import REACH_MS, ROWS, measured
@@ -72,7 +74,10 @@ class Bench:
         return f"persistent://public/default/bench-{self._topics}-{uuid.uuid4().hex[:8]}"
 
     def run(self, case: str, **options: Any) -> dict[str, Any]:
-        """Run a case in a process of its own; return what it prints."""
+        """Run a case in a process of its own; return what it prints, or with --quick, in a fork, what it finds."""
+        if self.is_quick:
+            quick: dict[str, Any] = in_fresh_process(_wire_side.work, case, {"url": self.url, **options})
+            return quick
         arguments = json.dumps({"case": case, "url": self.url, **options})
         command = [sys.executable, str(HERE / "_wire_side.py"), arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
@@ -262,16 +267,46 @@ def memory(bench: Bench) -> None:
     )
 
 
+def storms(bench: Bench) -> list[list[object]]:
+    """Measure how long a storm of nacks blocks the loop; return rows of the table of loop blocks."""
+    count, rows = bench.count(45_000), list[list[object]]()
+    for is_frozen, reach in ((True, 20.0), (False, 45.0)):
+        name = f"{count:,} nacks due at once, {'freeze_gc=True' if is_frozen else 'nothing frozen'}"
+        found = [storm(bench, count, is_frozen=is_frozen) for _ in range(bench.rounds(3))]
+        longest = statistics.median(each["longest_ms"] for each in found)
+        bench.targets.check(f"loop blocks, {name}: ms", longest, reach)
+        rows.append([name, longest, None, count])
+    return rows
+
+
+def storm(bench: Bench, count: int, *, is_frozen: bool) -> dict[str, float]:
+    """Run one storm, on a topic of its own."""
+    asked = {"topic": bench.filled(["sub"], count), "subscription": "sub", "count": count}
+    return bench.run("storm", **asked, ahead=bench.pause(30.0), is_frozen=is_frozen)
+
+
 def blocks(bench: Bench) -> None:
-    """How long the loop stands still."""
-    rows: list[list[object]] = []
+    """How long the loop stands still, and what the garbage collector has to look at."""
+    blocked = storms(bench)
     for row, (shown, _) in ROWS.items():
         found = measured(row, is_quick=bench.is_quick)
-        rows.append([shown, found["longest_ms"], found.get("memory_mb"), found.get("shown")])
+        blocked.append([shown, found["longest_ms"], found.get("memory_mb"), found.get("shown")])
         bench.targets.check(f"loop blocks, {row}: ms", found["longest_ms"], REACH_MS)
     bench.report.table(
-        f"Loop blocks (to reach: {REACH_MS:g} ms of CPU)",
+        f"Loop blocks (to reach: {REACH_MS:g} ms of CPU; 45 where nothing is frozen)",
         ("what comes", "longest callback, ms of CPU", "memory more, MB", "shown"),
+        blocked,
+    )
+    count, rows = bench.count(20_000), list[list[object]]()
+    for name, batch in (("plain messages", 0), ("messages in batches of 100", 100)):
+        topic = bench.filled(["sub"], count, batch=batch)
+        found = bench.run("tracked", topic=topic, subscription="sub", count=count, pause=bench.pause(8.0))
+        bench.targets.check(f"{name}: objects fetched ahead", found["ahead"], 2.2)
+        bench.targets.check(f"{name}: objects nacked", found["held"], 2.2)
+        rows.append([name, *found.values()])
+    bench.report.table(
+        "Objects that the garbage collector tracks for each message (to reach: 2, and a share of what a consumer has)",
+        ("of", "fetched ahead", "nacked", "due and fetched again"),
         rows,
     )
 
@@ -313,6 +348,8 @@ def main() -> int:
     url = os.environ.get("PULSAR_SERVICE_URL")
     if not url or not os.environ.get("PULSAR_ADMIN_URL"):
         return beside_a_broker()
+    if options.quick:
+        be_quick()
     report = Report("The native wire")
     bench = Bench(url, report, options.side or list(SIDES), is_quick=options.quick)
     for name in options.only or CASES:

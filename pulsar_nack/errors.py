@@ -291,14 +291,24 @@ class LogExistsError(LedgerError):
 
 
 class LogLockedError(LedgerError):
-    """Another writer, in this process or another, has the log open; a log has one writer at a time."""
+    """Another writer, in this process or another, has the log open; a log has one writer at a time.
+
+    ``folder`` is where the log is, and ``owner`` the id of the process that has it; None where that is not known.
+    """
 
     def __init__(
         self,
         log: str,
         problem: str = "another writer has it open; close that one first, or open this one with read_only=True",
+        *,
+        folder: str | None = None,
+        owner: int | None = None,
     ) -> None:
-        super().__init__(log, problem)
+        self.folder = folder
+        self.owner = owner
+        who = "" if owner is None else f"; process {owner} has it"
+        where = "" if folder is None else f" ({folder})"
+        super().__init__(log, f"{problem}{who}{where}")
 
 
 class LogFencedError(LedgerError):
@@ -357,10 +367,12 @@ class LogStorageError(LedgerError):
     log, but for one case: if the process ends before another append succeeded, they may be found after a restart.
     """
 
-    def __init__(self, log: str, action: str, reason: str) -> None:
+    def __init__(self, log: str, action: str, reason: str, *, folder: str | None = None) -> None:
         self.action = action
         self.reason = reason
-        super().__init__(log, f"cannot {action}: {reason}")
+        self.folder = folder
+        where = "" if folder is None else f" ({folder})"
+        super().__init__(log, f"cannot {action}: {reason}{where}")
 
 
 class SnapshotError(PulsarNackError):

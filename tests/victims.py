@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 ROOT = Path(__file__).parents[1]
 OVER = "over\n"
@@ -25,7 +25,7 @@ OVER = "over\n"
 class Victims:
     """Starts and kills them, one after the other."""
 
-    def __init__(self, input_: TextIO, output: TextIO) -> None:
+    def __init__(self, input_: IO[str], output: IO[str]) -> None:
         self._input, self._output = input_, output
 
     def kill_after(self, lines: int, *arguments: object) -> list[str]:
