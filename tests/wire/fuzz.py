@@ -136,9 +136,10 @@ class Fuzz:
                     link.transport.deliver(self._frame)
                 await self._settle(port, member, producer)
                 self._broker.calls.clear()
+                self.found.frames += 1
         finally:
             asyncio.Handle._run = ran  # type: ignore[method-assign]
-        self.found.frames, self.found.more_mb = self._frames, peak_mb() - before
+            self.found.more_mb = peak_mb() - before
 
     async def _settle(self, port: Any, member: Any, producer: Producer) -> None:
         """Receive what has come, and connect again where the connection is gone or waits for the rest of a frame."""
@@ -203,11 +204,14 @@ def peak_mb() -> float:
 
 
 def fuzz(frames: int, seed: int) -> Found:
-    """Run it on virtual time; the collector does not look at what was there before."""
+    """Run it on virtual time, or until it is interrupted; the collector does not look at what was there before."""
+    made = Fuzz(frames, seed)
     gc.collect()
     gc.freeze()
     try:
-        return run(Fuzz(frames, seed).run(), patience=600)
+        with contextlib.suppress(KeyboardInterrupt):
+            run(made.run(), patience=600)
+        return made.found
     finally:
         gc.unfreeze()
 
