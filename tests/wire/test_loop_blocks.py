@@ -185,7 +185,7 @@ async def test_no_turn_takes_a_whole_storm(monkeypatch: pytest.MonkeyPatch, way:
         for _ in range(storm):
             await (await consumer.receive()).nack(1.0)
         counting = asyncio.create_task(count_turns())
-        seen = set()
+        seen = set[MessageId]()
         while len(seen) < storm:
             message = await consumer.receive()
             seen.add(message.id)
