@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from .._arguments import config_of
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
 from ..errors import ClosedError, InvalidArgumentError, NotOpenError
@@ -71,7 +72,7 @@ class DelayedDeliveryTrackerFactory:
         clock: Clock | None = None,
         on_fallback: Callable[[TrackerFallback], object] | None = None,
     ) -> None:
-        self._config = config = BucketConfig() if config is None else config
+        self._config = config = config_of("config", config, BucketConfig)
         if storage is None and config.tracker_kind == "bucket":
             raise InvalidArgumentError("storage", storage, "a BucketSnapshotStorage, since buckets are configured")
         self._clock = clock = WallClock() if clock is None else clock

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ..clock import Clock, WallClock
+from .._arguments import clock_of, config_of
+from ..clock import Clock
 from ..config import DelayedDeliveryConfig
 from ..errors import ClosedError
 from ..ids import MessageId, Position
@@ -66,8 +67,8 @@ class InMemoryDelayedDeliveryTracker:
         clock: Clock | None = None,
         on_due: Callable[[], object] | None = None,
     ) -> None:
-        config = DelayedDeliveryConfig() if config is None else config
-        clock = WallClock() if clock is None else clock
+        config = config_of("config", config, DelayedDeliveryConfig)
+        clock = clock_of(clock)
         check_on_due(on_due)
         self._now_ms = clock.now_ms
         self._lookahead = config.delayed_delivery_fixed_delay_detection_lookahead

@@ -10,17 +10,16 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-HISTOGRAM: Final = ("topic", "subscription", "delay_class", "attempt", "ms")
-SLICE: Final = ("topic", "subscription", "slice")
+HISTOGRAM: Final = ("group", "delay_class", "attempt", "ms")
 MOMENT: Final = 16
 """A moment is a time in ms times this, and the code of what happened then and one more: 0 if only the trace ended."""
 
 _FACT: Final = {
-    "delay_class": "string",
+    "delay_class": "int",
     "attempt": "int",
     "ms": "long",
     "slice": "long",
-    "consumer": "string",
+    "consumer": "long",
     "due": "long",
     "ended": "long",
     "active": "long",
@@ -35,7 +34,7 @@ def counts(nacks: DataFrame, delay_class: Column, slice_ms: int) -> DataFrame:
     :param nacks: as ``with_nacks`` gives them
     :param slice_ms: the length of a slice
     """
-    facts = nacks.select("topic", "subscription", sf.inline(_facts(delay_class, slice_ms)))
+    facts = nacks.select("group", sf.inline(_facts(delay_class, slice_ms)))
     return facts.groupBy(*HISTOGRAM, "slice", "consumer").agg(
         sf.count("*").alias("n"),
         sf.count("due").alias("became_due"),
@@ -48,40 +47,26 @@ def counts(nacks: DataFrame, delay_class: Column, slice_ms: int) -> DataFrame:
 
 
 def histogram(counted: DataFrame) -> DataFrame:
-    """Return topic, subscription, delay_class, attempt, lateness in ``ms`` and the number ``n`` of such arrivals."""
+    """Return group, delay_class, attempt, lateness in ``ms`` and the number ``n`` of such arrivals."""
     return counted.where(sf.col("slice").isNull()).select(*HISTOGRAM, "n")
 
 
 def slices(counted: DataFrame, ends: DataFrame, slice_ms: int) -> DataFrame:
-    """Return for each subscription and slice of time how many became due and ended, and when the first and last.
+    """Return for each group and slice of time how many became due and ended, and when the first and last.
 
-    :param ends: when the trace of each ``consumer`` ends, ``end_ms``
+    :param ends: when the trace of each ``consumer`` ends, ``end_ms``; by the hash of its name
     """
     columns = ("became_due", "done", "first_due", "last_ended", "first_active", "last_active")
-    known = counted.where(sf.col("slice").isNotNull())
-    last = sf.floor(sf.col("end_ms") / slice_ms)
-    left = known.where(sf.col("consumer").isNotNull()).join(ends, "consumer").where(last > sf.col("slice"))
-    none = sf.lit(None).cast("long")
-    gone = {
-        "became_due": sf.lit(0),
-        "done": sf.col("became_due"),
-        "first_due": none,
-        "last_ended": sf.col("end_ms") * MOMENT,
-    }
-    both = left.select(
-        "topic",
-        "subscription",
-        sf.inline(
-            sf.array(
-                sf.struct(sf.col("slice").alias("slice"), *columns),
-                sf.struct(last.alias("slice"), *(gone.get(name, none).cast("long").alias(name) for name in columns)),
-            )
-        ),
-    )
-    found = known.where(sf.col("consumer").isNull()).select(*SLICE, *columns).unionByName(both)
-    return found.groupBy(*SLICE).agg(
-        sf.sum("became_due").alias("became_due"),
-        sf.sum("done").alias("done"),
+    known = counted.where(sf.col("slice").isNotNull()).join(ends, "consumer", "left")
+    last, none = sf.floor(sf.col("end_ms") / slice_ms), sf.lit(None).cast("long")
+    gone = {"done": sf.col("became_due"), "last_ended": sf.col("end_ms") * MOMENT}
+    here = sf.struct("slice", *columns)
+    there = sf.struct(last.alias("slice"), *(gone.get(name, none).cast("long").alias(name) for name in columns))
+    facts = sf.when(sf.col("consumer").isNull(), sf.array(here)).when(last > sf.col("slice"), sf.array(here, there))
+    found = known.select("group", sf.inline(facts))
+    return found.groupBy("group", "slice").agg(
+        sf.coalesce(sf.sum("became_due"), sf.lit(0)).alias("became_due"),
+        sf.coalesce(sf.sum("done"), sf.lit(0)).alias("done"),
         sf.min("first_due").alias("first_due"),
         sf.max("last_ended").alias("last_ended"),
         sf.min("first_active").alias("first_active"),
@@ -100,7 +85,7 @@ def _facts(delay_class: Column, slice_ms: int) -> Column:
     active = _fact(slice=slice_of(time), active=time)
     due = _fact(slice=slice_of(deadline), due=deadline)
     done = _fact(slice=slice_of(ended), ended=ended * MOMENT + sf.col("ended_by") + 1)
-    left = _fact(slice=slice_of(deadline), due=deadline, consumer=sf.coalesce("consumer", sf.lit("")))
+    left = _fact(slice=slice_of(deadline), due=deadline, consumer=sf.col("consumer"))
     return (
         sf.when(~is_nack, sf.array(late, active))
         .when(deadline.isNotNull() & (slice_of(ended) > slice_of(deadline)), sf.array(due, done))

@@ -3,7 +3,7 @@
 Events are put in order for each message by one shuffle and one sort, on a hash of its identity; ledger and entry stand
 beside the hash, so that two messages never meet. Within a message the order is that of wall time, then of monotonic
 time, of the attempt and of the kind of event (:class:`Code`). This is what most of the time goes to: rows are few and
-narrow before it, and what only ends a nack brings no names along.
+narrow before it, and hashes stand for names.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .schemas import IDENTITY, MAX_TIME_MS
 
 MESSAGE: Final = "_message"
 CODE: Final = "code"
+GROUP: Final = ("topic", "subscription")
 DEAD_LETTER: Final = "dead-letter"
 """The reason of the acknowledgement of a message that is in the dead-letter topic."""
 
@@ -48,7 +49,13 @@ def code() -> Column:
         found = found.when(event == kind.name.lower(), int(kind))
     found = found.when((event == "ack") & reason.eqNullSafe(DEAD_LETTER), int(Code.DEAD_LETTER))
     found = found.when(event == "ack", int(Code.ACK))
-    return found.when(reason.isin(*_HELD_NACKS), int(Code.HELD_NACK)).otherwise(int(Code.HOLD)).alias(CODE)
+    found = found.when((event == "hold") & reason.isin(*_HELD_NACKS), int(Code.HELD_NACK))
+    return found.when(event == "hold", int(Code.HOLD)).alias(CODE)
+
+
+def with_sound_times(traces: DataFrame) -> DataFrame:
+    """Leave out events whose time cannot be, of traces that no reader has checked: sums of such would overflow."""
+    return traces.where(sf.col("time_ms").between(0, MAX_TIME_MS))
 
 
 def message_hash() -> Column:
@@ -66,9 +73,10 @@ def with_nacks(traces: DataFrame, answer: str) -> DataFrame:
 
     A redelivery is an ``answer`` with a deadline or of a later attempt than the first; a request is one in any case.
 
-    The columns are topic, subscription, ``is_nack``, ``time_ms``, attempt, ``deadline_ms`` and ``consumer`` of a nack,
-    ``ms``, the lateness of a redelivery, ``asked_ms``, the delay that the message's last nack before asked for,
-    ``ended_ms`` and ``ended_by``, when the message's next event was that ends a nack, null where there is none.
+    The columns are ``group`` and, of a nack, ``consumer`` (see :func:`group_hash` and :func:`consumer_hash`),
+    ``is_nack``, ``time_ms``, attempt, the ``deadline_ms`` of a nack, ``ms``, the lateness of a redelivery,
+    ``asked_ms``, the delay that the message's last nack before asked for, and ``ended_ms`` and ``ended_by``, when the
+    message's next event was that ends a nack, null where there is none.
 
     :param answer: the event that answers a nack, ``arrive`` or ``redeliver``
     """
@@ -77,29 +85,38 @@ def with_nacks(traces: DataFrame, answer: str) -> DataFrame:
     is_answer = event == answer
     if answer == "arrive":
         is_answer = is_answer & (sf.col("deadline_ms").isNotNull() | (sf.col("attempt") > 0))
-    is_shown = is_nack | is_answer
     events = traces.where(event.isin(*{"nack", "arrive", "ack", "cancel", answer})).select(
-        *(sf.when(is_shown, sf.col(name)).alias(name) for name in ("topic", "subscription")),
+        sf.when(is_nack | is_answer, group_hash()).alias("group"),
         *("ledger", "entry", "time_ms", "mono_ns", "attempt"),
-        sf.when(is_nack, sf.col("consumer")).alias("consumer"),
+        sf.when(is_nack, consumer_hash()).alias("consumer"),
         sf.when(is_nack, sf.col("delay_ms")).alias("delay_ms"),
         sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()).alias("deadline_or_late_ms"),
-        sf.when(is_shown, is_nack).alias("is_nack"),
         code(),
         message_hash().alias(MESSAGE),
     )
     order = by_message()
     before = order.rowsBetween(Window.unboundedPreceding, -1)
-    known = sf.col("deadline_or_late_ms")
+    known, is_nack = sf.col("deadline_or_late_ms"), sf.col(CODE) == int(Code.NACK)
     found = events.select(
-        *("topic", "subscription", "is_nack", "time_ms", "attempt", "consumer"),
-        sf.when(sf.col("is_nack"), known).alias("deadline_ms"),
-        sf.when(~sf.col("is_nack"), known).alias("ms"),
+        *("group", "time_ms", "attempt", "consumer"),
+        is_nack.alias("is_nack"),
+        sf.when(is_nack, known).alias("deadline_ms"),
+        sf.when(~is_nack, known).alias("ms"),
         sf.last("delay_ms", ignorenulls=True).over(before).alias("asked_ms"),
         sf.lead("time_ms").over(order).alias("ended_ms"),
         sf.lead(CODE).over(order).alias("ended_by"),
     )
-    return found.where(sf.col("is_nack").isNotNull())
+    return found.where(sf.col("group").isNotNull())
+
+
+def group_hash() -> Column:
+    """Return a hash of topic and subscription, a long: narrower than the names, and as good to tell them apart."""
+    return sf.xxhash64(*GROUP)
+
+
+def consumer_hash() -> Column:
+    """Return a hash of the consumer's name, a long."""
+    return sf.xxhash64("consumer")
 
 
 def lateness() -> Column:

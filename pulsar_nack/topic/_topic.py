@@ -12,8 +12,9 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
+from .._arguments import clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
-from ..clock import Clock, WallClock
+from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
 from ..consumer._local import LocalPort, NoPort
@@ -30,7 +31,6 @@ from ._arguments import (
     check_most,
     check_subscription_name,
     check_text,
-    config_of,
     deliver_at_ms,
     kind_of,
     message_of,
@@ -557,4 +557,4 @@ class _Settings:
     def __init__(self, config: TopicConfig, delayed: BucketConfig | None, clock: Clock | None) -> None:
         self.config = config
         self.delayed = delayed or BucketConfig(delayed_delivery_tracker_factory_class_name="memory")
-        self.clock = WallClock() if clock is None else clock
+        self.clock = clock_of(clock)

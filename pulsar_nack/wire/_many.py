@@ -19,7 +19,7 @@ from ._departed import Departed
 from ._inbox import Source
 from ._selection import Directory, Selection, name_of
 from ._together import MOST_AT_ONCE, each_tried, together
-from ._told import told
+from ._refusals import told
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)

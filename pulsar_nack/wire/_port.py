@@ -19,7 +19,7 @@ from ._many import Member, Members
 from ._selection import Matching, Selection
 from ._subscribe_options import SubscribeOptions
 from ._together import each_tried, together
-from ._told import as_text
+from ._refusals import as_text
 from ._topic_watch import TopicWatch
 from ._topics import normalize
 

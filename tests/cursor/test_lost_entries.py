@@ -59,7 +59,7 @@ async def test_single_entries_and_batches_beyond_the_end() -> None:
     for cache_bytes in (1 << 20, 1):
         home = memory_home()
         config = config_of(max_individual_ack_cache_bytes_per_cursor=cache_bytes)
-        ledgers = {ledger: 20 for ledger in range(1, 8)}
+        ledgers = dict.fromkeys(range(1, 8), 20)
         sets = {Position(ledger, 17): BatchSet.acked(10, [1, 2]) for ledger in ledgers}
         async with home.cursor(ledgers, config) as cursor:
             for ledger in ledgers:

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import BucketDelayedDeliveryTracker, Cursor, CursorConfig, InvalidArgumentError
+from pulsar_nack import (
+    BucketDelayedDeliveryTracker,
+    Cursor,
+    CursorConfig,
+    InvalidArgumentError,
+    LocalTopic,
+    LogStorageError,
+)
 from pulsar_nack.errors import LedgerError
 from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
 from pulsar_nack.inspection._delayed import _SNAPSHOT
@@ -24,7 +31,6 @@ from pulsar_nack.testing import ManualClock
 from tests.patience import patience
 
 from .folders import BUCKETS, everything, segments, write_buckets, write_nacks, write_plain
-
 
 FRAME = FRAME_HEADER_SIZE + 4 + 50
 """The bytes of a record of :func:`write_plain`."""
@@ -344,6 +350,49 @@ async def test_swapped_segments(tmp_path: Path) -> None:
     reasons = [(each.kind, each.log, each.reason) for each in report.damage]
     assert reasons == [("damaged", name, "it is a segment of another log") for name in ("one", "two")]
     assert [log.records for log in only(report).logs] == [0, 0]
+
+
+async def test_logs_without_files(tmp_path: Path) -> None:
+    """O39: a log of whatever part that has lost its first file, or all of them, is a line of damage."""
+    whole = tmp_path / "whole"
+    await write_buckets(whole / "tracker", 2_100)
+    await write_nacks(whole / "nacks")
+    await write_plain(whole / "plain")
+    async with await Cursor.open_local(whole / "cursor", {5: 100}) as cursor:
+        await cursor.acknowledge([(5, 1)])
+    async with await LocalTopic.open(whole / "topic") as topic:
+        await topic.create_subscription("s")
+        await topic.publish(b"x")
+    logs = [each.relative_to(whole) for each in whole.rglob("*.log")]
+    assert len(logs) >= 8
+    for log in logs:
+        for files in (slice(1), slice(None)):
+            home = tmp_path / "copy"
+            shutil.copytree(whole / log.parent, home)
+            for file in sorted((home / log.name).iterdir())[files]:
+                file.unlink()
+            report = inspect_folder(home)
+            found = [(each.kind, f"{each.log}.log", each.reason) for each in report.damage]
+            assert ("missing", log.name, "the file is missing") in found
+            shutil.rmtree(home)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
+async def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
+    """O39: a FIFO, or a socket, among the files is told, and nobody waits for it; nor does an opening."""
+    await write_plain(tmp_path)
+    (file,) = segments(tmp_path, "events")[1:2]
+    for fifo in (file, tmp_path / "manifest.json", tmp_path / "other", tmp_path / "x.lock", tmp_path / "y.log"):
+        fifo.unlink(missing_ok=True)
+        os.mkfifo(fifo)
+    report = inspect_folder(tmp_path)
+    assert [(each.kind, each.file, each.reason) for each in report.damage] == [
+        ("unreadable", file.name, "it is no file")
+    ]
+    assert set(only(report).foreign) == {"manifest.json", "other", "y.log"}
+    async with await LocalLogStore.open(tmp_path) as store:
+        with pytest.raises(LogStorageError, match="log events: cannot open it: it is no file"):
+            await store.open_log("events")
 
 
 async def test_later_version(tmp_path: Path) -> None:

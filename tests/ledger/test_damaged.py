@@ -362,4 +362,4 @@ async def test_swapped_segments(store: LocalLogStore, tmp_path: Path) -> None:
             async with await store.open_damaged(name) as log:
                 found = await readable(log)
                 assert all(data == name.encode() * (number + 30) for number, data in found.items())
-                assert ["it is a segment of another log"] == [each.reason for each in log.damage]
+                assert [each.reason for each in log.damage] == ["it is a segment of another log"]

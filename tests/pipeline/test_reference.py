@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pulsar_nack import pipeline
-from pulsar_nack.pipeline._hole_figures import figures_of
 from tests.tiers import SEED
+
+pytest.importorskip("google.protobuf")
+
+from pulsar_nack.pipeline._hole_figures import figures_of
 
 from . import reference, reference_holes
 from .random_traces import write_traces

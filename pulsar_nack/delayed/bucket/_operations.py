@@ -12,7 +12,6 @@ from typing import Final
 
 from ._statistics import LATENCY_BOUNDS_MS, OPERATION_STATES, OPERATION_TYPES, OperationLatency
 
-
 _log = logging.getLogger("pulsar_nack.delayed")
 
 

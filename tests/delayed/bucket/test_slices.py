@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from pulsar_nack import Position, SnapshotFormatError
-from pulsar_nack.delayed.bucket import _recovery
-from pulsar_nack.delayed.bucket._wire import decode_metadata, encode_metadata
 from pulsar_nack.delayed.bucket._jobs import MOST_READING
+from pulsar_nack.delayed.bucket._wire import decode_metadata, encode_metadata
 
 from .stage import Stage, positions
 
