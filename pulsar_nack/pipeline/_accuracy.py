@@ -13,7 +13,7 @@ from ..errors import InvalidArgumentError
 from ._accuracy_counts import counts, histogram, slices
 from ._arguments import milliseconds
 from ._checks import require_columns
-from ._messages import GROUP, consumer_hash, group_hash, lateness, with_nacks, with_sound_times
+from ._messages import GROUP, consumer_hash, group_hash, lateness, nacks_and_ends, with_sound_times
 from ._starvation import slice_ms, starvation_windows
 from .schemas import ASKED_AGAIN, IDENTITY, TRACE
 
@@ -78,13 +78,13 @@ def accuracy(
         raise InvalidArgumentError("event", event, "'arrive' or 'redeliver'")
     early_ms, late_ms = milliseconds("early", early), milliseconds("late", late)
     starved_ms = milliseconds("starvation", starvation, least=1)
-    classes = _delay_class(delay_classes)
+    bounds_ms = _bounds(delay_classes)
     _check_percentiles(percentiles)
     df = with_sound_times(df)
     if event == "redeliver":
         df = df.where(~(sf.col("event") == event) | ~sf.col("reason").eqNullSafe(ASKED_AGAIN))
     step = slice_ms(starved_ms)
-    counted = counts(with_nacks(df, event), classes, step).persist()
+    counted = counts(nacks_and_ends(df, event), bounds_ms, step).persist()
     sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).persist()
     ends = sources.groupBy(consumer_hash().alias("consumer")).agg(sf.max("end_ms").alias("end_ms"))
     names = sf.broadcast(sources.select(*GROUP, group_hash().alias("group")).distinct())
@@ -133,16 +133,12 @@ def _check_percentiles(shares: Sequence[float]) -> None:
         raise InvalidArgumentError("percentiles", shares, "different shares from 0 to 1")
 
 
-def _delay_class(bounds: Sequence[float]) -> Column:
-    """Return the number of the class of an asked delay: how many bounds are below it; -1 if it is not known."""
+def _bounds(bounds: Sequence[float]) -> list[int]:
+    """Return the bounds of the classes of delays, in ms."""
     limits = [milliseconds("delay_classes", bound) for bound in bounds]
     if not limits or any(low >= high for low, high in pairwise(limits)):
         raise InvalidArgumentError("delay_classes", bounds, "bounds in ascending order")
-    asked = sf.col("asked_ms")
-    found = sf.when(asked.isNull(), -1)
-    for number, limit in enumerate(limits):
-        found = found.when(asked <= limit, number)
-    return found.otherwise(len(limits))
+    return limits
 
 
 def _class_name(bounds: Sequence[float]) -> Column:

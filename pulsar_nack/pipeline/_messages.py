@@ -27,6 +27,17 @@ _HELD_NACKS: Final = ("busy batch mates", "no room")
 """Why a nack was held, or a nacked message; other holds are of what arrived."""
 
 
+UNKNOWN: Final = -(2**63)
+
+
+class Kind(IntEnum):
+    """What an event is beside a nack."""
+
+    END = 0
+    NACK = 1
+    REDELIVERY = 2
+
+
 class Code(IntEnum):
     """The kinds of events as numbers, in the order of those that are otherwise at the same place."""
 
@@ -68,15 +79,14 @@ def by_message() -> WindowSpec:
     return Window.partitionBy(MESSAGE, "ledger", "entry").orderBy("time_ms", "mono_ns", "attempt", CODE)
 
 
-def with_nacks(traces: DataFrame, answer: str) -> DataFrame:
-    """Return the nacks and redeliveries, each with its neighbours.
+def nacks_and_ends(traces: DataFrame, answer: str) -> DataFrame:
+    """Return nacks, redeliveries, and all else that ends a nack, in order within each message, in columns of numbers.
 
     A redelivery is an ``answer`` with a deadline or of a later attempt than the first; a request is one in any case.
 
-    The columns are ``group`` and, of a nack, ``consumer`` (see :func:`group_hash` and :func:`consumer_hash`),
-    ``is_nack``, ``time_ms``, attempt, the ``deadline_ms`` of a nack, ``ms``, the lateness of a redelivery,
-    ``asked_ms``, the delay that the message's last nack before asked for, and ``ended_ms`` and ``ended_by``, when the
-    message's next event was that ends a nack, null where there is none.
+    The columns are those of the message and of the order, ``group`` and ``consumer`` (hashes), ``kind`` (a
+    :class:`Kind`), ``delay_ms`` of a nack and ``ms``: of a nack the deadline, of a redelivery the lateness. What is not
+    known is :data:`UNKNOWN`, and for attempts -1.
 
     :param answer: the event that answers a nack, ``arrive`` or ``redeliver``
     """
@@ -85,28 +95,22 @@ def with_nacks(traces: DataFrame, answer: str) -> DataFrame:
     is_answer = event == answer
     if answer == "arrive":
         is_answer = is_answer & (sf.col("deadline_ms").isNotNull() | (sf.col("attempt") > 0))
+    kind = sf.when(is_nack, int(Kind.NACK)).when(is_answer, int(Kind.REDELIVERY)).otherwise(int(Kind.END))
+    unknown = sf.lit(UNKNOWN)
     events = traces.where(event.isin(*{"nack", "arrive", "ack", "cancel", answer})).select(
-        sf.when(is_nack | is_answer, group_hash()).alias("group"),
-        *("ledger", "entry", "time_ms", "mono_ns", "attempt"),
-        sf.when(is_nack, consumer_hash()).alias("consumer"),
-        sf.when(is_nack, sf.col("delay_ms")).alias("delay_ms"),
-        sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()).alias("deadline_or_late_ms"),
-        code(),
         message_hash().alias(MESSAGE),
+        *(sf.coalesce(name, sf.lit(-1)).alias(name) for name in ("ledger", "entry", "attempt")),
+        "time_ms",
+        "mono_ns",
+        code(),
+        kind.alias("kind"),
+        group_hash().alias("group"),
+        consumer_hash().alias("consumer"),
+        sf.coalesce("delay_ms", unknown).alias("delay_ms"),
+        sf.coalesce(sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()), unknown).alias("ms"),
     )
-    order = by_message()
-    before = order.rowsBetween(Window.unboundedPreceding, -1)
-    known, is_nack = sf.col("deadline_or_late_ms"), sf.col(CODE) == int(Code.NACK)
-    found = events.select(
-        *("group", "time_ms", "attempt", "consumer"),
-        is_nack.alias("is_nack"),
-        sf.when(is_nack, known).alias("deadline_ms"),
-        sf.when(~is_nack, known).alias("ms"),
-        sf.last("delay_ms", ignorenulls=True).over(before).alias("asked_ms"),
-        sf.lead("time_ms").over(order).alias("ended_ms"),
-        sf.lead(CODE).over(order).alias("ended_by"),
-    )
-    return found.where(sf.col("group").isNotNull())
+    order = (MESSAGE, "ledger", "entry", "time_ms", "mono_ns", "attempt", CODE)
+    return events.repartition(MESSAGE).sortWithinPartitions(*order).drop("mono_ns")
 
 
 def group_hash() -> Column:
