@@ -224,7 +224,7 @@ class Consumer:
         self._opened: asyncio.Future[None] | None = None
         self._stopping = asyncio.Event()
         self._is_closed = False
-        self._now_ms = self._yielded_at_ms = 0
+        self._now_ms = self._yielded_at_ms = self._clock.now_ms()
         self._is_plain = durable is None and trace is None and not self._holds.ways.may_keep_all
         self._nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
         self._receive_nowait = self._nowait  # None while it is paused

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
+from .._wake_up import WakeUp
 from ..clock import Clock, WallClock
 from ..config import DelayedDeliveryConfig
 from ..errors import ClosedError
@@ -22,7 +23,6 @@ from ..index import NEVER, TimeBuckets, as_entries
 from ._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick
 from ._fixed_delay import FixedDelayDetector
 from ._ticks import Ticks
-from ._wake_up import WakeUp
 
 _NAME: Final = "InMemoryDelayedDeliveryTracker"
 _make = tuple.__new__

@@ -21,7 +21,10 @@ _UNSET: Final = object()
 
 
 class DueRun(NamedTuple):
-    """Due entries of one ledger, ascending, as ``array('I')``, or ``array('Q')`` from entry 2**32 on."""
+    """Due entries of one ledger, ascending, as ``array('I')``, or ``array('Q')`` from entry 2**32 on.
+
+    Numbers alone: topics and batch sizes are left out, and of a chunked message all parts but the last.
+    """
 
     partition: int
     batch_index: int
@@ -127,11 +130,18 @@ class NackSchedule(TimeBuckets):
         return added
 
     def pop_due(self, now_ms: int, limit: int | None = None) -> DueIds:
-        """Take out what is due, earliest bucket first and by position inside it; ids are made when they are read."""
+        """Take out what is due, earliest bucket first and by position inside it; ids are made when they are read.
+
+        They have the topic and the parts that any of the equal ids named that were added; batch sizes are left out.
+        """
         return self.pop(now_ms, limit)
 
     def pop_due_runs(self, now_ms: int) -> list[DueRun]:
-        """Take out all that is due at once, as arrays of entries; ordered by ledger, not by deadline."""
+        """Take out all that is due at once, as arrays of entries; ordered by ledger, not by deadline.
+
+        Left out are topics, batch sizes, and of a chunked message all parts but the last: whoever asks a broker for
+        chunked messages takes :meth:`pop_due`, whose ids name every part.
+        """
         runs: list[DueRun] = []
         for slot, numbers in self.pop_parts(now_ms):
             for run in _due_runs(slot, numbers):

@@ -69,7 +69,6 @@ class Counters:
     """The totals, while they grow."""
 
     wakeups: int = 0
-    early_wakeups: int = 0
     nacked: int = 0
     sent: int = 0
     commands: int = 0

@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 import anyio
 
 from .._delays import Delay, delay_ms
+from .._wake_up import NS_PER_MS, is_steady
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock, LoopClock
 from ..config import NackConfig
@@ -35,7 +36,6 @@ from ._retries import Retries
 from ._schedule import NackSchedule
 from ._sender import RedeliveryCallback, Sender
 from ._statistics import NackStatistics
-from ._timing import NS_PER_MS
 
 _NEW: Final = 0
 _OPEN: Final = 1
@@ -45,6 +45,7 @@ _NO_COUNT: Final = 0
 _YIELD_AFTER: Final = 5 * NS_PER_MS
 _GRACE: Final = 1.0
 _UNSET: Final = object()
+_LONG_AGO: Final = -(1 << 127)
 
 
 class NegativeAcksTracker:
@@ -81,6 +82,7 @@ class NegativeAcksTracker:
         "_hooks",
         "_host",
         "_is_finished",
+        "_keeps_start",
         "_left",
         "_mask",
         "_now",
@@ -129,7 +131,8 @@ class NegativeAcksTracker:
         self._cached_delay: object = _UNSET
         self._cached_ms = 0
         self._mask = -1
-        self._start = self._start_until = 0
+        self._start, self._start_until = 0, _LONG_AGO
+        self._keeps_start = True
         self._host: asyncio.Task[None] | None = None
         self._left: Sequence[MessageId] = ()
         self._is_finished = False
@@ -137,7 +140,9 @@ class NegativeAcksTracker:
     async def __aenter__(self) -> Self:
         if self._state != _NEW:
             raise ClosedError("NegativeAcksTracker (it is entered once)")
-        self._sender.open(LoopClock() if self._clock is None else self._clock)
+        clock = LoopClock() if self._clock is None else self._clock
+        self._sender.open(clock)
+        self._keeps_start = is_steady(clock)
         self._ticks = self._sender.ticks
         self._yielded_at = self._now = self._ticks()
         self._state = _OPEN
@@ -213,10 +218,14 @@ class NegativeAcksTracker:
             sender.arm(now // NS_PER_MS)
 
     def _next_start(self, now: int, delay_ms: int) -> int:
-        """Return the start of the bucket for the cached delay, and keep it until the next bucket's turn (ns)."""
+        """Return the start of the bucket for the cached delay, and keep it until the next bucket's turn (ns).
+
+        Not where the clock may be set back: the bucket that is kept would then be too late.
+        """
         mask = self._mask
         start = self._start = (now // NS_PER_MS + delay_ms) & mask
-        self._start_until = (start - mask - delay_ms) * NS_PER_MS
+        if self._keeps_start:
+            self._start_until = (start - mask - delay_ms) * NS_PER_MS
         return start
 
     def nack_many(self, ids: Iterable[MessageId], delay: Delay | None = None) -> None:
@@ -273,7 +282,7 @@ class NegativeAcksTracker:
         else:
             milliseconds = self._config.negative_ack_redelivery_delay_ms
         self._cached_delay, self._cached_ms = cached, milliseconds
-        self._start_until = 0
+        self._start_until = _LONG_AGO
         schedule = self._schedule
         is_full = milliseconds >= schedule.full_width_from
         self._mask = schedule.full_width_mask if is_full else schedule.mask(milliseconds)
@@ -318,6 +327,7 @@ class NegativeAcksTracker:
         retry_at = self._retries.at_ms(message_id)
         if retry_at is None:
             return self._add(message_id, now_ms, delay_ms)
+        message_id = self._retries.learn(message_id)
         if now_ms + delay_ms < retry_at:
             self._retries.discard(message_id)
             self._add(message_id, now_ms, delay_ms)
@@ -378,8 +388,8 @@ class NegativeAcksTracker:
             waiting=room.waiting,
             buckets=self._schedule.bucket_count,
             bytes=self._schedule.bytes,
-            wakeups=counters.wakeups,
-            early_wakeups=counters.early_wakeups,
+            wakeups=counters.wakeups + self._sender.early_wakeups,
+            early_wakeups=self._sender.early_wakeups,
             nacked=counters.nacked,
             sent=counters.sent,
             commands=counters.commands,

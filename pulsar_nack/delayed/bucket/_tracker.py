@@ -14,6 +14,7 @@ from os import PathLike
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ..._wake_up import WakeUp
 from ...clock import Clock, WallClock
 from ...config import BucketConfig
 from ...errors import ClosedError
@@ -21,7 +22,6 @@ from ...ids import Position
 from ...index import MAX_ENTRY, NEVER
 from .._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick
 from .._ticks import LATEST, Ticks
-from .._wake_up import WakeUp
 from ..storage import BucketSnapshotStorage, DelayedCursor
 from ._bulk import entries_of, times_of
 from ._index import BucketIndex

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Final
 
 from ..._delays import delay_ms
+from ..._wake_up import WakeUp, interval_clock
 from ...clock import Clock
 from ...config import BucketConfig
-from .._wake_up import WakeUp
 from ._columns import Index
 from ._immutable import ImmutableBucket
 from ._index import AnyBucket, BucketIndex
@@ -112,8 +112,9 @@ class Worker:
     # -- loading -----------------------------------------------------------------------------------------------------
 
     async def _load(self, bucket: ImmutableBucket) -> None:
-        patience = WakeUp(self._clock, lambda _: self._lose_patience(bucket))
-        now_ms = self._clock.now_ms()
+        clock = interval_clock(self._clock)
+        patience = WakeUp(clock, lambda _: self._lose_patience(bucket))
+        now_ms = clock.now_ms()
         patience.set(now_ms + PATIENCE_MS, now_ms)
         try:
             while not bucket.is_gone:
