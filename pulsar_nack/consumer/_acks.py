@@ -123,6 +123,7 @@ class Acks:
         if record is None:
             record = states.begin_ack(message_id)
         else:
+            record.learn(message_id)
             states.start_ack(record)
         self._begin(record, _Several([]) if waiter is None else waiter)
 

@@ -38,7 +38,7 @@ from enum import Enum
 from typing import Final
 
 from ..errors import AlreadySettledError
-from ..ids import MessageId
+from ..ids import MessageId, _fuller
 from ._batches import Batches, EntryKey, entry_key, is_member, is_same_topic, is_through
 from ._sessions import Place, Sessions, Stamp, place_of
 from ._unanswered import AskAgain
@@ -101,6 +101,11 @@ class Record:
         self.id = id
         self.state = state
         self.redelivery_count = redelivery_count
+
+    def learn(self, message_id: MessageId) -> None:
+        """Keep the parts that an id names, where an equal one that was known first does not name them."""
+        if message_id is not self.id and message_id.is_chunked:
+            self.id = _fuller(self.id, message_id)
 
     def __repr__(self) -> str:
         return f"<Record of {self.id!r}: {self.state.value}, shown again {self.redelivery_count} times>"
@@ -193,6 +198,7 @@ class States:
         record = self._records.get(message_id)
         if record is None:
             return self._deliver_unknown(message_id, broker_count, now_ms)
+        record.learn(message_id)
         if record.state is State.REQUESTED:
             self._count_again(record, broker_count)
             self._move(record, State.IN_WORK)
@@ -278,7 +284,8 @@ class States:
         if record is None:
             record = Record(message_id, State.HELD, self._counts.pop(message_id, 0))
             self._add(record)
-        elif record.state is State.IN_WORK:
+        record.learn(message_id)
+        if record.state is State.IN_WORK:
             self._move(record, State.HELD)
             if record.is_guessed:
                 record.is_guessed = False  # from the next time on it is told
@@ -332,6 +339,7 @@ class States:
             record = Record(message_id, State.IN_WORK, self._counts.pop(message_id, 0))
             record.is_guessed = True
             self._add(record)
+        record.learn(message_id)
         self.start_ack(record)
         return record
 
