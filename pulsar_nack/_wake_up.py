@@ -73,12 +73,12 @@ class WakeUp:
         "_context",
         "_is_loop_clock",
         "_longest_ms",
-        "_loop",
         "_now_ms",
         "_number",
         "ahead_ns",
         "at_ms",
         "early",
+        "loop",
     )
 
     def __init__(self, clock: Clock, call: Callable[[int], None], ahead: float = 0.0) -> None:
@@ -87,9 +87,9 @@ class WakeUp:
         self._alarm_clock = clock if isinstance(clock, AlarmClock) else None
         self._is_loop_clock = isinstance(clock, LoopClock)
         self._longest_ms = MAX_DELAY_MS if is_steady(clock) else LOOK_EACH_MS
-        self._loop = None if self._alarm_clock else _running_loop(clock)
+        self.loop = None if self._alarm_clock else _running_loop(clock)
         self.ahead_ns = 0
-        if self._loop is not None and self._is_loop_clock and _is_monotonic(self._loop):
+        if self.loop is not None and self._is_loop_clock and _is_monotonic(self.loop):
             self.ahead_ns = round(ahead * 1e9)
             self._now_ms = lambda: (time.monotonic_ns() + self.ahead_ns) // NS_PER_MS
         self._ahead = self.ahead_ns / 1e9
@@ -120,13 +120,13 @@ class WakeUp:
         if self._alarm_clock is not None:
             self._cancel = self._alarm_clock.call_at(at_ms, partial(self._run, self._number))
             return
-        assert self._loop is not None
+        assert self.loop is not None
         delay = min(max(at_ms - now_ms, 0), self._longest_ms)
         run = partial(self._run, self._number, is_look=at_ms - now_ms > delay)
         if self._is_loop_clock and not is_retry and delay < MAX_DELAY_MS:
-            self._cancel = self._loop.call_at(at_ms / 1000 - self._ahead, run, context=self._context).cancel
+            self._cancel = self.loop.call_at(at_ms / 1000 - self._ahead, run, context=self._context).cancel
         else:
-            self._cancel = self._loop.call_later(delay / 1000, run, context=self._context).cancel
+            self._cancel = self.loop.call_later(delay / 1000, run, context=self._context).cancel
 
     def _run(self, number: int, *, is_look: bool = False) -> None:
         at_ms = self.at_ms

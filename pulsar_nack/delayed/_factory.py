@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from .._lifetime import OfOneLoop
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
 from ..errors import ClosedError, InvalidArgumentError, NotOpenError
@@ -44,7 +45,7 @@ class _Request:
     on_due: Callable[[], object] | None
 
 
-class DelayedDeliveryTrackerFactory:
+class DelayedDeliveryTrackerFactory(OfOneLoop):
     """Makes trackers: in memory, in buckets, or such that hold nothing back; ``config`` says which.
 
     In buckets, a tracker whose storage does not start, or whose recovery fails or is not done within
@@ -104,6 +105,7 @@ class DelayedDeliveryTrackerFactory:
         """
         if self._closing is not None:
             raise ClosedError(_NAME)
+        self._check_loop(_NAME)
         if self._config.tracker_kind == "bucket" and self._storage is not None:
             messages()
             try:
@@ -162,12 +164,14 @@ class DelayedDeliveryTrackerFactory:
 
     async def wait_until_clean(self) -> None:
         """Wait until what is not wanted any more is deleted; what waits for its next attempt aside."""
+        self._check_loop(_NAME)
         if self._cleaning is not None:
             await self._cleaning.idle()
 
     async def aclose(self) -> None:
         """Close all trackers, give up cleaning, close the storage. Idempotent; cancelled, it goes on."""
         if self._closing is None:
+            self._check_loop(_NAME)
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
@@ -188,6 +192,7 @@ class DelayedDeliveryTrackerFactory:
     def _check(self, request: _Request) -> None:
         if self._closing is not None:
             raise ClosedError(_NAME)
+        self._check_loop(_NAME)
         if not self._is_started:
             raise NotOpenError(_NAME)
         check_on_due(request.on_due)

@@ -19,6 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, ParamSpec, Protocol, Self, TypeVar
 
+from .._lifetime import OfOneLoop
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._commit import GroupCommit
 from ._home import explain, storage_errors
@@ -84,7 +85,7 @@ class LogBackend(Protocol):
         ...
 
 
-class LogShell:
+class LogShell(OfOneLoop):
     """A :class:`~pulsar_nack.ledger.Log` over its blocking work."""
 
     def __init__(self, backend: LogBackend, executor: ThreadPoolExecutor) -> None:
@@ -164,6 +165,8 @@ class LogShell:
 
     async def aclose(self) -> None:
         """Let the appends that were called be carried out, and give up the writer's place. Idempotent."""
+        if self._ended is None:
+            self._check_loop(f"log {self.name}")
         ended = self.close_soon()
         await asyncio.wait([ended])
         error = ended.exception()
@@ -214,6 +217,7 @@ class LogShell:
     def _check_open(self) -> None:
         if self._ended is not None:
             raise ClosedError(f"log {self.name}")
+        self._check_loop(f"log {self.name}")
 
     def _check_writable(self) -> None:
         self._check_open()

@@ -35,7 +35,7 @@ from ._events import Cleared, Hooks
 from ._flights import Flight, Landing
 from ._joined import join_ids
 from ._retries import Retries
-from ._room import Room
+from ._room import EVERY_PLACE, Room
 from ._schedule import NackSchedule
 from ._statistics import Counters
 
@@ -82,7 +82,6 @@ class Sender:
         self.counters = Counters()
         self.armed_at = NEVER
         self.in_flight = 0
-        self.is_special = True
 
     def open(self, clock: Clock) -> None:
         """Take the clock, in the running loop."""
@@ -96,7 +95,8 @@ class Sender:
 
     def settle(self) -> None:
         """Decide whether a nack has to go the long way: with hooks, while anything is to be tried again, and closed."""
-        self.is_special = bool(self._hooks) or len(self.retries) > 0 or self._is_closing
+        is_special = bool(self._hooks) or len(self.retries) > 0 or self._is_closing
+        self.room.reserved = EVERY_PLACE if is_special else 0
 
     def now_ms(self) -> int:
         """Return the clock's time."""

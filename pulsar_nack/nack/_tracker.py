@@ -16,6 +16,7 @@ import functools
 import random
 import warnings
 import weakref
+from _thread import get_ident
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -23,6 +24,7 @@ from typing import Any, Final, Self
 import anyio
 
 from .._delays import Delay, delay_ms
+from .._lifetime import check_loop
 from .._wake_up import NS_PER_MS, is_steady
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock, LoopClock
@@ -84,6 +86,7 @@ class NegativeAcksTracker:
         "_is_finished",
         "_keeps_start",
         "_left",
+        "_loop",
         "_mask",
         "_now",
         "_retries",
@@ -93,6 +96,7 @@ class NegativeAcksTracker:
         "_start",
         "_start_until",
         "_state",
+        "_thread",
         "_ticks",
         "_yielded_at",
     )
@@ -134,6 +138,8 @@ class NegativeAcksTracker:
         self._start, self._start_until = 0, _LONG_AGO
         self._keeps_start = True
         self._host: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
         self._left: Sequence[MessageId] = ()
         self._is_finished = False
 
@@ -143,6 +149,8 @@ class NegativeAcksTracker:
         clock = LoopClock() if self._clock is None else self._clock
         self._sender.open(clock)
         self._keeps_start = is_steady(clock)
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self._ticks = self._sender.ticks
         self._yielded_at = self._now = self._ticks()
         self._state = _OPEN
@@ -156,11 +164,11 @@ class NegativeAcksTracker:
         await self.aclose()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        if self._state in {_OPEN, _BROKEN}:
-            _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
         host = getattr(self, "_host", None)
         if host is not None and not host.done() and not host.get_loop().is_closed():
             host.get_loop().call_soon_threadsafe(host.cancel)
+        if self._state in {_OPEN, _BROKEN}:
+            _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
         state = ("not entered", "open", "closed", "broken")[self._state]
@@ -201,21 +209,23 @@ class NegativeAcksTracker:
         :raises WouldBlockError: ``max_held`` ids are held; nothing was added
         :raises ClosedError: after :meth:`aclose`
         :raises NotOpenError: outside of ``async with``
+        :raises WrongLoopError: in another thread or event loop than that in which it was entered; so do all calls
         """
         if redelivery_count is not _NO_COUNT:
             check_count(redelivery_count)
         delay_ms = self._cached_ms if delay is self._cached_delay else self._resolve(delay, redelivery_count)
-        sender, room = self._sender, self._room
-        if sender.is_special or room.free <= 0:
+        room = self._room
+        if room.free <= room.reserved or get_ident() != self._thread:
             self._nack_specially(id, delay_ms)
             return
         self._now = now = self._ticks()
         start = self._start if now < self._start_until else self._next_start(now, delay_ms)
         if self._add_at(id, start):
             room.free -= 1
-        self._counters.nacked += 1
-        if start < sender.armed_at:
-            sender.arm(now // NS_PER_MS)
+        else:
+            self._counters.nacked_again += 1
+        if start < self._sender.armed_at:
+            self._sender.arm(now // NS_PER_MS)
 
     def _next_start(self, now: int, delay_ms: int) -> int:
         """Return the start of the bucket for the cached delay, and keep it until the next bucket's turn (ns).
@@ -249,9 +259,10 @@ class NegativeAcksTracker:
 
         The cheapest way from some hundred ids on. All of them, or none and an error as :meth:`nack_nowait` raises it.
         """
+        check_loop(self._loop, "the tracker")
         entries = entries if hasattr(entries, "__len__") else as_entries(entries)
         count = count_entries(entries)
-        if count > self._room.free or self._sender.is_special:
+        if count > self._room.free or self._room.reserved:
             self._nack_each_entry(ledger, entries, count, delay)
             return
         delay_ms = self._resolve(delay, 0)
@@ -316,6 +327,7 @@ class NegativeAcksTracker:
             raise NotOpenError("NegativeAcksTracker")
         if self._state != _OPEN:
             raise ClosedError("NegativeAcksTracker")
+        check_loop(self._loop, "the tracker")
 
     def _ensure_room(self, ids: Sequence[MessageId]) -> None:
         wanted = len({message_id for message_id in ids if message_id not in self})
@@ -335,7 +347,7 @@ class NegativeAcksTracker:
 
     def _added(self, count: int, added: int, now_ms: int) -> None:
         self._room.free -= added
-        self._counters.nacked += count
+        self._counters.nacked_again += count - added
         self._sender.settle()
         self._sender.arm(now_ms)
 
@@ -352,6 +364,8 @@ class NegativeAcksTracker:
         """
         if type(id) is not MessageId:
             check_id(id)
+        if get_ident() != self._thread:
+            check_loop(self._loop, "the tracker")
         was_pending = self._schedule.discard(id)
         if len(self._retries) and self._retries.discard(id):
             was_pending = True
@@ -375,6 +389,7 @@ class NegativeAcksTracker:
 
         After a seek, or a reconnect that makes the broker deliver everything again.
         """
+        check_loop(self._loop, "the tracker")
         return self._sender.clear() if self._state == _OPEN else 0
 
     def statistics(self) -> NackStatistics:
@@ -390,7 +405,7 @@ class NegativeAcksTracker:
             bytes=self._schedule.bytes,
             wakeups=counters.wakeups + self._sender.early_wakeups,
             early_wakeups=self._sender.early_wakeups,
-            nacked=counters.nacked,
+            nacked=room.times_taken + counters.nacked_again,
             sent=counters.sent,
             commands=counters.commands,
             failed_commands=counters.failed_commands,
@@ -410,6 +425,7 @@ class NegativeAcksTracker:
         Idempotent: every call returns the same ids. Shielded: cancelled, it cuts the waiting for callbacks short,
         cleans up, and then is cancelled. Called inside the callback it does not wait for it.
         """
+        check_loop(self._loop, "the tracker")
         host = self._host
         self._state = _CLOSED
         if host is None:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from .._delays import FIRST_PUBLISH_MS, seek_position
+from .._lifetime import OfOneLoop
 from ..clock import Clock, WallClock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
@@ -49,7 +50,7 @@ from ._trackers import Trackers
 from ._trimming import Trimming
 
 
-class LocalTopic:
+class LocalTopic(OfOneLoop):
     """A topic whose broker is this object: durable, ordered, with the four kinds of subscriptions.
 
     Made by :meth:`open`; close it with :meth:`aclose`, or use it with ``async with``. What :meth:`publish` returned for
@@ -149,6 +150,8 @@ class LocalTopic:
         :raises LedgerError: something could not be written; what is durable is there
         :raises TimeoutError: storage did not answer in time; the topic is released once it does
         """
+        if not self._is_closed:
+            self._check_loop("the topic")
         if self._closing is None:
             self._is_closed = True
             self._closing = self._jobs.begin(self._close())
@@ -175,6 +178,7 @@ class LocalTopic:
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError("LocalTopic")
+        self._check_loop("the topic")
 
     # -- what it knows -------------------------------------------------------------------------------------------------
 

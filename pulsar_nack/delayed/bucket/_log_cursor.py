@@ -25,6 +25,7 @@ from types import MappingProxyType, TracebackType
 from typing import Final, NamedTuple, Self
 
 from ..._delays import Delay, delay_seconds
+from ..._lifetime import OfOneLoop
 from ...errors import (
     ClosedError,
     InvalidArgumentError,
@@ -58,7 +59,7 @@ class _Waiting(NamedTuple):
     done: asyncio.Future[None]
 
 
-class LogDelayedCursor:
+class LogDelayedCursor(OfOneLoop):
     """A :class:`~pulsar_nack.DelayedCursor` on a store of logs; one at a time has it open.
 
     Made by :meth:`open`, ended by :meth:`aclose` before its store is closed, or use it with ``async with``.
@@ -168,6 +169,8 @@ class LogDelayedCursor:
 
         :raises TimeoutError: storage did not answer in time; it is given up as soon as it does
         """
+        if not self._is_closed:
+            self._check_loop("the cursor")
         self._is_closed = True
         try:
             async with within(self._close_timeout_s, f"the cursor {self._name}"):
@@ -188,6 +191,7 @@ class LogDelayedCursor:
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError("LogDelayedCursor")
+        self._check_loop("the cursor")
         if self._broken is not None:
             raise _own(self._broken)
 

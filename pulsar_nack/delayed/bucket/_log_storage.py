@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ..._delays import Delay, delay_seconds
+from ..._lifetime import OfOneLoop
 from ...clock import Clock, WallClock
 from ...errors import (
     ClosedError,
@@ -47,7 +48,7 @@ APPEND: Final = 1 << 23
 _MOST_PER_APPEND: Final = 15 << 20
 
 
-class LogSnapshotStorage:
+class LogSnapshotStorage(OfOneLoop):
     """A :class:`~pulsar_nack.BucketSnapshotStorage` on a store of logs, which is closed by its owner afterwards.
 
     A snapshot that is damaged, cut or something else raises :class:`~pulsar_nack.SnapshotFormatError`; one that a later
@@ -95,6 +96,8 @@ class LogSnapshotStorage:
 
         :raises TimeoutError: storage did not answer in time; what was begun ends as soon as it does
         """
+        if not self._is_closed:
+            self._check_loop("the snapshots")
         self._is_closed = True
         self._handles.drop_all()
         async with within(self._close_timeout_s, "the snapshots"):
@@ -261,6 +264,7 @@ class LogSnapshotStorage:
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError("LogSnapshotStorage")
+        self._check_loop("the snapshots")
 
 
 def log_name(topic_name: str, cursor_name: str, snapshot_id: int) -> str:

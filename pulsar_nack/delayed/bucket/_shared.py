@@ -88,6 +88,7 @@ class SharedDelayedIndex:
 
     async def aclose(self) -> None:
         """Stop; snapshots stay. Idempotent."""
+        self._tracker._check_loop(_NAME)
         for subscription in list(self._cursor.subscriptions.values()):
             await subscription.aclose()
         await self._tracker.aclose()
@@ -190,6 +191,7 @@ class SharedSubscription:
     async def aclose(self) -> None:
         """Leave the index to the others. Idempotent."""
         if not self._is_closed:
+            self._shared.tracker._check_loop(_NAME)
             self._is_closed = True
             self._replay.clear()
             await self._shared._leave(self._name)
@@ -198,6 +200,7 @@ class SharedSubscription:
     def _tracker(self) -> BucketDelayedDeliveryTracker:
         if self._is_closed:
             raise ClosedError(_NAME)
+        self._shared.tracker._check_loop(_NAME)
         return self._shared.tracker
 
     def _pass_on(self, positions: list[Position]) -> None:

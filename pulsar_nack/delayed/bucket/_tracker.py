@@ -8,12 +8,14 @@ what came due up to then; when storage brings more, it is called again.
 from __future__ import annotations
 
 import asyncio
+from _thread import get_ident
 from array import array
 from collections.abc import Callable
 from os import PathLike
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ..._lifetime import OfOneLoop
 from ..._wake_up import WakeUp
 from ...clock import Clock, WallClock
 from ...config import BucketConfig
@@ -33,11 +35,12 @@ from ._worker import Worker
 if TYPE_CHECKING:
     from ._log_tracker import LogBucketTracker
 
+_NO_THREAD: Final = 0
 _NAME: Final = "BucketDelayedDeliveryTracker"
 _RECOVERY_PATIENCE: Final = 5.0
 
 
-class BucketDelayedDeliveryTracker:
+class BucketDelayedDeliveryTracker(OfOneLoop):
     """Holds back delayed messages of one subscription, most of the index on storage; it survives a restart (PIP-195).
 
     Times are exact to the ms. Not strict, a message may be taken out up to a tick before its time; strict, it never is.
@@ -53,6 +56,7 @@ class BucketDelayedDeliveryTracker:
     ) -> None:
         self._config = config
         self._now_ms = clock.now_ms
+        self._thread = _NO_THREAD  # whose calls are right without a further look
         self._on_due = on_due
         self._ticks = Ticks(
             config.delayed_delivery_tick_time_millis, is_strict=config.is_delayed_delivery_deliver_at_time_strict
@@ -166,8 +170,8 @@ class BucketDelayedDeliveryTracker:
         ):
             check_message(ledger_id, entry_id, deliver_at)
             check_int("entry_id", entry_id, 0, MAX_ENTRY)
-        if self._is_closed:
-            raise ClosedError(_NAME)
+        if get_ident() != self._thread:
+            self._check_thread()
         now_ms = self._now_ms()
         if deliver_at < 0 or deliver_at <= now_ms + self._ticks.lead:
             if self._index.pending.discard(ledger_id, entry_id):
@@ -312,6 +316,7 @@ class BucketDelayedDeliveryTracker:
 
     async def wait_until_recovered(self, *, once: bool = False) -> None:
         """Wait until no snapshot of an earlier run is left to be read; ``once``: until each was tried once."""
+        self._check_loop("the tracker")
         if once:
             await self._worker.recovery.is_tried.wait()
         else:
@@ -319,6 +324,7 @@ class BucketDelayedDeliveryTracker:
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is being stored, loaded, merged or deleted; what waits for its next attempt aside."""
+        self._check_loop("the tracker")
         await self._worker.jobs.idle()
 
     def statistics(self) -> BucketStatistics:
@@ -340,13 +346,20 @@ class BucketDelayedDeliveryTracker:
 
     async def aclose(self) -> None:
         """Stop: snapshots stay, what is under way is given up, ``on_due`` is not called any more. Idempotent."""
-        self._is_closed = True
+        if not self._is_closed:
+            self._check_loop("the tracker")
+        self._is_closed, self._thread = True, _NO_THREAD
         self._wake_up.cancel()
         await self._worker.jobs.aclose()
+
+    def _check_thread(self) -> None:
+        self._ensure_open()
+        self._thread = get_ident()
 
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError(_NAME)
+        self._check_loop("the tracker")
 
     # -- waking up ---------------------------------------------------------------------------------------------------
 
