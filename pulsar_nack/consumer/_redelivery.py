@@ -6,8 +6,10 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NoReturn
 
+from .._delays import MAX_NUMBER_S
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
@@ -22,6 +24,8 @@ from ._ways import Redelivery, Ways
 
 ASKED_AGAIN = "asked again"
 """Why a redelivery is traced that was traced before."""
+
+_YEAR_MS = MAX_NUMBER_S * 1000
 
 
 class Holds:
@@ -144,7 +148,8 @@ class Holds:
         self._store.clear()
 
     def _arm(self, message_id: MessageId, delay_ms: int) -> None:
-        self.tracker.nack_nowait(message_id, delay_ms / 1000)
+        delay = delay_ms / 1000 if delay_ms <= _YEAR_MS else timedelta(milliseconds=delay_ms)
+        self.tracker.nack_nowait(message_id, delay)
 
     # --- what is due -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ lock and must not block. What it raises is counted (``statistics().hook_errors``
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,6 +93,8 @@ class Hooks:
     __slots__ = ("_hooks", "errors")
 
     def __init__(self, hooks: Sequence[HookLike]) -> None:
+        if not isinstance(hooks, Iterable):
+            raise InvalidArgumentError("hooks", hooks, "a list of callables that take one event")
         self._hooks = tuple(hooks)
         for index, hook in enumerate(self._hooks):
             if not callable(hook):
