@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from .._check import check_has
 from .._delays import Delay, delay_ms, seek_position
 from .._lifetime import ClosesWhenDropped, check_loop, running_loop
 from ..backoff import Backoff
@@ -132,6 +133,7 @@ class Consumer(ClosesWhenDropped):
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
+    _unsubscribing: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -153,6 +155,7 @@ class Consumer(ClosesWhenDropped):
         trace: ConsumerTrace | None = None,
     ) -> None:
         inner = self._inner = self._twin()
+        check_has("port", port, ("traits", "receive"), "a ConsumerPort")
         self._port = port
         settings = checked(
             port.traits,
@@ -168,6 +171,8 @@ class Consumer(ClosesWhenDropped):
             durable_ttl=durable_ttl,
             max_ack_state_bytes=max_ack_state_bytes,
             trace=trace,
+            clock=clock,
+            wall_clock=wall_clock,
         )
         most, limit = settings.max_local_bytes, settings.unacked_limit
         self._note = None if trace is None else trace.source(*names_of(port))
@@ -234,7 +239,6 @@ class Consumer(ClosesWhenDropped):
         self._receive_nowait = self._nowait  # None while it is paused
         self._unreadable: MissingExtraError | None = None
         self._watches_idle = self._keeps_what_it_has = self._is_pumping = False
-        self._unsubscribing: asyncio.Task[None] | None = None
         self._held_back_at: int | None = None
         self._received = self._shown = self._copies = self._replayed = self._nacked = self._dropped = 0
 

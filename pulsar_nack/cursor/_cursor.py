@@ -289,6 +289,7 @@ class Cursor(OfOneLoop, CursorFigures):
     async def acknowledge_entries(self, ledger: int, entries: Iterable[int]) -> None:
         """Acknowledge entries of one ledger: the fast way for many; the rest is as in :meth:`acknowledge`."""
         wanted = _as_list("entries", entries)
+        checked_number("ledger", ledger)
 
         def apply() -> None:
             self._state.acknowledge_entries(ledger, wanted)
@@ -377,6 +378,7 @@ class Cursor(OfOneLoop, CursorFigures):
         :raises LogFencedError: somebody else has taken the cursor over
         :raises LedgerError: it could not be written; nothing has changed
         """
+        checked_number("snapshot_id", snapshot_id)
         self._ensure_open()
         value = str(snapshot_id)
         named = [key for key, held in self.properties().items() if held == value and key.startswith(_BUCKETS)]

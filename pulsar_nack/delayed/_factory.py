@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from .._check import check_callable, check_clock, check_config, check_has
 from .._lifetime import OfOneLoop
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
@@ -72,6 +73,12 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
         clock: Clock | None = None,
         on_fallback: Callable[[TrackerFallback], object] | None = None,
     ) -> None:
+        check_config(config, BucketConfig)
+        check_clock(clock)
+        if storage is not None:
+            check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage or None")
+        if on_fallback is not None:
+            check_callable("on_fallback", on_fallback, "a callable that takes a TrackerFallback, or None")
         self._config = config = BucketConfig() if config is None else config
         if storage is None and config.tracker_kind == "bucket":
             raise InvalidArgumentError("storage", storage, "a BucketSnapshotStorage, since buckets are configured")
@@ -199,6 +206,9 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
         for field, name in (("topic_name", request.topic_name), ("cursor_name", request.cursor_name)):
             if not isinstance(name, str):
                 raise InvalidArgumentError(field, name, "a string")
+        for field, cursor in (("cursor", request.cursor), ("topic_cursor", request.topic_cursor)):
+            if cursor is not None:
+                check_has(field, cursor, ("properties", "put_property"), "a DelayedCursor or None")
         if self._config.tracker_kind != "bucket":
             return
         if request.cursor is None:

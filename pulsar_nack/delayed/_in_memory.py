@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
+from .._check import check_clock, check_config
 from .._lifetime import check_loop
 from .._wake_up import WakeUp
 from ..clock import Clock, WallClock
@@ -70,6 +71,8 @@ class InMemoryDelayedDeliveryTracker:
         clock: Clock | None = None,
         on_due: Callable[[], object] | None = None,
     ) -> None:
+        check_config(config, DelayedDeliveryConfig)
+        check_clock(clock)
         config = DelayedDeliveryConfig() if config is None else config
         clock = WallClock() if clock is None else clock
         check_on_due(on_due)

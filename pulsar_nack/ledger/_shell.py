@@ -19,6 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, ParamSpec, Protocol, Self, TypeVar
 
+from .._check import check_list
 from .._lifetime import OfOneLoop
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._commit import GroupCommit
@@ -125,6 +126,7 @@ class LogShell(OfOneLoop):
 
     async def append_many(self, records: Sequence[bytes | bytearray | memoryview]) -> int:
         """Add records next to each other, all or none; return the number of the first."""
+        check_list("records", records, "a list of bytes")
         checked = [_check_record(record) for record in records]
         if (size := body_size(checked)) > MAX_BODY:
             raise InvalidArgumentError(

@@ -15,6 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from .._check import check_flag
 from .._lifetime import OfOneLoop
 from ..errors import ClosedError
 from ._names import check_name
@@ -102,6 +103,7 @@ class StoreShell(OfOneLoop, Generic[_H, _O, _L]):
 
     async def open_log(self, name: str, *, read_only: bool = False) -> _L:
         """Open a log for writing, or for reading what is durable at this time."""
+        check_flag("read_only", read_only)
         return await self._open_log(partial(self._home.open_log, read_only=read_only), check_name(name))
 
     async def names(self) -> list[str]:

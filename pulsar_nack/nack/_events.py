@@ -7,10 +7,11 @@ lock and must not block. What it raises is counted (``statistics().hook_errors``
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from .._check import check_list
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
 
@@ -93,8 +94,7 @@ class Hooks:
     __slots__ = ("_hooks", "errors")
 
     def __init__(self, hooks: Sequence[HookLike]) -> None:
-        if not isinstance(hooks, Iterable):
-            raise InvalidArgumentError("hooks", hooks, "a list of callables that take one event")
+        check_list("hooks", hooks, "a list of callables that take one event")
         self._hooks = tuple(hooks)
         for index, hook in enumerate(self._hooks):
             if not callable(hook):

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+from .._check import check_config
 from .._delays import MAX_DELAY_MS
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
@@ -44,6 +45,7 @@ class NackSchedule(TimeBuckets):
     # ``full_width_*`` are read by the tracker, whose ordinary call cannot afford a call more.
 
     def __init__(self, config: NackConfig | None = None) -> None:
+        check_config(config, NackConfig)
         super().__init__()
         self._config = NackConfig() if config is None else config
         bits = self._config.negative_ack_precision_bit_cnt

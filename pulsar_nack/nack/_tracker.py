@@ -23,13 +23,14 @@ from typing import Any, Final, Self
 
 import anyio
 
+from .._check import check_callable, check_clock, check_config, check_flag
 from .._delays import Delay, delay_ms
 from .._lifetime import check_loop
 from .._wake_up import NS_PER_MS, is_steady
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock, LoopClock
 from ..config import NackConfig
-from ..errors import ClosedError, InvalidArgumentError, NotOpenError
+from ..errors import ClosedError, NotOpenError
 from ..ids import MessageId
 from ..index import as_entries
 from ._arguments import backoff_ms, check_ahead, check_count, check_id, check_ids, count_entries
@@ -114,10 +115,11 @@ class NegativeAcksTracker:
         random: Callable[[], float] = random.random,
     ) -> None:
         self._state = _NEW
-        if not callable(redeliver):
-            raise InvalidArgumentError("redeliver", redeliver, "a callable that takes a sequence of ids")
-        if not isinstance(config, NackConfig | None):
-            raise InvalidArgumentError("config", config, "a NackConfig")
+        check_callable("redeliver", redeliver, "a callable that takes a sequence of ids")
+        check_callable("random", random, "a callable that gives numbers from 0 to 1")
+        check_config(config, NackConfig)
+        check_clock(clock)
+        check_flag("collapse", collapse)
         check_ahead(ahead)
         self._config = NackConfig() if config is None else config
         self._backoff = None if backoff is None else as_backoff(backoff)

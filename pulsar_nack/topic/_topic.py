@@ -12,6 +12,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
+from .._check import check_clock
 from .._delays import FIRST_PUBLISH_MS, seek_position
 from .._lifetime import OfOneLoop
 from ..clock import Clock, WallClock
@@ -110,6 +111,7 @@ class LocalTopic(OfOneLoop):
         :raises MissingExtraError: protobuf is not installed
         """
         messages()
+        check_clock(clock)
         settings = _Settings(config_of("config", config, TopicConfig), as_bucket_config(delayed), clock)
         check_text("name", name)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
+from .._check import check_config
 from .._delays import Delay, delay_ms
 from .._lifetime import check_loop
 from ..clock import LoopClock
@@ -48,6 +49,7 @@ class Client:
 
     def __init__(self, url: str, options: ClientOptions | None = None, *, dial: Any = None) -> None:
         parse_service_url(url)
+        check_config(options, ClientOptions, "options")
         self._url = url
         self._options = options or ClientOptions()
         self._dial = dial

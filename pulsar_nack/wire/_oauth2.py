@@ -21,6 +21,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from .._check import check_callable
 from .._delays import Delay, delay_seconds
 from ..errors import BrokerError, InvalidArgumentError
 from ._http import Answer, fetch
@@ -101,6 +102,7 @@ class OAuth2Authentication:
         self._timeout = delay_seconds(timeout, "timeout")
         if not self._timeout:
             raise InvalidArgumentError("timeout", timeout, "more than 0 seconds")
+        check_callable("monotonic", monotonic, "a callable that gives seconds")
         self._monotonic = monotonic
         self._token: _Token | None = None
         self._asking: _Asking | None = None

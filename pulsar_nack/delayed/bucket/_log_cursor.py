@@ -157,6 +157,7 @@ class LogDelayedCursor(OfOneLoop):
         :raises LogFencedError: somebody else has taken the cursor over
         :raises LogStorageError: it could not be written; nothing has changed
         """
+        check_int("snapshot_id", snapshot_id, 0, INT64_MAX)
         value = str(snapshot_id)
         named = [key for key, held in self._state.properties.items() if held == value and key.startswith(PREFIX)]
         for key in named:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Final, Self
 
+from ..._check import check_clock, check_config
 from ...clock import Clock
 from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
@@ -46,8 +47,10 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
 
         :param store: for this tracker alone; closed by its owner, after the tracker
         """
-        messages()
+        check_config(config, BucketConfig)
+        check_clock(clock)
         check_on_due(on_due)
+        messages()
         part = await take(store, CURSOR)
         async with given_back([part]):
             return await cls._open_in(part, part, config, clock, on_due)
@@ -84,8 +87,10 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         on_due: Callable[[], object] | None = None,
     ) -> Self:
         """Open the tracker that has its snapshots and its cursor in a folder, made where it is missing."""
-        messages()
+        check_config(config, BucketConfig)
+        check_clock(clock)
         check_on_due(on_due)
+        messages()
         store = await LocalLogStore.open(path)
         async with given_back([store]):
             return await cls._open_in(await take(store, CURSOR), store, config, clock, on_due)

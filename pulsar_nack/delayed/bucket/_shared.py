@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
+from ..._check import check_flag, check_has
 from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError, InvalidArgumentError
@@ -51,6 +52,8 @@ class SharedDelayedIndex:
         :param cursor: keeps the names of the snapshots; its mark-delete position counts while nobody subscribes
         :param closes_with_last: end when the last subscription leaves
         """
+        check_has("cursor", cursor, ("properties", "put_property"), "a DelayedCursor")
+        check_flag("closes_with_last", closes_with_last)
         self = cls(cursor, closes_with_last=closes_with_last)
         self._tracker = await BucketDelayedDeliveryTracker.open(
             storage, self._cursor, config, clock=clock, on_due=self._tell, topic_name=topic_name

@@ -15,6 +15,7 @@ from os import PathLike
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ..._check import check_clock, check_config, check_flag, check_has, check_text
 from ..._lifetime import OfOneLoop
 from ..._wake_up import WakeUp
 from ...clock import Clock, WallClock
@@ -96,8 +97,14 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         :raises InvalidArgumentError: ``on_due`` is a coroutine function
         :raises MissingExtraError: protobuf is not installed
         """
-        messages()
+        check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage")
+        check_has("cursor", cursor, ("properties", "put_property"), "a DelayedCursor")
+        check_config(config, BucketConfig)
+        check_clock(clock)
         check_on_due(on_due)
+        check_text("topic_name", topic_name)
+        check_text("cursor_name", cursor_name)
+        messages()
         config = BucketConfig() if config is None else config
         clock = WallClock() if clock is None else clock
         self = cls(Snapshots(storage, cursor, topic_name, cursor_name), config, clock, on_due)
@@ -316,6 +323,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
 
     async def wait_until_recovered(self, *, once: bool = False) -> None:
         """Wait until no snapshot of an earlier run is left to be read; ``once``: until each was tried once."""
+        check_flag("once", once)
         self._check_loop("the tracker")
         if once:
             await self._worker.recovery.is_tried.wait()
