@@ -265,11 +265,15 @@ def fill(url: str, topic: str, subscriptions: list[str], count: int, size: int, 
 CASES = {case.__name__: case for case in (rate, decode, arrival, deadlines, sustained, connections, prefetched)}
 
 
+def work(case: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Run a case, return what it found."""
+    return fill(**options) if case == "fill" else asyncio.run(CASES[case](**options))
+
+
 def main() -> None:
     """Run a case, print what it found."""
     options = json.loads(sys.argv[1])
-    case = options.pop("case")
-    print(json.dumps(fill(**options) if case == "fill" else asyncio.run(CASES[case](**options))))
+    print(json.dumps(work(options.pop("case"), options)))
 
 
 if __name__ == "__main__":

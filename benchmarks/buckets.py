@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import _buckets_run as run
-from _memory import in_fresh_process
+from _memory import be_quick, in_fresh_process
 from _report import Report
 from _targets import Targets, ratio
 
@@ -185,7 +185,9 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="store the tables in benchmarks/results")
     parser.add_argument("--folder", type=Path, help="where snapshots are stored for the time being")
     options = parser.parse_args()
-    million = 20_000 if options.quick else 1_000_000
+    if options.quick:
+        be_quick()
+    million = 6_000 if options.quick else 1_000_000
     report, targets = Report("The bucket tracker: memory, storage, recovery, and the loop"), Targets()
     report.note(NOTES.format(batch=BATCH))
     sizes = [(10, "in order"), (100, "in order"), (10, "scattered")] + [(100, "scattered")] * options.scattered

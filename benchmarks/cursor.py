@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 
 from _cursor_run import ACKS_A_LEDGER, CACHE_BYTES, PATTERNS, ROUNDS, Figures, fill_and_write, one_ack, orders, recover
-from _memory import in_fresh_process
+from _memory import be_quick, in_fresh_process
 from _report import Report
 from _targets import Targets
 
@@ -124,6 +124,8 @@ def main() -> None:
         " so that no ledger is done with."
     )
     ack_table(report, targets, options.folder)
+    if options.quick:
+        be_quick()
     cases = [Case(pattern, *size) for size in (QUICK_SIZES if options.quick else SIZES) for pattern in PATTERNS]
     measured = {case: measure(case, options.folder) for case in cases}
     filled = {case: found[0] for case, found in measured.items()}

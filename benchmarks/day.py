@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from _memory import in_fresh_process, peak_resident, resident, return_free_memory
+from _memory import be_quick, in_fresh_process, peak_resident, resident, return_free_memory
 from _report import Report
 from _streams import ENTRIES_PER_LEDGER, PER_MS
 from _timing import no_collector, thread_ns
@@ -195,6 +195,8 @@ def main() -> None:
         "--only", nargs="+", choices=list(MIXES), default=list(MIXES), help="these mixes, nothing stored"
     )
     options = parser.parse_args()
+    if options.quick:
+        be_quick()
     most = 0.2 if options.quick else options.messages
     counts = [int(most * 1_000_000 / part) // BATCH * BATCH for part in (4, 2, 1)]
     report = Report("A day of delayed messages at full rate")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 
 import _java
+from _memory import be_quick
 from _report import Report
 from _targets import Targets
 from _timebucket_memory import delayed_table, estimate_table, nacks_table
@@ -37,7 +38,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few ids, nothing stored")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these tables, nothing stored")
     options = parser.parse_args()
-    million = 2_000 if options.quick else 1_000_000
+    if options.quick:
+        be_quick()
+    million = 500 if options.quick else 1_000_000
     processes = 1 if options.quick else 3
     report, targets = Report("Time buckets: memory, time, and the longest call"), Targets()
     report.note(NOTES)

@@ -1,5 +1,8 @@
 """pulsar-nack: failed and delayed Apache Pulsar messages come back exactly when they should."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ._connect import connect
 from ._version import __version__
 from .backoff import Backoff, Exponential, Fixed, Multiplier, Steps
@@ -30,29 +33,6 @@ from .consumer import (
     SupportsUnsubscribe,
     subscribe,
     wrap,
-)
-from .cursor import BatchSet, Cursor, CursorStatistics
-from .delayed import (
-    BucketDelayedDeliveryTracker,
-    BucketSnapshotStorage,
-    BucketStatistics,
-    DelayedCursor,
-    DelayedDeliveryTracker,
-    DelayedDeliveryTrackerFactory,
-    DelayedFactoryStatistics,
-    DisabledDelayedDeliveryTracker,
-    InMemoryDelayedDeliveryTracker,
-    LogBucketTracker,
-    LogDelayedCursor,
-    LogSnapshotStorage,
-    OpenTracker,
-    OperationLatency,
-    SharedDelayedIndex,
-    SharedSubscription,
-    SupportsForgetting,
-    SupportsSnapshotListing,
-    TrackerFallback,
-    delete_bucket_snapshots,
 )
 from .errors import (
     AlreadyEnteredError,
@@ -94,7 +74,61 @@ from .errors import (
 )
 from .ids import MessageId, Position
 from .nack import DueRun, NackSchedule, NackStatistics, NegativeAcksTracker, RedeliveryCallback
-from .topic import LocalTopic, open_local
+
+if TYPE_CHECKING:
+    from .cursor import BatchSet, Cursor, CursorStatistics
+    from .delayed import (
+        BucketDelayedDeliveryTracker,
+        BucketSnapshotStorage,
+        BucketStatistics,
+        DelayedCursor,
+        DelayedDeliveryTracker,
+        DelayedDeliveryTrackerFactory,
+        DelayedFactoryStatistics,
+        DisabledDelayedDeliveryTracker,
+        InMemoryDelayedDeliveryTracker,
+        LogBucketTracker,
+        LogDelayedCursor,
+        LogSnapshotStorage,
+        OpenTracker,
+        OperationLatency,
+        SharedDelayedIndex,
+        SharedSubscription,
+        SupportsForgetting,
+        SupportsSnapshotListing,
+        TrackerFallback,
+        delete_bucket_snapshots,
+    )
+    from .topic import LocalTopic, open_local
+
+_LATER = {
+    "BatchSet": "cursor",
+    "BucketDelayedDeliveryTracker": "delayed",
+    "BucketSnapshotStorage": "delayed",
+    "BucketStatistics": "delayed",
+    "Cursor": "cursor",
+    "CursorStatistics": "cursor",
+    "DelayedCursor": "delayed",
+    "DelayedDeliveryTracker": "delayed",
+    "DelayedDeliveryTrackerFactory": "delayed",
+    "DelayedFactoryStatistics": "delayed",
+    "DisabledDelayedDeliveryTracker": "delayed",
+    "InMemoryDelayedDeliveryTracker": "delayed",
+    "LocalTopic": "topic",
+    "LogBucketTracker": "delayed",
+    "LogDelayedCursor": "delayed",
+    "LogSnapshotStorage": "delayed",
+    "OpenTracker": "delayed",
+    "OperationLatency": "delayed",
+    "SharedDelayedIndex": "delayed",
+    "SharedSubscription": "delayed",
+    "SupportsForgetting": "delayed",
+    "SupportsSnapshotListing": "delayed",
+    "TrackerFallback": "delayed",
+    "delete_bucket_snapshots": "delayed",
+    "open_local": "topic",
+}
+"""What is imported when it is first used: consumers of a broker do without."""
 
 __all__ = [
     "AlarmClock",
@@ -208,3 +242,15 @@ __all__ = [
     "subscribe",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what was not needed until now."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,6 +12,7 @@ from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
 __all__ = [
+    "DELAYED_PREFIX",
     "MAX_PRECISION_BITS",
     "BucketConfig",
     "CursorConfig",
@@ -22,6 +23,8 @@ __all__ = [
 ]
 
 MAX_PRECISION_BITS: Final = 62
+DELAYED_PREFIX: Final = "#pulsar.internal.delayed."
+"""With what the properties of a cursor begin that name snapshots of delayed messages."""
 _DAY_S: Final = 86_400
 
 

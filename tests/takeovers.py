@@ -13,12 +13,13 @@ more switches are drawn at random.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import product
 from random import Random
 from threading import Semaphore, Thread
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, TypeVarTuple, Unpack
 
 from pulsar_nack.backoff import Fixed
 from pulsar_nack.errors import LogFencedError, LogStorageError
@@ -30,6 +31,8 @@ from pulsar_nack.ledger._object_retry import Requests
 
 Fate = Literal["", "failed", "lost"]
 _STUCK_S: Final = 50
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 class MemoryObjects:
@@ -93,6 +96,26 @@ class Confirmed:
     """What machines were told to be durable."""
 
     done: set[str] = field(default_factory=set)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Does a job of an executor at once, in its own thread, without what wakes a loop from another one."""
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
+    ) -> asyncio.Future[_T]:
+        done: asyncio.Future[_T] = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - raised where the job is awaited
+            done.set_exception(error)
+        return done
+
+
+def _run(life: Coroutine[Any, Any, None]) -> None:
+    """Run on a new loop."""
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        runner.run(life)
 
 
 class State(Protocol):
@@ -163,7 +186,7 @@ class Machine:
     def _run(self) -> None:
         self._go.acquire()
         try:
-            asyncio.run(self._live())
+            _run(self._live())
         except BaseException as error:  # noqa: BLE001 - looked at in the thread of the test
             self.error = error
         self._is_over = True
@@ -208,7 +231,7 @@ def run(state: State, begin: dict[str, bytes], order: Order) -> None:
     a.go_on()
     b.go_on()
     try:
-        asyncio.run(_check(state, objects, confirmed, (a, b), order.fate))
+        _run(_check(state, objects, confirmed, (a, b), order.fate))
     except AssertionError as error:
         raise AssertionError(f"{order}: {error}") from error
 

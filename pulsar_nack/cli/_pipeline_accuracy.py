@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from ._pipeline_shared import AsJson, Master, Out, Overwrite, Paths, deliver, refuse_existing, session, tell_refused
+from ._pipeline_shared import (
+    AsJson,
+    IncludeOpen,
+    Master,
+    Out,
+    Overwrite,
+    Paths,
+    deliver,
+    refuse_existing,
+    session,
+    tell_refused,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -21,6 +32,7 @@ def accuracy(
     late: Annotated[float, typer.Option(help="Seconds after it beyond which one is late.")] = 1.0,
     starvation: Annotated[float, typer.Option(help="Seconds without a redelivery that are reported.")] = 1.0,
     event: Annotated[str, typer.Option(help="'arrive', or 'redeliver' in traces that know no arrivals.")] = "arrive",
+    include_open: IncludeOpen = False,
     master: Master = None,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -32,7 +44,7 @@ def accuracy(
         from ..pipeline import read_traces
 
         refuse_existing(spark, out, overwrite=overwrite)
-        read = read_traces(spark, paths)
+        read = read_traces(spark, paths, include_open=include_open)
         found = find(read.traces, early=early, late=late, starvation=starvation, event=event)
         tell_refused(read, out)
         tables = {

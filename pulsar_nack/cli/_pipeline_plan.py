@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from ._pipeline_shared import AsJson, Master, Out, Overwrite, Paths, deliver, refuse_existing, session, tell_refused
+from ._pipeline_shared import (
+    AsJson,
+    IncludeOpen,
+    Master,
+    Out,
+    Overwrite,
+    Paths,
+    deliver,
+    refuse_existing,
+    session,
+    tell_refused,
+)
 
 
 def register(jobs: typer.Typer) -> None:
@@ -21,6 +32,7 @@ def _plan(
         bool, typer.Option("--delayed", help="The paths hold metadata of delayed messages, as Parquet, not traces.")
     ] = False,
     max_bits: Annotated[int, typer.Option(help="Try buckets of 1 to 2**n ms.")] = 16,
+    include_open: IncludeOpen = False,
     master: Master = None,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -34,7 +46,7 @@ def _plan(
         from ..pipeline import plan, read_traces
 
         refuse_existing(spark, out, overwrite=overwrite)
-        read = None if delayed else read_traces(spark, paths)
+        read = None if delayed else read_traces(spark, paths, include_open=include_open)
         df = spark.read.parquet(*paths) if read is None else read.traces
         planned = plan(df, max_bits=max_bits).cache()
         if read is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InvalidArgumentError
-from ._pipeline_shared import Master, Overwrite, Paths, read, session
+from ._pipeline_shared import IncludeOpen, Master, Overwrite, Paths, read, session
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +24,7 @@ def report(
     stats: Annotated[list[str] | None, typer.Option(help="Internal stats of brokers, for holes.")] = None,
     with_plan: Annotated[bool, typer.Option("--plan", help="Plan the width of buckets too.")] = False,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "pulsar-nack report",
+    include_open: IncludeOpen = False,
     overwrite: Overwrite = False,
     master: Master = None,
 ) -> None:
@@ -37,7 +38,7 @@ def report(
         from ..pipeline import holes, plan, read_cursors, read_internal_stats, write_report
         from ..pipeline import report as make
 
-        traces = read(spark, paths).cache()
+        traces = read(spark, paths, include_open=include_open).cache()
         states = [read_cursors(spark, cursors).holes] if cursors else []
         states += [read_internal_stats(spark, stats).holes] if stats else []
         found = holes(states[0] if len(states) == 1 else states[0].unionByName(states[1])).cache() if states else None

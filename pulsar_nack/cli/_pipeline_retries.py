@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from ._pipeline_shared import AsJson, Master, Out, Overwrite, Paths, deliver, refuse_existing, session, tell_refused
+from ._pipeline_shared import (
+    AsJson,
+    IncludeOpen,
+    Master,
+    Out,
+    Overwrite,
+    Paths,
+    deliver,
+    refuse_existing,
+    session,
+    tell_refused,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -22,6 +33,7 @@ def retries(
     baseline: Annotated[int, typer.Option(help="Windows before it that one is compared with.")] = 30,
     factor: Annotated[float, typer.Option(help="How many times the baseline make a storm.")] = 5.0,
     least: Annotated[int, typer.Option(help="Nacks in a window below which there is no storm.")] = 100,
+    include_open: IncludeOpen = False,
     master: Master = None,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -36,7 +48,7 @@ def retries(
         from ..pipeline import retries as find
 
         refuse_existing(spark, out, overwrite=overwrite)
-        read = read_traces(spark, paths)
+        read = read_traces(spark, paths, include_open=include_open)
         found = find(read.traces, poison_at=poison_at, window=window, baseline=baseline, factor=factor, least=least)
         tell_refused(read, out)
         tables = {

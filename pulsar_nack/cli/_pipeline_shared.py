@@ -22,6 +22,9 @@ Master = Annotated[
 ]
 Out = Annotated[str | None, typer.Option(help="Write Parquet to this folder, one folder in it for each table.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace results that are in the folder already.")]
+IncludeOpen = Annotated[
+    bool, typer.Option("--include-open", help="Read files too that are being written, or that a kill left (.open).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 SHOWN: Final = 50
@@ -56,11 +59,11 @@ def refuse_existing(spark: SparkSession, out: str | None, *, overwrite: bool) ->
         raise InvalidArgumentError("out", out, "a folder that does not exist yet (or --overwrite)")
 
 
-def read(spark: SparkSession, paths: list[str]) -> DataFrame:
+def read(spark: SparkSession, paths: list[str], *, include_open: bool = False) -> DataFrame:
     """Read traces; what was refused is counted on stderr, with the reason."""
     from ..pipeline import read_traces
 
-    found = read_traces(spark, paths)
+    found = read_traces(spark, paths, include_open=include_open)
     tell_refused(found)
     return found.traces
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..clock import Clock
@@ -30,6 +30,7 @@ class Acks:
     :param on_settled: called with the records of what was acknowledged
     :param on_failed: called with the record of what could not be, whether its time came meanwhile, and the error
     :param on_unheard: called with the record and the error of one that failed and that nobody waits for
+    :param ask_for: has messages asked for, with the redelivery counts that they were shown with; -1: they were not
     :param durable: where acknowledgements are noted once the port has taken them, and before they are reported
     """
 
@@ -43,6 +44,7 @@ class Acks:
         on_settled: Callable[[Sequence[Record]], None],
         on_failed: Callable[..., None],
         on_unheard: Callable[[Record, Exception], None],
+        ask_for: Callable[[Mapping[MessageId, int]], None],
         durable: DurableNacks | None = None,
     ) -> None:
         self.acked = 0
@@ -54,6 +56,7 @@ class Acks:
         self._on_settled = on_settled
         self._on_failed = on_failed
         self._on_unheard = on_unheard
+        self._ask_for = ask_for
         self._durable = durable
         self._loop = asyncio.get_running_loop()
         self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
@@ -242,7 +245,10 @@ class Acks:
         while True:
             await self._has_copies.wait()
             some = [self._copies.popleft() for _ in range(min(len(self._copies), most))]
-            some = [each for each in some if self._is_acked_again(each)]
+            outdated = [each for each in some if not self._is_acked_again(each)]
+            if outdated:
+                some = [each for each in some if self._is_acked_again(each)]
+                self._ask_for({each: -1 for each in outdated if self._states.was_wrongly_hidden(each)})
             if not self._copies:
                 self._has_copies.clear()
             try:

@@ -134,6 +134,7 @@ class Consumer(ClosesWhenDropped):
 
     _loop: asyncio.AbstractEventLoop | None = None
     _unsubscribing: asyncio.Task[None] | None = None
+    _held_back_at: int | None = None
 
     def __init__(
         self,
@@ -239,7 +240,7 @@ class Consumer(ClosesWhenDropped):
         self._receive_nowait = self._nowait  # None while it is paused
         self._unreadable: MissingExtraError | None = None
         self._watches_idle = self._keeps_what_it_has = self._is_pumping = False
-        self._held_back_at: int | None = None
+        self._nacking: list[Message] = []
         self._received = self._shown = self._copies = self._replayed = self._nacked = self._dropped = 0
 
     # --- opening and closing ---------------------------------------------------------------------------------------
@@ -339,6 +340,7 @@ class Consumer(ClosesWhenDropped):
                         on_settled=self._on_settled,
                         on_failed=self._on_ack_failed,
                         on_unheard=self._on_ack_unheard,
+                        ask_for=self._holds.ask_for,
                         durable=durable,
                     )
                     if self._dead is not None:
@@ -992,14 +994,14 @@ class Consumer(ClosesWhenDropped):
         if reason or type(reason) is not str:
             reason = as_reason(reason)
         payload = self._recent.get(message_id) if message is None else message._delivery
-        if self._is_given_up(message_id):
-            return None
-        self._check_unsettled(message_id, message)
         dead = self._dead
+        if dead is not None and message_id in dead:
+            return None
+        record = self._check_unsettled(message_id, message)
         if dead is not None and await self._nacked_for_the_last_time(dead, message_id, payload, message, reason):
             return None
-        record = self._states.get(message_id)
-        if record is None or record.state is State.IN_WORK:
+        is_new = record is None or record.state is State.IN_WORK
+        if is_new and not (self._room.is_free and self._has_room(message_id, milliseconds, payload)):
             if self._note is not None and not self._has_room(message_id, milliseconds, payload):
                 count = 0 if record is None else record.redelivery_count
                 self._note("hold", message_id, count, reason="no room")
@@ -1008,7 +1010,7 @@ class Consumer(ClosesWhenDropped):
         record = self._states.hold(message_id)
         self._holds.hold(record, milliseconds, payload)
         if self._note is not None:
-            due_in_ms = record.due_at_ms - self._clock.now_ms() if record.is_held else None
+            due_in_ms = max(record.due_at_ms - self._clock.now_ms(), 0) if record.is_held else None
             self._note(
                 "nack",
                 record.id,
@@ -1033,21 +1035,23 @@ class Consumer(ClosesWhenDropped):
             what = f"{message_id!r} comes back in time while this consumer lives, but that could not be made durable"
             raise NotDurableError(what, error) from error
 
-    def _check_unsettled(self, message_id: MessageId, message: Message | None) -> None:
+    def _check_unsettled(self, message_id: MessageId, message: Message | None) -> Record | None:
+        """Raise when a message is settled, or a later attempt of it is in work: it belongs to whoever has that."""
+        record = self._states.get(message_id)
+        if record is not None and record.state is State.IN_WORK:
+            is_later = message is not None and record.redelivery_count != message._redelivery_count
+            if is_later and not record.is_guessed:
+                raise AlreadySettledError(message_id, "shown again")
+            return record
         self._states.check_unsettled(message_id)
-        is_known = self._durable is None or self._states.get(message_id) is not None
-        if not is_known and self._durable is not None and self._durable.was_acked(message_id):
+        if record is None and self._durable is not None and self._durable.was_acked(message_id):
             raise AlreadySettledError(message_id, "acknowledged")
-        if message is not None:
-            self._check_attempt(message)
+        return record
 
     def _check_attempt(self, message: Message) -> None:
-        """Raise when a later attempt of the message is in work: it belongs to whoever has that."""
-        record = self._states.get(message.id)
-        if record is None or record.state is not State.IN_WORK or record.is_guessed:
-            return
-        if record.redelivery_count != message.redelivery_count:
-            raise AlreadySettledError(message.id, "shown again")
+        """Raise when a later attempt of the message is in work."""
+        if self._states.state(message.id) is State.IN_WORK:
+            self._check_unsettled(message.id, message)
 
     def _has_room(self, message_id: MessageId, milliseconds: int, payload: Delivery | None) -> bool:
         most = self._config.max_held
@@ -1058,6 +1062,17 @@ class Consumer(ClosesWhenDropped):
         """Return whether a nack is not to wait: a message is ready, or all that there is are nacks that wait."""
         states = self._states
         return len(self._inbox) > 0 or (not states.held and states.in_work <= self._room.waiting + 1)
+
+    def _note_nacking(self, message: Message, loop: asyncio.AbstractEventLoop) -> None:
+        """Remember until the next turn of the loop that a task has nacked a message just now; once for all of them."""
+        if not self._nacking:
+            loop.call_soon(self._forget_nacking)
+        self._nacking.append(message)
+
+    def _forget_nacking(self) -> None:
+        for message in self._nacking:
+            message._nacking = None
+        self._nacking.clear()
 
     def _delay_ms(self, message_id: MessageId, delay: Delay | None) -> int:
         if delay is None and self._backoff is not None:

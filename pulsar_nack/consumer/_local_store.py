@@ -1,15 +1,22 @@
-"""Payloads that are kept, within a budget of bytes."""
+"""Payloads that are kept, within a budget of bytes.
+
+What waits for its time is kept as plain values: the garbage collector would walk over each delivery again and again.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, Final
 
 from ..ids import MessageId
 from ._port import Delivery
 
 _OVERHEAD: Final = 1_024
 """Bytes of the Python objects around one payload."""
+_Values = tuple[Any, ...]
+_values: Final = attrgetter(*(field.name for field in fields(Delivery) if field.name not in {"id", "properties"}))
 
 
 def kept_bytes(delivery: Delivery) -> int:
@@ -17,6 +24,21 @@ def kept_bytes(delivery: Delivery) -> int:
     size = len(delivery.data)
     held_by_transport = size * max(delivery.id.batch_size, 1) if delivery.native is not None else 0
     return size + held_by_transport + _OVERHEAD
+
+
+def _packed(delivery: Delivery) -> Delivery | _Values:
+    """Return a delivery as a tuple of numbers, texts and bytes; itself where there is more to it."""
+    if delivery.native is not None or delivery.error is not None or delivery.id.is_chunked:
+        return delivery
+    of_id = delivery.id.topic, delivery.id.batch_size
+    return *of_id, tuple(delivery.properties.items()), *_values(delivery)
+
+
+def _unpacked(message_id: MessageId, values: _Values) -> Delivery:
+    topic, batch_size, properties, data, *rest = values
+    if message_id.topic != topic or message_id.batch_size != batch_size:  # it need not tell
+        message_id = MessageId(*message_id, topic=topic, batch_size=batch_size)
+    return Delivery(message_id, data, dict(properties), *rest)
 
 
 class LocalStore:
@@ -28,7 +50,7 @@ class LocalStore:
     def __init__(self, max_bytes: int) -> None:
         self.bytes = 0
         self._max_bytes = max_bytes
-        self._kept: dict[MessageId, Delivery] = {}
+        self._kept: dict[MessageId, Delivery | _Values] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -43,14 +65,16 @@ class LocalStore:
     def keep(self, delivery: Delivery) -> None:
         """Keep it; the caller looked for room first."""
         if delivery.id not in self._kept:
-            self._kept[delivery.id] = delivery
+            self._kept[delivery.id] = _packed(delivery)
             self.bytes += kept_bytes(delivery)
 
     def pop(self, message_id: MessageId) -> Delivery | None:
         """Take it out, None if it is not kept."""
-        delivery = self._kept.pop(message_id, None)
-        if delivery is not None:
-            self.bytes -= kept_bytes(delivery)
+        kept = self._kept.pop(message_id, None)
+        if kept is None:
+            return None
+        delivery = _unpacked(message_id, kept) if isinstance(kept, tuple) else kept
+        self.bytes -= kept_bytes(delivery)
         return delivery
 
     def clear(self) -> None:

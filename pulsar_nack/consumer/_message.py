@@ -216,17 +216,18 @@ class Message:
         if before is not None and before != NACKED:
             raise AlreadySettledError(self.id, before)
         self._settled_as = NACKED
-        self._nacking = asyncio.current_task()
+        loop, consumer, message_id = asyncio.get_running_loop(), self._consumer, self._delivery.id
+        self._nacking = asyncio.current_task(loop)
         try:
-            written = await self._consumer._negative_acknowledge(self.id, delay, self, reason=reason)
+            written = await consumer._negative_acknowledge(message_id, delay, self, reason=reason)
             self._settled_as = before = NACKED
             if written is not None:
-                await self._consumer._until_durable(self.id, written)
+                await consumer._until_durable(message_id, written)
         except BaseException:
             self._settled_as = before
             raise
         finally:
-            asyncio.get_running_loop().call_soon(self._forget_nacking)
+            consumer._note_nacking(self, loop)
 
     async def dead_letter(self, reason: str = "") -> None:
         """Send it to the dead-letter topic at once, whatever attempt this is; a nack that waits is cancelled.
@@ -252,9 +253,6 @@ class Message:
             if not self._consumer._is_given_up(self.id):
                 self._settled_as = before
             raise
-
-    def _forget_nacking(self) -> None:
-        self._nacking = None
 
     def __repr__(self) -> str:
         unreadable = "" if self.error is None else ", cannot be read"

@@ -7,9 +7,10 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from itertools import islice
+from typing import Any, Final, NoReturn
 
-from .._delays import MAX_NUMBER_S
+from .._delays import MAX_NUMBER_S, Delay
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
@@ -22,6 +23,8 @@ from ._states import Record, State, States
 from ._tracing import TraceNote
 from ._ways import Redelivery, Ways
 
+_MOST_IN_A_TURN: Final = 1_000
+"""Of messages that one request is made for: a rewind brings back all that are due."""
 ASKED_AGAIN = "asked again"
 """Why a redelivery is traced that was traced before."""
 
@@ -67,10 +70,12 @@ class Holds:
         self._waits = waits
         self._gone = gone
         self._note = note
+        self._armed_ms = 0
+        self._armed: Delay = 0.0
         self._watched_until_ms: int | None = None
         self._is_earlier = asyncio.Event()
         self._nowait_port = port if isinstance(port, SupportsRedeliverNowait) else None
-        must_wait = self._custom is not None or self._nowait_port is None
+        must_wait = self._custom is not None or self._nowait_port is None or self.ways.only_rewinds
         most = self._most_at_once = min(config.max_batch, port.traits.max_ids_per_request)
         self.tracker = NegativeAcksTracker(
             self.on_due if must_wait else self._on_due_nowait,
@@ -148,21 +153,28 @@ class Holds:
         self._store.clear()
 
     def _arm(self, message_id: MessageId, delay_ms: int) -> None:
-        delay = delay_ms / 1000 if delay_ms <= _YEAR_MS else timedelta(milliseconds=delay_ms)
-        self.tracker.nack_nowait(message_id, delay)
+        if delay_ms != self._armed_ms:
+            self._armed_ms = delay_ms
+            self._armed = delay_ms / 1000 if delay_ms <= _YEAR_MS else timedelta(milliseconds=delay_ms)
+        self.tracker.nack_nowait(message_id, self._armed)  # which knows the one that it saw last
 
     # --- what is due -----------------------------------------------------------------------------------------------
 
     async def on_due(self, ids: Sequence[MessageId]) -> None:
-        """Bring due messages back: the tracker's callback."""
-        asked_for = self._not_local(ids)
-        if asked_for:
-            requests = self._begin_request(asked_for)
-            try:
+        """Bring due messages back: the tracker's callback. Of very many the loop runs in between."""
+        asked_for, requests, left = list[Record](), list[int](), iter(ids)
+        try:
+            while some := list(islice(left, _MOST_IN_A_TURN)):
+                records = self._not_local(some)
+                requests += self._begin_request(records)
+                asked_for += records
+                if len(some) == _MOST_IN_A_TURN < len(ids):
+                    await asyncio.sleep(0)
+            if asked_for:
                 await self._send(self._ids_of(asked_for))
-            except BaseException as error:  # noqa: BLE001 - raised there
-                self._fail_request(asked_for, requests, error)
-            self._end_request(asked_for)
+        except BaseException as error:  # noqa: BLE001 - raised there
+            self._fail_request(asked_for, requests, error)
+        self._end_request(asked_for)
 
     def _on_due_nowait(self, ids: Sequence[MessageId]) -> None:
         """Do the same, on a port that can ask without waiting."""
@@ -242,6 +254,8 @@ class Holds:
         raise error
 
     def _end_request(self, records: Sequence[Record]) -> None:
+        if not records:
+            return
         self.redelivered_broker += len(records)
         for record in records:
             if record.state is State.REQUESTED:

@@ -47,6 +47,11 @@ class Room:
         """Return whether 80 % of the limit are reached."""
         return self._count() >= self.near
 
+    @property
+    def is_free(self) -> bool:
+        """Return whether the count is below the limit."""
+        return self.limit is None or self._count() < self.limit
+
     async def wait_for(self, fits: Callable[[], bool]) -> None:
         """Wait until the count is below the limit and ``fits`` says yes, or it is not to wait.
 
@@ -66,8 +71,7 @@ class Room:
                 return
 
     def _may_pass(self, fits: Callable[[], bool]) -> bool:
-        is_free = (self.limit is None or self._count() < self.limit) and fits()
-        return is_free or self._must_let_pass()
+        return (self.is_free and fits()) or self._must_let_pass()
 
     def _hand_on(self, waiter: asyncio.Future[bool]) -> None:
         """A call that was cancelled leaves the line, and gives on what it was just told."""

@@ -53,6 +53,10 @@ class Sessions:
         self.turn += 1
         self._ended[place] = (self._ended.get(place, _NEVER)[0], self.turn, now_ms)
 
+    def has_ended(self, place: Place) -> bool:
+        """Return whether there was another session before the present one."""
+        return place in self._ended
+
     def is_forgotten(self, stamp: Stamp, place: Place) -> bool:
         """Return whether an acknowledgement does not count any more, as the broker ended its session."""
         return bool(self._ended) and stamp[0] < self._ended.get(place, _NEVER)[0]
@@ -64,6 +68,10 @@ class Sessions:
     def is_replayed(self, stamp: Stamp, place: Place) -> bool:
         """Return whether an acknowledgement does not count any more, as the subscription was moved since."""
         return bool(self._replayed) and stamp[0] < self._replayed.get(place, 0)
+
+    def is_replaying(self, place: Place) -> bool:
+        """Return whether such a delivery came since the broker ended a session last."""
+        return self._replayed.get(place, 0) == self._ended.get(place, _NEVER)[0] > 0
 
     def is_of_earlier(self, stamp: Stamp, place: Place) -> bool:
         """Return whether an acknowledgement was confirmed before the session that goes on."""

@@ -39,7 +39,7 @@ from typing import Final
 
 from ..errors import AlreadySettledError
 from ..ids import MessageId, _fuller
-from ._batches import Batches, EntryKey, entry_key, is_member, is_same_topic, is_through
+from ._batches import Batches, EntryKey, entry_key, is_member, is_through
 from ._sessions import Place, Sessions, Stamp, place_of
 from ._unanswered import AskAgain
 
@@ -58,6 +58,9 @@ class State(Enum):
     GIVEN_UP = "sent to the dead-letter topic"
 
 
+_WAITING: Final = (State.HELD, State.REQUESTED, State.GIVEN_UP)
+
+
 class Verdict(Enum):
     """What to do with a delivery."""
 
@@ -70,37 +73,51 @@ class Verdict(Enum):
 class Record:
     """One unacknowledged message; ``id`` is as it was delivered, ``redelivery_count`` of the newest time shown.
 
-    What most records never need is on the class until it is set, which makes one in half the time.
+    With its id it is all that the garbage collector has to look at for a message that waits: there may be many.
     """
 
-    hidden_count = 0
-    """How many redeliveries the broker counts beyond that: of copies that were dropped."""
-    is_held = False
-    """``due_at_ms`` and the next two are of the present hold."""
-    due_at_ms = 0
-    is_local = False
-    """It is to be shown from memory, whatever its mates do."""
-    is_ahead = False
-    """Its timer fires the port's latency before ``due_at_ms``."""
-    is_guessed = False
-    """It was not known when it was acknowledged, so that the count may be too low to tell one attempt from another."""
-    is_doubtful = False
-    """It came in a session that is over and not in the present one: others may have it, or have settled it."""
-    has_copy = False
-    """A delivery was hidden while an acknowledgement was under way."""
-    before_ack: State | None = None
-    is_due = False
-    """Its timer fired while an acknowledgement was under way."""
-    expires_at_ms = 0
-    request = 0
-    """The newest request for it, a number of its own."""
-    received_before: int | None = None
-    """How many deliveries had been received when that request had brought nothing for long."""
+    __slots__ = (
+        "before_ack",
+        "due_at_ms",
+        "expires_at_ms",
+        "has_copy",
+        "hidden_count",
+        "id",
+        "is_ahead",
+        "is_doubtful",
+        "is_due",
+        "is_guessed",
+        "is_held",
+        "is_local",
+        "queued",
+        "received_before",
+        "redelivery_count",
+        "request",
+        "state",
+    )
 
     def __init__(self, id: MessageId, state: State, redelivery_count: int = 0) -> None:
         self.id = id
         self.state = state
         self.redelivery_count = redelivery_count
+        self.before_ack: State | None = None
+        self.received_before: int | None = None
+        """How many deliveries had been received when the newest request had brought nothing for long."""
+        self.hidden_count = self.due_at_ms = self.expires_at_ms = self.request = self.queued = 0
+        self.is_held = self.is_local = self.is_ahead = self.is_guessed = False
+        self.is_doubtful = self.has_copy = self.is_due = False
+        # hidden_count: how many redeliveries the broker counts beyond redelivery_count: of copies that were dropped
+        # due_at_ms: of the present hold, if it is_held; so are the next two
+        # is_local: it is to be shown from memory, whatever its mates do
+        # is_ahead: its timer fires the port's latency before due_at_ms
+        # is_guessed: it was not known when it was acknowledged, so that the count may be too low to tell one attempt
+        #   from another
+        # is_doubtful: it came in a session that is over and not in the present one: others may have it, or have settled
+        #   it
+        # has_copy: a delivery was hidden while an acknowledgement was under way
+        # is_due: its timer fired while an acknowledgement was under way
+        # request: the newest request for it, a number of its own, which ends at expires_at_ms
+        # queued: how many requests for it are in the line of those that end; only the last of them counts
 
     def learn(self, message_id: MessageId) -> None:
         """Keep the parts that an id names, where an equal one that was known first does not name them."""
@@ -137,7 +154,7 @@ class States:
         self._records: dict[MessageId, Record] = {}
         self.get: Callable[[MessageId], Record | None] = self._records.get
         """Returns what is known of an unacknowledged message."""
-        self._requests: deque[tuple[int, Record]] = deque()
+        self._requests: deque[Record] = deque()
         self._settled: dict[EntryKey, Stamp] = {}
         self._settled_before: dict[EntryKey, Stamp] = {}
         self._counts: OrderedDict[MessageId, int] = OrderedDict()
@@ -154,8 +171,7 @@ class States:
 
     def waiting_counts(self) -> dict[MessageId, int]:
         """Return what is held, asked for or given up, and how often each was delivered. O(known messages)."""
-        waiting = {State.HELD, State.REQUESTED, State.GIVEN_UP}
-        return {each.id: each.redelivery_count for each in self._records.values() if each.state in waiting}
+        return {each.id: each.redelivery_count for each in self._records.values() if each.state in _WAITING}
 
     def state(self, message_id: MessageId) -> State | None:
         """Return the state of an unacknowledged message, None of any other."""
@@ -172,6 +188,11 @@ class States:
         stamp = self._stamp(message_id)
         is_acked = stamp is not None and not self.sessions.is_forgotten(stamp, place_of(message_id))
         return is_acked or self.batches.is_acked(message_id)
+
+    def was_wrongly_hidden(self, message_id: MessageId) -> bool:
+        """Return whether a copy that nothing hides any more should have been shown: later ones proved a replay."""
+        is_known = message_id in self._records
+        return is_member(message_id) and not is_known and self.sessions.is_replaying(place_of(message_id))
 
     # --- what the broker sends -------------------------------------------------------------------------------------
 
@@ -239,7 +260,7 @@ class States:
 
     def remember(self, message_id: MessageId, count: int) -> None:
         """Note with which count a message that is not known was shown last."""
-        self._counts[message_id] = max(count, self._counts.get(message_id, 0))
+        self._counts[message_id] = max(count, self._counts.get(message_id, count))
         if len(self._counts) > self._most_counts:
             self._counts.popitem(last=False)
 
@@ -279,16 +300,18 @@ class States:
 
         :raises AlreadySettledError: it is acknowledged, or being so
         """
-        self.check_unsettled(message_id)
         record = self._records.get(message_id)
+        if record is not None and record.state is State.IN_WORK:
+            self._move(record, State.HELD)
+            record.is_guessed = False  # from the next time on it is told
+            record.learn(message_id)
+            return record
+        self.check_unsettled(message_id)
         if record is None:
             record = Record(message_id, State.HELD, self._counts.pop(message_id, 0))
+            record.is_doubtful = self.sessions.has_ended(place_of(message_id))
             self._add(record)
         record.learn(message_id)
-        if record.state is State.IN_WORK:
-            self._move(record, State.HELD)
-            if record.is_guessed:
-                record.is_guessed = False  # from the next time on it is told
         return record
 
     def give_up(self, message_id: MessageId, count: int) -> Record:
@@ -400,9 +423,9 @@ class States:
 
     def waiting_in(self, topic: str | None, partition: int, *, with_dead: bool = False) -> list[Record]:
         """Return what is held in a partition, or was asked for, or also given up. O(unacknowledged)."""
-        place = MessageId(0, 0, partition, topic=topic)
-        waiting = {State.HELD, State.REQUESTED, *([State.GIVEN_UP] if with_dead else [])}
-        return [each for each in self._records.values() if each.state in waiting and is_same_topic(each.id, place)]
+        waiting = _WAITING if with_dead else _WAITING[:2]
+        here = [each for each in self._records.values() if each.state in waiting and each.id[2] == partition]
+        return here if topic is None else [each for each in here if each.id.topic in {None, topic}]
 
     def doubt(self, topic: str, partition: int) -> list[Record]:
         """Note that a session begins: what is known of the partition is in doubt until it comes. O(known)."""
@@ -424,12 +447,11 @@ class States:
 
         :param records: of one partition
         """
-        waiting = {State.HELD, State.REQUESTED, State.GIVEN_UP}
         known = self._records.get
         gone = [
             record
             for record in records
-            if record.id[:2] <= last and record.state in waiting and known(record.id) is record
+            if record.id[:2] <= last and record.state in _WAITING and known(record.id) is record
         ]
         for record in gone:
             self.start_ack(record)
@@ -509,10 +531,8 @@ class States:
 
     def expire(self, now_ms: int) -> None:
         """Forget requests that nothing came of for 30 s; they are made again."""
-        while self._requests and self._requests[0][0] <= now_ms:
-            expires_at_ms, record = self._requests.popleft()
-            if not self._is_awaited(expires_at_ms, record):
-                continue
+        while (record := self._first_awaited()) is not None and record.expires_at_ms <= now_ms:
+            self._requests.popleft().queued -= 1
             is_acking = record.state is State.ACKING  # which may fail
             if is_acking or (self.may_be_here is not None and self.may_be_here(record)):
                 self._expect(record, now_ms)
@@ -528,18 +548,21 @@ class States:
         """Return when the next request expires, or is made again; None: nothing is asked for. Amortized O(1)."""
         if self.gone:
             return 0
-        while self._requests and not self._is_awaited(*self._requests[0]):
-            self._requests.popleft()
-        next_at = self.unanswered.next_at()
-        if not self._requests:
+        first, next_at = self._first_awaited(), self.unanswered.next_at()
+        if first is None:
             return next_at
-        expires_at = self._requests[0][0]
-        return expires_at if next_at is None else min(expires_at, next_at)
+        return first.expires_at_ms if next_at is None else min(first.expires_at_ms, next_at)
 
-    def _is_awaited(self, expires_at_ms: int, record: Record) -> bool:
-        is_stale = self._records.get(record.id) is not record or record.expires_at_ms != expires_at_ms
-        state = record.before_ack if record.state is State.ACKING else record.state
-        return not is_stale and state is State.REQUESTED
+    def _first_awaited(self) -> Record | None:
+        """Return what was asked for first of all that has not come; drop from the line what has. Amortized O(1)."""
+        requests, known = self._requests, self._records.get
+        while requests:
+            record = requests[0]
+            state = record.before_ack if record.state is State.ACKING else record.state
+            if state is State.REQUESTED and record.queued == 1 and known(record.id) is record:
+                return record
+            requests.popleft().queued -= 1
+        return None
 
     def is_awaited(self, message_id: MessageId) -> bool:
         """Return whether a message that was asked for in vain has not come or been settled since."""
@@ -547,7 +570,8 @@ class States:
 
     def _expect(self, record: Record, now_ms: int) -> None:
         record.expires_at_ms = now_ms + REQUEST_MEMORY_MS
-        self._requests.append((record.expires_at_ms, record))
+        record.queued += 1
+        self._requests.append(record)
 
     def _remember_count(self, record: Record) -> None:
         self._counts.pop(record.id, None)

@@ -59,18 +59,25 @@ class Ways:
         self._latency_ms = 0 if is_short else round(traits.redelivery_latency * 1000)
         self.may_keep_all = self.name == "local" or (is_auto and (self._floor_ms > 0 or not traits.honours_ids))
         self._may_keep_members = is_auto
+        self._asked: tuple[int, bool] | None = None
 
     def may_keep(self, message_id: MessageId) -> bool:
         """Return whether the payload of a message may be wanted, whatever the delay of its nack."""
         return self.may_keep_all or (self._may_keep_members and is_member(message_id))
 
     def plan(self, message_id: MessageId, delay_ms: int) -> Plan:
-        """Decide on a nack."""
+        """Decide on a nack; one that is like the last one costs nothing."""
+        asked = (delay_ms, message_id[3] >= 0 and is_member(message_id))
+        if asked != self._asked:
+            self._asked, self._plan = asked, self._planned(*asked)
+        return self._plan
+
+    def _planned(self, delay_ms: int, is_of_batch: bool) -> Plan:
         if self.name == "custom":
             return Plan(keeps=False, must_keep=False, is_local=False, ahead_ms=0)
         is_local = self.name == "local" or (
             self.name == "auto" and (delay_ms < self._floor_ms or not self._honours_ids)
         )
-        keeps = is_local or (self.name == "auto" and is_member(message_id))
+        keeps = is_local or (self.name == "auto" and is_of_batch)
         ahead = min(self._latency_ms, delay_ms)
         return Plan(keeps, must_keep=is_local and not self._honours_ids, is_local=is_local, ahead_ms=ahead)

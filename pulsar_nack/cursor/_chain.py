@@ -15,6 +15,7 @@ from ..index import varint_bytes
 from ..ledger import Log
 from ._codec import LIMIT, decode_ledger
 from ._ledger_acks import LedgerAcks
+from ._ledgers import Ledgers
 from ._marker import Marker, decode_marker, encode_marker, marker_parts
 from ._parts import VERSION
 from ._records import Stored
@@ -141,12 +142,12 @@ def decode_state(ledger: int, records: Sequence[bytes]) -> LedgerAcks:
     return acks
 
 
-def read_single(record: bytes) -> tuple[int, Contents, dict[int, LedgerAcks]]:
+def read_single(record: bytes, ledgers: Ledgers | None = None) -> tuple[int, Contents, dict[int, LedgerAcks]]:
     """Return what a record in the old form says: its sequence number, what a marker would say, and the states.
 
     :raises CursorFormatError: it cannot be read
     """
-    single = decode_single(record)
+    single = decode_single(record, ledgers)
     contents = Contents(single.mark_delete, single.properties, single.cursor_properties)
     return single.sequence, contents, dict(single.states)
 

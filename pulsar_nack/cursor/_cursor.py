@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from .._lifetime import OfOneLoop
-from ..config import CursorConfig
+from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ledger import LocalLogStore, LogStore
 from ..ledger._taking import given_back
@@ -49,7 +49,6 @@ _T = TypeVar("_T")
 
 _LOOK_EVERY: Final = 256
 _FEW_RANGES: Final = 5_000
-_BUCKETS: Final = "#pulsar.internal.delayed.bucket"
 
 _NO_THREAD: Final = 0
 
@@ -113,6 +112,9 @@ class Cursor(OfOneLoop, CursorFigures):
         config = CursorConfig() if config is None else config
         self = cls(await open_state(store, names_of(name), ledgers, config, start), config)
         self._cache.use_all(sorted(self._state.ledger_states))
+        if self._state.cut_entries:
+            async with given_back([self]):
+                await self.flush()  # before the ledger grows beyond what was acknowledged there
         return self
 
     @classmethod
@@ -381,7 +383,7 @@ class Cursor(OfOneLoop, CursorFigures):
         checked_number("snapshot_id", snapshot_id)
         self._ensure_open()
         value = str(snapshot_id)
-        named = [key for key, held in self.properties().items() if held == value and key.startswith(_BUCKETS)]
+        named = [key for key, held in self.properties().items() if held == value and key.startswith(DELAYED_PREFIX)]
         for key in named:
             await self._change_property(key, None)
         if not named:

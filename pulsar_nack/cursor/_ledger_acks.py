@@ -74,6 +74,15 @@ class LedgerAcks:
         for passed in [passed for passed in self.batches if passed <= entry]:
             del self.batches[passed]
 
+    def cut(self, end: int) -> int:
+        """Drop what lies beyond the end of the ledger, from entry ``end`` on; return how many entries. O(batches)."""
+        last = self.ranges.last
+        went = 0 if last is None or last < end else self.ranges.discard_range(end, last)
+        for beyond in [beyond for beyond in self.batches if beyond >= end]:
+            del self.batches[beyond]
+            went += 1
+        return went
+
     def normalise(self) -> None:
         """Bring foreign state into the form that is kept: no batch set of which nothing, or all, is acknowledged."""
         for entry, batch in list(self.batches.items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Final, NamedTuple
@@ -26,6 +27,7 @@ from ._sizes import ledger_size
 from ._wire import messages
 
 _AT_A_TIME: Final = 200
+_log = logging.getLogger("pulsar_nack.cursor")
 
 Topic = Mapping[int, int] | Ledgers | None
 """``{ledger: entries}``, an object that answers this, or None for a remote topic whose ledgers are not known."""
@@ -57,10 +59,13 @@ async def open_state(
     limit = config.max_individual_ack_cache_bytes_per_cursor if is_bounded else None
     part = await take(store, names.cursor)
     async with given_back([part]):
-        found, loaded = await recover(part, names, limit)
+        found, loaded = await recover(part, names, limit, ledgers)
         contents = found.contents or found.snapshot
-        state = begin if contents is None else make(contents.mark_delete)
+        reached = None if contents is None else _within(ledgers, contents.mark_delete)
+        state = begin if reached is None else make(reached)
         await _fill(state, found, loaded, is_bounded=is_bounded)
+        if contents is not None and reached is not None:
+            _note_cut(state, loaded, contents.mark_delete, reached, names.cursor)
         properties = Properties({} if contents is None else contents.cursor_properties)
         return Opened(state, CursorLog(part, names, config, found), properties)
 
@@ -83,6 +88,22 @@ async def _fill(state: AckState, found: Found, loaded: Loaded, *, is_bounded: bo
     state.settle()
 
 
+def _note_cut(state: AckState, loaded: Loaded, stored: Position, reached: Position, name: str) -> None:
+    """Say what was dropped because it lies beyond the end of a ledger, and make it dirty."""
+    state.cut_entries = sum(loaded.cut.values()) + stored.entry - reached.entry
+    if not state.cut_entries:
+        return
+    state.put_back_dirty(loaded.cut, mark_delete=True)
+    _log.warning(
+        "the cursor %s has acknowledged %d entries beyond the end of ledgers %s, which have lost them: these"
+        " acknowledgements are dropped, and it goes on after %s",
+        name,
+        state.cut_entries,
+        sorted(loaded.cut.keys() | ({reached.ledger} if reached != stored else set())),
+        tuple(state.mark_delete_position),
+    )
+
+
 def _size(acks: LedgerAcks, *, limit: int) -> int:
     """Return what a ledger's state takes, as if it were ledger 0; the marker's size has the rest."""
     return ledger_size(acks, 0, limit=limit)
@@ -96,6 +117,12 @@ def _beginning(ledgers: Ledgers | None, start: tuple[int, int] | None) -> Positi
             raise InvalidArgumentError("start", start, "a position that is not beyond the last entry")
         return Position(ledger, entry)
     return Position(-1 if first is None else first, -1)
+
+
+def _within(ledgers: Ledgers | None, mark_delete: Position) -> Position:
+    """Return the mark-delete position, not beyond the last entry of its ledger if that is known."""
+    end = None if ledgers is None else ledgers.entries(mark_delete.ledger)
+    return mark_delete if end is None else Position(mark_delete.ledger, min(mark_delete.entry, end - 1))
 
 
 def _is_beyond(ledgers: Ledgers, ledger: int, entry: int) -> bool:

@@ -30,6 +30,7 @@ from ._chain import Contents, check_version, decode_state, read_marker, read_sin
 from ._found import Found
 from ._generations import Names
 from ._ledger_acks import LedgerAcks, LedgerSummary
+from ._ledgers import Ledgers
 from ._leftovers import Leftover
 from ._records import Stored, read_ledgers
 from ._salvage import open_or_salvage
@@ -60,6 +61,16 @@ class Loaded:
 
     states: dict[int, LedgerAcks] = field(default_factory=dict)
     summaries: dict[int, OnStorage] = field(default_factory=dict)
+    cut: dict[int, int] = field(default_factory=dict)
+    """How many entries were dropped that lie beyond the end of their ledger, by ledger; their states are in memory."""
+
+    def put(self, ledger: int, acks: LedgerAcks, ledgers: Ledgers | None) -> bool:
+        """Have a state in memory; return whether something of it lay beyond the end of its ledger."""
+        self.states[ledger] = acks
+        end = None if ledgers is None else ledgers.entries(ledger)
+        if end is not None and (went := acks.cut(end)):
+            self.cut[ledger] = went
+        return ledger in self.cut
 
 
 @dataclass(slots=True)
@@ -73,12 +84,15 @@ class Usable:
     is_single: bool = False
 
 
-async def recover(store: LogStore, names: Names, cache_bytes: int | None) -> tuple[Found, Loaded]:
+async def recover(
+    store: LogStore, names: Names, cache_bytes: int | None, ledgers: Ledgers | None
+) -> tuple[Found, Loaded]:
     """Find what counts, open its log for writing, or make the first one.
 
     What was found to be damaged is told by a warning, and is left where it is.
 
     :param cache_bytes: up to how much is kept in memory; None: all
+    :param ledgers: what is known of the topic's ledgers; what lies beyond the end of one is dropped
     :raises LogLockedError: somebody else has the cursor open
     :raises LogFencedError: somebody else took it over meanwhile, on object storage
     :raises LogVersionError: a later release wrote it
@@ -86,7 +100,7 @@ async def recover(store: LogStore, names: Names, cache_bytes: int | None) -> tup
     """
     for _ in range(_TRIES):
         try:
-            return await _Search(store, names, cache_bytes).run()
+            return await _Search(store, names, cache_bytes, ledgers).run()
         except (LogNotFoundError, LogExistsError):
             continue  # its owner goes on in a new log, or makes it, at this time
         except LogLockedError as error:
@@ -97,10 +111,11 @@ async def recover(store: LogStore, names: Names, cache_bytes: int | None) -> tup
 class _Search:
     """One look at all logs of a cursor."""
 
-    def __init__(self, store: LogStore, names: Names, cache_bytes: int | None) -> None:
+    def __init__(self, store: LogStore, names: Names, cache_bytes: int | None, ledgers: Ledgers | None) -> None:
         self._store = store
         self._names = names
         self._cache_bytes = cache_bytes
+        self._ledgers = ledgers
         self._opened: dict[int, Log] = {}
         self._damaged: set[int] = set()
         self._lost: set[int] = set()
@@ -142,7 +157,7 @@ class _Search:
         name = self._names.log(generation)
         try:
             log = self._opened[generation] = await self._open(generation)
-            usable, has_lost = await last_usable(log, self._cache_bytes)
+            usable, has_lost = await last_usable(log, self._cache_bytes, self._ledgers)
         except LogCorruptedError as error:
             _log.warning("the log %s of a cursor is damaged, and is not used: %s", name, error)
             self._damaged.add(generation)
@@ -220,7 +235,7 @@ class _Search:
                 await log.aclose()
 
 
-async def last_usable(log: Log, cache_bytes: int | None) -> tuple[Usable | None, bool]:
+async def last_usable(log: Log, cache_bytes: int | None, ledgers: Ledgers | None) -> tuple[Usable | None, bool]:
     """Go from the last record back to the last marker that can be used; return also whether anything was passed over.
 
     Entries without a marker are what a crash leaves, and nothing that was passed over.
@@ -234,7 +249,7 @@ async def last_usable(log: Log, cache_bytes: int | None) -> tuple[Usable | None,
         if kind in {Kind.LEDGER, Kind.MARKER_PART}:
             continue
         try:
-            return await _use(log, number, record, kind, cache_bytes), has_lost
+            return await _use(log, number, record, kind, cache_bytes, ledgers), has_lost
         except (CursorFormatError, LogCorruptedError) as error:
             if not has_lost:
                 _log.warning(
@@ -244,7 +259,9 @@ async def last_usable(log: Log, cache_bytes: int | None) -> tuple[Usable | None,
     return None, has_lost
 
 
-async def _use(log: Log, number: int, record: bytes | None, kind: Kind, cache_bytes: int | None) -> Usable:
+async def _use(
+    log: Log, number: int, record: bytes | None, kind: Kind, cache_bytes: int | None, ledgers: Ledgers | None
+) -> Usable:
     """Return what a record says.
 
     :raises CursorFormatError: it cannot be used
@@ -252,9 +269,9 @@ async def _use(log: Log, number: int, record: bytes | None, kind: Kind, cache_by
     if record is None:
         raise CursorFormatError("record", "it is damaged")
     if kind is Kind.MARKER:
-        return await _use_marker(log, number, cache_bytes)
+        return await _use_marker(log, number, cache_bytes, ledgers)
     if kind is Kind.SINGLE:
-        return _use_single(record)
+        return _use_single(record, ledgers)
     raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the old form")
 
 
@@ -278,24 +295,31 @@ async def _read_or_none(log: Log, number: int) -> bytes | None:
     return None
 
 
-def _use_single(record: bytes) -> Usable:
-    sequence, contents, states = read_single(record)
-    return Usable(sequence, contents, {}, Loaded(states), is_single=True)
+def _use_single(record: bytes, ledgers: Ledgers | None) -> Usable:
+    sequence, contents, states = read_single(record, ledgers)
+    loaded = Loaded()
+    for ledger, acks in states.items():
+        loaded.put(ledger, acks, ledgers)
+    return Usable(sequence, contents, {}, loaded, is_single=True)
 
 
-async def _use_marker(log: Log, number: int, cache_bytes: int | None) -> Usable:
+async def _use_marker(log: Log, number: int, cache_bytes: int | None, ledgers: Ledgers | None) -> Usable:
     head, references = await read_marker(log, number)
     for ledger, numbers in references.items():
         if not all(0 <= each < number for each in numbers):
             raise CursorFormatError("a marker", f"it names records {numbers} for ledger {ledger}, which are not there")
     newest_first = {ledger: references[ledger] for ledger in sorted(references, reverse=True)}
-    loaded, sizes = await _load(log, newest_first, head.contents.mark_delete, cache_bytes)
+    loaded, sizes = await _load(log, newest_first, head.contents.mark_delete, cache_bytes, ledgers)
     index = {ledger: Stored(tuple(numbers), sizes[ledger]) for ledger, numbers in references.items()}
     return Usable(head.sequence, head.contents, index, loaded)
 
 
 async def _load(
-    log: Log, references: Mapping[int, Sequence[int]], mark_delete: Position, cache_bytes: int | None
+    log: Log,
+    references: Mapping[int, Sequence[int]],
+    mark_delete: Position,
+    cache_bytes: int | None,
+    ledgers: Ledgers | None,
 ) -> tuple[Loaded, dict[int, int]]:
     """Decode every state, and keep those that fit, in this order; return them, and each one's bytes in the log."""
     loaded, sizes = Loaded(), dict[int, int]()
@@ -312,10 +336,9 @@ async def _load(
             acks.trim(mark_delete.entry)
         kept += acks.memory_bytes
         is_full = is_full or (cache_bytes is not None and kept > cache_bytes and bool(loaded.states))
-        if is_full:
+        if not loaded.put(ledger, acks, ledgers) and is_full:
             loaded.summaries[ledger] = OnStorage(acks.summary, size, acks.ranges.range_count)
-        else:
-            loaded.states[ledger] = acks
+            del loaded.states[ledger]
         if time.monotonic() - paused_at > _SLICE_S:
             await asyncio.sleep(0)
             paused_at = time.monotonic()

@@ -20,6 +20,7 @@ from ._batch_columns import checked_batch
 from ._codec import LIMIT
 from ._encodings import MOST_ACKED
 from ._ledger_acks import LedgerAcks
+from ._ledgers import Ledgers
 from ._wire import (
     SEQUENCE,
     Kind,
@@ -101,11 +102,11 @@ def encode_single(
     return Written(bytes(info.SerializeToString()), in_all - written, in_batches - batches)
 
 
-def decode_single(record: bytes) -> Single:
+def decode_single(record: bytes, ledgers: Ledgers | None = None) -> Single:
     """Return what a record of the old form says.
 
-    Of a range that reaches over several ledgers, the part in its last one counts: how many entries the others have is
-    not written anywhere in it. So less may be claimed than was acknowledged, never more.
+    A range that reaches over several ledgers is split, if it is known how many entries these have: it is not written in
+    the record. Else the part in its last ledger counts, so that less may be claimed than was acknowledged, never more.
 
     :raises CursorFormatError: it is something else, or contradicts itself
     :raises MissingExtraError: protobuf is not installed
@@ -113,7 +114,7 @@ def decode_single(record: bytes) -> Single:
     info, sequence = expect(record, Kind.SINGLE)
     states: dict[int, LedgerAcks] = {}
     most = MOST_ACKED
-    for ledger, first, last in _ranges_of(info):
+    for ledger, first, last in _ranges_of(info, ledgers):
         most -= last - first + 1
         if most < 0:
             raise CursorFormatError(_WHAT, f"there are more than {MOST_ACKED} acknowledged entries")
@@ -192,7 +193,7 @@ def _add_batches(info: Any, states: Sequence[tuple[int, LedgerAcks]], most: int,
     return count
 
 
-def _ranges_of(info: Any) -> Iterator[tuple[int, int, int]]:
+def _ranges_of(info: Any, ledgers: Ledgers | None) -> Iterator[tuple[int, int, int]]:
     """Yield (ledger, first, last), both in it."""
     for each in info.individualDeletedMessages:
         lower = each.lowerEndpoint.ledgerId, each.lowerEndpoint.entryId
@@ -200,8 +201,23 @@ def _ranges_of(info: Any) -> Iterator[tuple[int, int, int]]:
         if not (-1, -1) <= lower <= upper or lower[1] < -1 or ledger < 0 or last < -1:
             raise CursorFormatError(_WHAT, f"there is no range ({lower[0]}:{lower[1]}, {ledger}:{last}]")
         first = lower[1] + 1 if lower[0] == ledger else 0
+        if lower[0] != ledger and ledgers is not None:
+            yield from _before(ledgers, lower, ledger)
         if first <= last:
             yield ledger, first, last
+
+
+def _before(ledgers: Ledgers, lower: tuple[int, int], ledger: int) -> Iterator[tuple[int, int, int]]:
+    """Yield what lies after a position in the ledgers that are known, before this ledger."""
+    at, first = lower[0], lower[1] + 1
+    while at < ledger:
+        last = (ledgers.entries(at) or 0) - 1
+        if first <= last:
+            yield at, first, last
+        following = ledgers.next_ledger(at)
+        if following is None:
+            return
+        at, first = following, 0
 
 
 def _read_batch(states: dict[int, LedgerAcks], each: Any) -> None:

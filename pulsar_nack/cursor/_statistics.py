@@ -33,6 +33,8 @@ class CursorStatistics:
     :param evictions: ledgers that were put out of memory
     :param dropped_ranges: ranges that the last write in the old form left out
     :param dropped_batches: sets of partly acknowledged batches that it left out
+    :param cut_entries: acknowledged entries that were dropped when it was opened: they lie beyond the end of a ledger,
+        which has lost them
     """
 
     ledgers_in_memory: int
@@ -48,6 +50,7 @@ class CursorStatistics:
     evictions: int
     dropped_ranges: int
     dropped_batches: int
+    cut_entries: int
 
 
 class CursorFigures:
@@ -127,4 +130,5 @@ class CursorFigures:
             evictions=self._cache.evictions,
             dropped_ranges=self._writing.dropped_ranges,
             dropped_batches=self._writing.dropped_batches,
+            cut_entries=state.cut_entries,
         )

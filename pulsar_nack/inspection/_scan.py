@@ -18,7 +18,7 @@ from ..ledger._files import Files, OsFiles
 from ..ledger._names import LOG, is_own, segment_first, segment_name
 from ..ledger._record import SEGMENT_HEADER_SIZE, Frame
 from ..ledger._segment import Segment, Walk
-from ..ledger._survey import salt_of
+from ..ledger._survey import seed_of
 from ._damage import Damage, DamageKind
 
 _LOOKS: Final = 4
@@ -120,7 +120,7 @@ class LogScan:
         number, offset, size = first, SEGMENT_HEADER_SIZE, 0
         try:
             if self._past_damage:
-                self._find_salt(segment)
+                self._find_seed(segment)
             for looks in range(_LOOKS):
                 with Walk(segment, number, offset) as walk:
                     size = walk.size
@@ -142,12 +142,12 @@ class LogScan:
         good = number if end is None else min(number, end)
         self.segments.append(SegmentReport(path.name, first, good - first, size))
 
-    def _find_salt(self, segment: Segment) -> None:
+    def _find_seed(self, segment: Segment) -> None:
         try:
             with Walk(segment, segment.first, SEGMENT_HEADER_SIZE):
                 pass
         except LogCorruptedError:
-            segment.salt = salt_of(self._files, segment)
+            segment.seed = seed_of(self._files, segment)
 
     def _frames(self, walk: Walk, file: str, end: int | None) -> Iterator[tuple[int, bytes]]:
         while walk.end < walk.size and not (self.is_sealed and end is None) and (end is None or walk.number < end):

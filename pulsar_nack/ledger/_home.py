@@ -136,7 +136,7 @@ class Home:
     def _make(self, log: str, lock: int) -> Opened:
         new, path = self._path(log, LOG + NEW), self._path(log, LOG)
         self._files.make_folder(new)
-        self._files.close(begin_segment(self._files, new / segment_name(0), 0, secrets.randbits(32)))
+        self._files.close(begin_segment(self._files, new / segment_name(0), 0, secrets.randbits(32), log))
         self._files.rename(new, path)
         try:
             return self._open(log, lock)  # this makes the name durable too
@@ -185,8 +185,8 @@ class Home:
     def _open(self, log: str, lock: int | None) -> Opened:
         with storage_errors(log, "open it"):
             segments = self._segments(log)
+            size = sum(segment.check_owner() for segment in segments)
             tail = segments[-1].find_tail()
-            size = sum(map(self._size, segments))
             writer = None
             if lock is not None:
                 self._remove_new_segments(log)

@@ -115,11 +115,11 @@ class Folder:
             data = self.requests.get(place.key)
             head = decode_whole(data, place, piece.number, _kind(piece.name))
             begin = head.offsets[0] if head.offsets else len(data)
-            frames = Frames(head.salt, piece.first, begin, data[begin:])
+            frames = Frames(head.seed, piece.first, begin, data[begin:])
         else:
             head = self._head(piece)
             number, begin, end = head.part(first, last, piece.size, limit)
-            frames = Frames(head.salt, number, begin, self.requests.get(place.key, begin, end - begin))
+            frames = Frames(head.seed, number, begin, self.requests.get(place.key, begin, end - begin))
         return decode_records(frames, place, first, last)
 
     def slot(self, number: int) -> tuple[Manifest, bytes]:
@@ -195,7 +195,7 @@ class Folder:
         return head
 
     def _place(self, name: str) -> Place:
-        return Place(self.log, self.key(name))
+        return Place(self.log, self.key(name), self.log)
 
 
 class Reader:

@@ -29,6 +29,7 @@ from ._record import (
     encode_frame,
     encode_segment_header,
     frame_size,
+    seed_of,
 )
 
 _FRAME: Final = 1 << 17
@@ -36,10 +37,11 @@ _LEAST: Final = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE
 
 
 class Place(NamedTuple):
-    """Where an object lies, for errors: the log, and the key."""
+    """Where an object lies, for errors: the log, and the key; and the name of the log that it is of, or none."""
 
     log: str
     key: str
+    owner: str = ""
 
     def damage(self, offset: int, reason: str) -> LogCorruptedError:
         """Return the error for what is wrong there."""
@@ -51,7 +53,7 @@ class Head(NamedTuple):
 
     kind: str
     number: int
-    salt: int
+    seed: int
     fields: dict[str, Any]
     firsts: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -71,15 +73,27 @@ class Head(NamedTuple):
 class Frames(NamedTuple):
     """A part of an object: frames, the number of the first record in them, and where in the object they lie."""
 
-    salt: int
+    seed: int
     number: int
     offset: int
     data: bytes
 
 
-def encode(kind: str, number: int, fields: dict[str, Any], records: Sequence[bytes] = (), first: int = 0) -> bytes:
-    """Return an object: what it is, its number, what else its head says, and its records, of which one is ``first``."""
+def encode(
+    kind: str,
+    number: int,
+    fields: dict[str, Any],
+    records: Sequence[bytes] = (),
+    first: int = 0,
+    *,
+    owner: str = "",
+) -> bytes:
+    """Return an object: what it is, its number, what else its head says, and its records, of which one is ``first``.
+
+    :param owner: the log that it is of; none: it is the store's
+    """
     salt = secrets.randbits(32)
+    seed = seed_of(salt, owner)
     groups = _cut(records)
     index, at = [], 0
     for group in groups:
@@ -87,9 +101,9 @@ def encode(kind: str, number: int, fields: dict[str, Any], records: Sequence[byt
         at += frame_size(group)
         first += len(group)
     text = json.dumps({"kind": kind, **fields, "frames": index}, separators=(",", ":")).encode()
-    frames = [encode_frame(number, [text], salt)]
-    frames += [encode_frame(begin, group, salt) for (begin, _), group in zip(index, groups, strict=True)]
-    return b"".join((encode_segment_header(number, salt), *frames))
+    frames = [encode_frame(number, [text], seed)]
+    frames += [encode_frame(begin, group, seed) for (begin, _), group in zip(index, groups, strict=True)]
+    return b"".join((encode_segment_header(number, salt, owner), *frames))
 
 
 def decode_head(data: bytes, place: Place, number: int) -> Head | Incomplete:
@@ -100,14 +114,14 @@ def decode_head(data: bytes, place: Place, number: int) -> Head | Incomplete:
     """
     if len(data) < _LEAST:
         return Incomplete(_LEAST)
-    header = decode_segment_header(data)
+    header = decode_segment_header(data, place.owner)
     if isinstance(header, NewerVersion):
         raise LogVersionError(place.log, place.key, header.version)
     if isinstance(header, Damaged):
         raise place.damage(0, header.reason)
     if header.first != number:
         raise place.damage(0, f"it says that its number is {header.first}, its name says {number}")
-    frame = decode_frame(data, SEGMENT_HEADER_SIZE, number, header.salt)
+    frame = decode_frame(data, SEGMENT_HEADER_SIZE, number, header.seed)
     if isinstance(frame, Incomplete):
         return Incomplete(SEGMENT_HEADER_SIZE + frame.size)
     if isinstance(frame, Damaged):
@@ -119,7 +133,7 @@ def decode_head(data: bytes, place: Place, number: int) -> Head | Incomplete:
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise place.damage(SEGMENT_HEADER_SIZE, f"a head that cannot be read: {error!r}") from error
     return Head(
-        kind, number, header.salt, fields, tuple(first for first, _ in index), tuple(offset for _, offset in index)
+        kind, number, header.seed, fields, tuple(first for first, _ in index), tuple(offset for _, offset in index)
     )
 
 
@@ -138,7 +152,7 @@ def decode_records(frames: Frames, place: Place, first: int, last: int) -> list[
     records: list[bytes] = []
     number, at = frames.number, 0
     while at < len(frames.data) and number <= last:
-        frame = decode_frame(frames.data, at, number, frames.salt)
+        frame = decode_frame(frames.data, at, number, frames.seed)
         if not isinstance(frame, Frame):
             reason = frame.reason if isinstance(frame, Damaged) else f"the object ends before record {number} does"
             raise place.damage(frames.offset + at, reason)

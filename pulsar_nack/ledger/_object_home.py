@@ -195,7 +195,7 @@ class ObjectHome:
                 raise LogFencedError(log)
             slot = state.tail + 1
             manifest = state.manifest.taken_over(entry.epoch, entry.writer, slot)
-            data = encode(MANIFEST, slot, manifest.fields())
+            data = encode(MANIFEST, slot, manifest.fields(), owner=log)
             if self._requests.create(folder.key(slot_name(slot)), data):
                 names = folder.names()
                 if last_slot(names) == slot:

@@ -63,7 +63,7 @@ class Merger:
         first, name = pieces[0].first, segment_name(pieces[0].first, self._epoch)
         if len(records) != pieces[-1].end - first:
             raise OSError(f"{len(records)} records from {first} where {pieces[-1].end - first} should be")
-        data = encode(SEGMENT, first, {"first": first, "count": len(records)}, records, first)
+        data = encode(SEGMENT, first, {"first": first, "count": len(records)}, records, first, owner=self._folder.log)
         self.made.append(name)
         if not self._folder.requests.create(self._folder.key(name), data):
             raise OSError(f"{name} was there already")

@@ -86,7 +86,7 @@ class ObjectWriter:
             "first": first,
             "count": len(records),
         }
-        data = encode(DATA, slot, fields, records, first)
+        data = encode(DATA, slot, fields, records, first, owner=self._log)
         self._chain.put(slot, data)
         piece = Piece(slot_name(slot), first, len(records), len(data), slot)
         self._merger.remember(piece, records)
@@ -123,7 +123,7 @@ class ObjectWriter:
         manifest = self._chain.guard.manifest.with_pieces(pieces)._replace(is_sealed=is_sealed)
         slot = self._tail + 1
         while True:
-            data = encode(MANIFEST, slot, manifest.fields())
+            data = encode(MANIFEST, slot, manifest.fields(), owner=self._log)
             try:
                 self._chain.put(slot, data)
                 break

@@ -4,12 +4,13 @@ A segment is a header and then frames. A frame holds the records that became dur
 sync, and it is the unit of damage: at most one frame of a log is ever unsynced, so after a crash everything before the
 last frame is whole, and of the last frame anything may be missing, also in its middle. Layout, big endian::
 
-    segment  magic "PNLG" | version u16 | flags u16 (0) | first record number u64 | salt u32 | crc u32
+    segment  magic "PNLG" | version u16 | flags u16 (0) | first record number u64 | salt u32 | crc of the log's name u32
+             | crc u32
     frame    first record number u64 | body length u32 | record count u32 | crc of these u32 | crc of body u32 | body
     body     one length u32 for each record, then the records
 
-- Both checksums of a frame start from the segment's random salt, and the body's goes on from the header's: bytes of
-  another file, and a frame at another place, are not taken for a frame.
+- Both checksums of a frame start from a *seed*, the checksum of the segment's random salt and the log's name, and the
+  body's goes on from the header's: bytes of another file or log, and a frame at another place, are not taken for one.
 - The header has a checksum of its own, so that a length is trusted before memory is taken for it.
 - A frame without records is the seal: nothing follows it, ever.
 
@@ -27,7 +28,7 @@ from zlib import crc32
 
 MAGIC: Final = b"PNLG"
 VERSION: Final = 1
-_SEGMENT: Final = struct.Struct(">4sHHQII")
+_SEGMENT: Final = struct.Struct(">4sHHQIII")
 _FRAME: Final = struct.Struct(">QIIII")
 _CRC: Final = struct.Struct(">I")
 SEGMENT_HEADER_SIZE: Final = _SEGMENT.size
@@ -37,10 +38,10 @@ MAX_BODY: Final = (1 << 24) - 1
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment says of itself."""
+    """What a segment says of itself: its first record, and the seed of the checksums of its frames."""
 
     first: int
-    salt: int
+    seed: int
 
 
 class Frame(NamedTuple):
@@ -80,30 +81,40 @@ class Damaged(NamedTuple):
     size: int | None
 
 
+FOREIGN: Final = Damaged("it is a segment of another log", None)
+
+
 class NewerVersion(NamedTuple):
     """The segment was written by a later release, in this version of the format."""
 
     version: int
 
 
-def encode_segment_header(first: int, salt: int) -> bytes:
-    """Return the beginning of a segment file."""
-    data = _SEGMENT.pack(MAGIC, VERSION, 0, first, salt, 0)[: -_CRC.size]
+def seed_of(salt: int, log: str) -> int:
+    """Return where the checksums of frames start, of a segment with this salt in the log of this name."""
+    return crc32(log.encode(), salt)
+
+
+def encode_segment_header(first: int, salt: int, log: str) -> bytes:
+    """Return the beginning of a segment file of a log."""
+    data = _SEGMENT.pack(MAGIC, VERSION, 0, first, salt, crc32(log.encode()), 0)[: -_CRC.size]
     return data + _CRC.pack(crc32(data))
 
 
-def decode_segment_header(data: bytes) -> SegmentHeader | Damaged | NewerVersion:
-    """Read the beginning of a segment file."""
+def decode_segment_header(data: bytes, log: str) -> SegmentHeader | Damaged | NewerVersion:
+    """Read the beginning of a segment file of a log; :data:`FOREIGN` when it is one of another log."""
     if len(data) < _SEGMENT.size:
         return Damaged(f"only {len(data)} of the {_SEGMENT.size} bytes of a header", None)
-    magic, version, flags, first, salt, crc = _SEGMENT.unpack_from(data)
+    magic, version, flags, first, salt, owner, crc = _SEGMENT.unpack_from(data)
     if magic != MAGIC:
         return Damaged(f"it begins with {magic!r}, not {MAGIC!r}", None)
     if crc != crc32(data[: _SEGMENT.size - _CRC.size]):
         return Damaged("checksum of the segment header", None)
     if version != VERSION or flags:
         return NewerVersion(version)
-    return SegmentHeader(first, salt)
+    if owner != crc32(log.encode()):
+        return FOREIGN
+    return SegmentHeader(first, seed_of(salt, log))
 
 
 def frame_size(records: Sequence[bytes]) -> int:
@@ -116,20 +127,20 @@ def body_size(records: Sequence[bytes]) -> int:
     return 4 * len(records) + sum(map(len, records))
 
 
-def encode_frame(first: int, records: Sequence[bytes], salt: int) -> bytes:
+def encode_frame(first: int, records: Sequence[bytes], seed: int) -> bytes:
     """Return a frame; without records it is the seal."""
     lengths = struct.pack(f">{len(records)}I", *map(len, records))
     body = b"".join((lengths, *records))
     head = struct.pack(">QII", first, len(body), len(records))
-    head_crc = crc32(head, salt)
+    head_crc = crc32(head, seed)
     return b"".join((head, _CRC.pack(head_crc), _CRC.pack(crc32(body, head_crc)), body))
 
 
-def decode_frame(buffer: bytes, at: int, first: int, salt: int) -> Frame | Incomplete | Damaged:
+def decode_frame(buffer: bytes, at: int, first: int, seed: int) -> Frame | Incomplete | Damaged:
     """Read the frame that begins at ``at``, whose first record must have the number ``first``."""
     if len(buffer) - at < _FRAME.size:
         return Incomplete(_FRAME.size)
-    if not _is_head(buffer, at, salt):
+    if not _is_head(buffer, at, seed):
         return Damaged("checksum of a frame header", None)
     number, length = _FRAME.unpack_from(buffer, at)[:2]
     if number != first:
@@ -141,15 +152,15 @@ def decode_frame(buffer: bytes, at: int, first: int, salt: int) -> Frame | Incom
     return Damaged(f"checksum of the records from {first}", size) if frame is None else frame
 
 
-def has_later_frame(buffer: bytes, at: int, first: int, salt: int) -> bool:
+def has_later_frame(buffer: bytes, at: int, first: int, seed: int) -> bool:
     """Return whether a frame header with a record number beyond ``first`` lies anywhere from ``at`` on.
 
     If so, what lies at ``at`` was durable once, and is damage; if not, it may be what a crash left of the last frame.
     """
-    return next((number > first for _, number in find_heads(buffer, at, first, salt)), False)
+    return next((number > first for _, number in find_heads(buffer, at, first, seed)), False)
 
 
-def find_heads(buffer: bytes, at: int, first: int, salt: int, size: int = 0) -> Iterator[tuple[int, int]]:
+def find_heads(buffer: bytes, at: int, first: int, seed: int, size: int = 0) -> Iterator[tuple[int, int]]:
     """Find the good frame headers that lie in a buffer from ``at`` on; return where, and their record numbers.
 
     :param first: a record number; those that can follow it within so many bytes are looked for
@@ -161,24 +172,25 @@ def find_heads(buffer: bytes, at: int, first: int, salt: int, size: int = 0) -> 
         likely = re.compile(b"(?=" + re.escape(prefix) + not_zero + rb"....\0...\0)", re.DOTALL)
         for match in likely.finditer(buffer, at):
             start = match.start()
-            if len(buffer) - start >= _FRAME.size and _is_head(buffer, start, salt):
+            if len(buffer) - start >= _FRAME.size and _is_head(buffer, start, seed):
                 yield start, int.from_bytes(buffer[start : start + 8], "big")
 
 
-def find_salt(data: bytes, first: int) -> int | None:
-    """Return the salt of a segment whose header is damaged, given its beginning and the number of its first record.
+def find_seed(data: bytes, first: int, log: str) -> int | None:
+    """Return the seed of a segment whose header is damaged, given its beginning and the number of its first record.
 
-    It stands in the header, which may be damaged elsewhere; else the checksum of the first frame's header tells it:
-    a CRC can be run backwards. That the first frame is whole proves it. None: it cannot be told.
+    The salt stands in the header, which may be damaged elsewhere; else the checksum of the first frame's header tells
+    the seed: a CRC can be run backwards. That the first frame is whole proves it. None: it cannot be told, or the
+    segment is another log's.
     """
     at = SEGMENT_HEADER_SIZE
-    if len(data) < at + _FRAME.size:
+    if len(data) < at + _FRAME.size or decode_segment_header(data, log) == FOREIGN:
         return None
     stored, told = _SEGMENT.unpack_from(data)[4], _FRAME.unpack_from(data, at)[3]
-    for salt in (stored, _crc_before(told, data[at : at + _FRAME.size - 8])):
-        found = decode_frame(data, at, first, salt)
+    for seed in (seed_of(stored, log), _crc_before(told, data[at : at + _FRAME.size - 8])):
+        found = decode_frame(data, at, first, seed)
         if isinstance(found, Frame) and not (found.is_seal and data[:4] != MAGIC):  # zeros look like a seal
-            return int(salt)
+            return int(seed)
     return None
 
 
@@ -198,10 +210,10 @@ def _crc_before(after: int, data: bytes) -> int:
     return state ^ 0xFFFFFFFF
 
 
-def _is_head(buffer: bytes, at: int, salt: int) -> bool:
+def _is_head(buffer: bytes, at: int, seed: int) -> bool:
     _, length, count, head_crc, _ = _FRAME.unpack_from(buffer, at)
     fits = 4 * count <= length <= MAX_BODY and (length == 0) == (count == 0)
-    return fits and crc32(buffer[at : at + _FRAME.size - 8], salt) == int(head_crc)
+    return fits and crc32(buffer[at : at + _FRAME.size - 8], seed) == int(head_crc)
 
 
 def _decode_body(buffer: bytes, at: int) -> Frame | None:

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, Self
 from ..errors import LogCorruptedError, LogVersionError
 from ._files import Files
 from ._record import (
+    FOREIGN,
     FRAME_HEADER_SIZE,
     MAX_BODY,
     SEGMENT_HEADER_SIZE,
@@ -45,7 +46,7 @@ class Tail(NamedTuple):
     last: int
     end: int
     is_sealed: bool
-    salt: int
+    seed: int
 
 
 def cost(record: bytes) -> int:
@@ -94,8 +95,8 @@ class Segment:
         self.first = first
         self.index = Index(first)
         self._holes: list[tuple[int, int, int, str]] = []
-        self.salt: int | None = None
-        """The salt of a segment whose header is damaged, when it could be told; else the header is read and checked."""
+        self.seed: int | None = None
+        """The seed of a segment whose header is damaged, when it could be told; else the header is read and checked."""
 
     def read(self, first: int, last: int, limit: int, stop: int) -> list[bytes]:
         """Return records ``first`` to ``last``, which are durable here; stop before ``limit`` bytes, but not at none.
@@ -130,6 +131,19 @@ class Segment:
             if first <= number < end:
                 raise LogCorruptedError(self.log, self.path.name, offset, reason)
 
+    def check_owner(self) -> int:
+        """Return how many bytes the file has.
+
+        :raises LogCorruptedError: it is a segment of another log
+        """
+        descriptor = self.files.open(self.path)
+        try:
+            if decode_segment_header(read_all(self.files, descriptor, SEGMENT_HEADER_SIZE, 0), self.log) == FOREIGN:
+                raise LogCorruptedError(self.log, self.path.name, 0, FOREIGN.reason)
+            return self.files.size(descriptor)
+        finally:
+            self.files.close(descriptor)
+
     def find_tail(self) -> Tail:
         """Walk the whole file, the last of its log; what lies behind the returned end is a torn frame.
 
@@ -147,7 +161,7 @@ class Segment:
                     break
                 else:
                     raise walk.damage(frame)
-            return Tail(walk.number, last, walk.end, is_sealed, walk.salt)
+            return Tail(walk.number, last, walk.end, is_sealed, walk.seed)
 
 
 class Walk:
@@ -165,7 +179,7 @@ class Walk:
         self._descriptor = files.open(self._segment.path)
         try:
             self.size = files.size(self._descriptor)
-            self.salt = self._check_header() if self._segment.salt is None else self._segment.salt
+            self.seed = self._check_header() if self._segment.seed is None else self._segment.seed
         except BaseException:
             files.close(self._descriptor)
             raise
@@ -202,7 +216,7 @@ class Walk:
             self.number += 1
         while position < self.size:
             buffer = self._read(_CHUNK, position)
-            for at, number in sorted(find_heads(buffer, 0, self.number, self.salt, self.size)):
+            for at, number in sorted(find_heads(buffer, 0, self.number, self.seed, self.size)):
                 if number < self.number or position + at < self.end:
                     continue
                 self.number, self.end = number, position + at
@@ -222,7 +236,7 @@ class Walk:
         rest = self.size - self.end
         if rest > FRAME_HEADER_SIZE + MAX_BODY:
             return False
-        return not has_later_frame(self._read(rest, self.end), 0, self.number, self.salt)
+        return not has_later_frame(self._read(rest, self.end), 0, self.number, self.seed)
 
     def damage(self, found: Incomplete | Damaged) -> LogCorruptedError:
         """Return the error for what lies here."""
@@ -230,7 +244,7 @@ class Walk:
         return self._error(self.end, reason)
 
     def _decode(self) -> Frame | Incomplete | Damaged:
-        return decode_frame(self._buffer, self.end - self._start, self.number, self.salt)
+        return decode_frame(self._buffer, self.end - self._start, self.number, self.seed)
 
     def _pass_head(self) -> int:
         """Count the records of a frame whose header is good and whose body is not; return where the header ends.
@@ -251,14 +265,14 @@ class Walk:
         self._buffer, self._start = self._read(size, self.end), self.end
 
     def _check_header(self) -> int:
-        segment, header = self._segment, decode_segment_header(self._read(SEGMENT_HEADER_SIZE, 0))
+        segment, header = self._segment, decode_segment_header(self._read(SEGMENT_HEADER_SIZE, 0), self._segment.log)
         if isinstance(header, NewerVersion):
             raise LogVersionError(segment.log, segment.path.name, header.version)
         if isinstance(header, Damaged):
             raise self._error(0, header.reason)
         if header.first != segment.first:
             raise self._error(0, f"it says that it begins with record {header.first}, its name says {segment.first}")
-        return header.salt
+        return header.seed
 
     def _read(self, size: int, offset: int) -> bytes:
         return read_all(self._segment.files, self._descriptor, size, offset)

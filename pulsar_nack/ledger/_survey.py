@@ -16,7 +16,7 @@ from ..errors import LogCorruptedError
 from ._files import Files
 from ._names import segment_name
 from ._protocol import LogDamage
-from ._record import FRAME_HEADER_SIZE, MAX_BODY, SEGMENT_HEADER_SIZE, Frame, find_salt
+from ._record import FRAME_HEADER_SIZE, MAX_BODY, SEGMENT_HEADER_SIZE, Frame, find_seed
 from ._segment import Segment, Walk, read_all
 
 
@@ -57,10 +57,10 @@ def _survey(files: Files, segment: Segment, stop: int | None, damage: list[LogDa
         with Walk(segment, segment.first, SEGMENT_HEADER_SIZE):
             pass
     except LogCorruptedError as error:
-        segment.salt = salt_of(files, segment)
-        last = segment.first - 1 if segment.salt is not None else (segment.first if stop is None else stop - 1)
+        segment.seed = seed_of(files, segment)
+        last = segment.first - 1 if segment.seed is not None else (segment.first if stop is None else stop - 1)
         damage.append(LogDamage(file, error.offset, segment.first, last, error.reason))
-        if segment.salt is None:
+        if segment.seed is None:
             return last + 1, False
     is_sealed = False
     with Walk(segment, segment.first, SEGMENT_HEADER_SIZE) as walk:
@@ -84,12 +84,11 @@ def _survey(files: Files, segment: Segment, stop: int | None, damage: list[LogDa
         return walk.number if stop is None else stop, is_sealed
 
 
-def salt_of(files: Files, segment: Segment) -> int | None:
-    """Return the salt of a segment whose header is damaged, None when it cannot be told."""
+def seed_of(files: Files, segment: Segment) -> int | None:
+    """Return the seed of a segment whose header is damaged, None when it cannot be told."""
     descriptor = files.open(segment.path)
     try:
-        return find_salt(
-            read_all(files, descriptor, SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE + MAX_BODY, 0), segment.first
-        )
+        most = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE + MAX_BODY
+        return find_seed(read_all(files, descriptor, most, 0), segment.first, segment.log)
     finally:
         files.close(descriptor)

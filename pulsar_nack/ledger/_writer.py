@@ -22,7 +22,7 @@ from pathlib import Path
 from ..errors import LogSealedError
 from ._files import Files
 from ._names import NEW, segment_name
-from ._record import SEGMENT_HEADER_SIZE, encode_frame, encode_segment_header, frame_size
+from ._record import SEGMENT_HEADER_SIZE, encode_frame, encode_segment_header, frame_size, seed_of
 from ._segment import Segment, Tail, read_all
 
 
@@ -39,7 +39,7 @@ class Writer:
         self._segments = segments
         self._max_segment_bytes = max_segment_bytes
         self._descriptor: int | None = None
-        self._salt = 0
+        self._seed = 0
         self._end = 0
         self._is_suspect = False
         self.length = 0
@@ -67,7 +67,7 @@ class Writer:
         except BaseException:
             self._files.close(descriptor)
             raise
-        self._descriptor, self._salt, self._end = descriptor, tail.salt, tail.end
+        self._descriptor, self._seed, self._end = descriptor, tail.seed, tail.end
         self.length, self.size, self.cut = tail.length, size - cut, cut
         self.is_sealed = tail.is_sealed
 
@@ -86,7 +86,7 @@ class Writer:
         if self._is_suspect or (is_full and records):
             self._begin_segment()
         first, descriptor = self.length, self._active
-        self._put(encode_frame(first, records, self._salt))
+        self._put(encode_frame(first, records, self._seed))
         try:
             self._files.sync(descriptor)
         except OSError:
@@ -132,8 +132,8 @@ class Writer:
         self._is_suspect = True
         with suppress(OSError):
             self.close()
-        self._descriptor = begin_segment(self._files, path, self.length, salt)
-        self._salt, self._end, self._is_suspect = salt, SEGMENT_HEADER_SIZE, False
+        self._descriptor = begin_segment(self._files, path, self.length, salt, self._log)
+        self._seed, self._end, self._is_suspect = seed_of(salt, self._log), SEGMENT_HEADER_SIZE, False
         segment = Segment(self._files, self._log, path, self.length)
         if self._segments[-1].first == self.length:
             self._segments[-1] = segment
@@ -142,7 +142,7 @@ class Writer:
             self.size += SEGMENT_HEADER_SIZE
 
 
-def begin_segment(files: Files, path: Path, first: int, salt: int) -> int:
+def begin_segment(files: Files, path: Path, first: int, salt: int, log: str) -> int:
     """Make a segment without records, durably, in place of one that has none either; return its descriptor.
 
     :raises OSError: the name may be there, and hold a segment without records
@@ -151,7 +151,7 @@ def begin_segment(files: Files, path: Path, first: int, salt: int) -> int:
     try:
         descriptor = files.create(new)
         try:
-            write_all(files, descriptor, encode_segment_header(first, salt), 0)
+            write_all(files, descriptor, encode_segment_header(first, salt, log), 0)
             files.sync(descriptor)
         finally:
             files.close(descriptor)

@@ -1,8 +1,9 @@
 """The files of a trace: one is open, the others are closed and never change. For one thread only.
 
 A file is `NAME.jsonl.open` while it is written; it is closed by a sync and a rename to `NAME.jsonl`. Names carry a
-random number of their writer, and are made anew, never opened again: nobody's files are touched. A write that
-fails is cut off again, so that the next one begins a line; where even that fails the file is left as it is.
+random number of their writer, by which readers know copies, and are made anew, never opened again: nobody's files are
+touched. A write that fails is cut off again, so that the next one begins a line; where even that fails the file is left
+as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class TraceFiles:
         self.closed = 0
         self._config = config
         self._folder = Path(config.folder)
-        self._writer = secrets.token_hex(4)
+        self._writer = secrets.token_hex(8)
         self._number = 0
         self._descriptor: int | None = None
         self._path = self._folder

@@ -37,11 +37,14 @@ class Accuracy(NamedTuple):
     - ``min_ms``, ``mean_ms``, ``max_ms`` and the percentiles ``p50_ms``, ``p99_9_ms``...: exact, negative is early
 
     ``starvation``, a row for each span in which something was due and nothing was redelivered: ``topic``,
-    ``subscription``, ``from_ms``, ``to_ms``, ``length_ms``, ``due`` (nacks that were due at its end) and ``is_over``
-    (False: it lasts to the end of the trace). Accurate to an eighth of the shortest span that is reported.
+    ``subscription``, ``from_ms``, ``to_ms``, ``length_ms``, ``due`` (nacks that were due at its end), ``is_over``
+    (False: it lasts to the end of the trace of its consumer) and ``ended_by``, the event that ended it (``arrive``,
+    ``redeliver``, ``cancel``, ``ack`` or ``nack``). Accurate to an eighth of the shortest span that is reported.
 
     ``beyond``, a row for each arrival beyond the bounds: its identity, consumer, attempt, ``deadline_ms``,
     ``actual_ms``, ``lateness_ms``.
+
+    The page of this job defines each column.
     """
 
     lateness: DataFrame
@@ -66,7 +69,7 @@ def accuracy(
     :param late: seconds after it beyond which one counts as late
     :param starvation: the shortest span without a redelivery that is reported, in seconds
     :param delay_classes: bounds of the classes of asked delays, in seconds, in order; a bound belongs to the class
-        below. Arrivals whose nack is not in the trace are of the class ``unknown``
+        below. An arrival has the class of its message's last nack before it, or ``unknown`` if the trace has none
     :param event: ``arrive``, or ``redeliver`` for when redelivery was asked for first, in traces that know no arrivals
     :raises InvalidArgumentError: a column is missing, or an argument is out of range
     """
@@ -79,10 +82,12 @@ def accuracy(
     _check_percentiles(percentiles)
     if event == "redeliver":
         df = df.where(~(sf.col("event") == event) | ~sf.col("reason").eqNullSafe(ASKED_AGAIN))
-    counted = counts(with_nacks(df, event), classes, slice_ms(starved_ms)).persist()
+    step = slice_ms(starved_ms)
+    counted = counts(with_nacks(df, event), classes, step).persist()
+    ends = df.groupBy(sf.coalesce("consumer", sf.lit("")).alias("consumer")).agg(sf.max("time_ms").alias("end_ms"))
     return Accuracy(
         _lateness(histogram(counted), percentiles, early_ms, late_ms),
-        starvation_windows(slices(counted), starved_ms),
+        starvation_windows(slices(counted, ends, step), starved_ms, event),
         _beyond(df.where(sf.col("event") == event), early_ms, late_ms),
     )
 

@@ -92,9 +92,9 @@ class _UnitBuilder:
         start, end = int(rows.ledgers[0]), int(rows.ledgers[-1])
         key = bucket_key(start, end, self._number(start, end))
         snapshot = encode_bucket(rows, self._config)
-        data = snapshot_log(key, snapshot)
         snapshot_id = self._next_id
         self._next_id += 1
+        data = snapshot_log(key, snapshot_id, snapshot)
         write_log(self._staging, snapshot_folder(snapshot_id), data)
         return Built(
             snapshot_id,

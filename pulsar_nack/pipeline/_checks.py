@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -17,12 +17,15 @@ def require_columns(df: DataFrame, schema: StructType, names: Sequence[str] | No
         and whether a column may hold nulls is not looked at
     :raises InvalidArgumentError: names every column that is wanted, and those that were found
     """
-    wanted = [schema[name] for name in names] if names is not None else list(schema.fields)
-    found = {field.name: field.dataType for field in df.schema.fields}
-    wrong = [field.name for field in wanted if found.get(field.name) != field.dataType]
+    require_fields({field.name: field.dataType.simpleString() for field in df.schema.fields}, schema, names)
+
+
+def require_fields(found: Mapping[str, str], schema: StructType, names: Sequence[str] | None = None) -> None:
+    """Refuse columns, by name and type, as :func:`require_columns` does."""
+    wanted = {name: schema[name].dataType.simpleString() for name in names or schema.fieldNames()}
+    wrong = [name for name, kind in wanted.items() if found.get(name) != kind]
     if wrong:
-        expected = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in wanted)
-        got = ", ".join(f"{name} {kind.simpleString()}" for name, kind in found.items())
+        expected, got = (", ".join(f"{name} {kind}" for name, kind in each.items()) for each in (wanted, found))
         raise InvalidArgumentError(
             "df", _Columns(got), f"the columns {expected} (missing or of another type: {', '.join(wrong)})"
         )

@@ -1,91 +1,328 @@
-"""Lines of a trace file as Arrow batches, in a worker: plain Python, without a session of Spark.
+"""Events of a trace as Arrow batches: what a line must be, and why it is refused. Runs in workers, without a session.
 
-The rules of what is refused, and their order and words, are those of ``_read``; a test compares both.
+This is the only parser: :func:`read_pieces` is for files, :func:`parse_batches` for lines that Spark has read, and
+:func:`check_batches` for events that are in columns already. A line or event is sound, or it is refused with a reason;
+sound ones have the columns of ``TRACE``, and of refused ones ``file``, ``line`` and ``fault`` are known.
+
+A batch of lines is parsed one by one into columns, in one dict lookup for the types of a line; the values are then
+checked by columns. Only where Arrow cannot hold a value each line is looked at again.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterator
-from pathlib import Path
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from io import BufferedIOBase
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from .schemas import BROKEN, EVENTS, MAX_TIME_MS, REQUIRED, TIMES, TRACE, TRACE_VERSION
+from ..errors import InvalidArgumentError
+from ._checks import require_fields
+from ._files import PACKED, PARQUET, Piece
+from .schemas import (
+    BROKEN,
+    EVENTS,
+    MAX_LINE_BYTES,
+    MAX_TIME_MS,
+    NOT_UNICODE,
+    REQUIRED,
+    TIMES,
+    TOO_LONG,
+    TRACE,
+    TRACE_VERSION,
+)
 
-BATCH: Final = 8_192
-"""Rows of a batch."""
+BATCH_ROWS: Final = 8_192
+BATCH_BYTES: Final = MAX_LINE_BYTES
+SHOWN_BYTES: Final = 2**16
+"""How much of a refused line is kept."""
+
+Event = tuple[Any, ...]
+"""The values of a line in the order of ``TRACE``."""
 
 _NAMES: Final = TRACE.fieldNames()
 _TYPES: Final = {"int": pa.int32(), "bigint": pa.int64(), "string": pa.string()}
 _LIMITS: Final = {"int": 2**31, "bigint": 2**63}
-_KINDS: Final = [(field.name, _LIMITS.get(field.dataType.simpleString())) for field in TRACE.fields]
-_ARROW: Final = pa.schema(
-    [(field.name, _TYPES[field.dataType.simpleString()]) for field in TRACE.fields]
-    + [(name, pa.string()) for name in ("file", "line", "fault")]
-)
+_KINDS: Final = [field.dataType.simpleString() for field in TRACE.fields]
+_EVENT: Final = pa.schema([(name, _TYPES[kind]) for name, kind in zip(_NAMES, _KINDS, strict=True)])
+_REFUSED: Final = pa.schema([(name, pa.string()) for name in ("file", "line", "fault")])
+_READ: Final = pa.schema([*_EVENT, *_REFUSED])
+_BLANK: Final = b" \t\r\n"
+_LEAST: Final = {"ledger": 0, "entry": 0, "attempt": 0, "partition": -1, "batch_index": -1}
 
 
-def batches(path: str, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """Read the lines that begin in a range of bytes."""
-    rows: list[dict[str, Any]] = []
-    for line in _lines(path, start, stop):
-        rows.append(_row(path, line))
-        if len(rows) == BATCH:
-            yield pa.RecordBatch.from_pylist(rows, _ARROW)
-            rows = []
-    if rows:
-        yield pa.RecordBatch.from_pylist(rows, _ARROW)
+def _refuse_constant(name: str) -> float:
+    raise ValueError(name)
 
 
-def _lines(path: str, start: int, stop: int) -> Iterator[str]:
-    with Path(path).open("rb") as file:
-        if start:
-            file.seek(start - 1)
-            file.readline()  # the line that began before this range, or the end of it
-        while file.tell() < stop:
-            yield file.readline().rstrip(b"\r\n").decode("utf-8", "replace")
+_decode: Final = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
 
 
-def _row(path: str, line: str) -> dict[str, Any]:
-    event = parse(line)
-    if isinstance(event, str):
-        return {"file": f"file:{path}", "line": line, "fault": event}
-    return event
+# --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def parse(line: str) -> dict[str, Any] | str:
-    """Return an event, or why its line is refused."""
+def parse(line: bytes) -> Event | str:
+    """Return the values of a line, or why it is refused; whether they make sense is left to :func:`faults`."""
     try:
-        event = json.loads(line)
+        text = line.strip(_BLANK).decode()
+        found, end = _decode(text)
+    except UnicodeDecodeError:
+        return NOT_UNICODE
     except (ValueError, RecursionError):
         return BROKEN
-    if not isinstance(event, dict) or not all(_fits(event.get(name), limit) for name, limit in _KINDS):
+    if end != len(text) or type(found) is not dict:
         return BROKEN
-    return _fault(event) or {name: event.get(name) for name in _NAMES}
+    values = tuple(map(found.get, _NAMES))
+    return values if _have_types(tuple(map(type, values))) else BROKEN
 
 
-def _fits(value: object, limit: int | None) -> bool:
-    if value is None:
-        return True
-    if limit is None:
-        return isinstance(value, str)
-    return type(value) is int and -limit <= value < limit
+@lru_cache(maxsize=1_024)
+def _have_types(found: tuple[type, ...]) -> bool:
+    wanted = (str if kind == "string" else int for kind in _KINDS)
+    return all(each in {type(None), kind} for each, kind in zip(found, wanted, strict=True))
 
 
-def _fault(event: dict[str, Any]) -> str | None:
-    """Return why an event with fields of the right types is refused."""
-    if event.get("v") not in {None, TRACE_VERSION}:
-        return f"unknown version {event['v']}"
-    for name in REQUIRED:
-        if event.get(name) is None:
-            return f"{name} is missing"
-    if event["event"] not in EVENTS:
-        return f"unknown event {event['event']}"
-    for name in TIMES:
-        if event.get(name) is not None and not 0 <= event[name] <= MAX_TIME_MS:
-            return f"{name} is negative or beyond the year 9999"
-    if (event.get("delay_ms") or 0) < 0:
-        return "delay_ms is negative"
+def _misfit(values: Event) -> str | None:
+    """Return why Arrow cannot hold the values of a line."""
+    for value, kind in zip(values, _KINDS, strict=True):
+        if isinstance(value, int) and not -_LIMITS[kind] <= value < _LIMITS[kind]:
+            return BROKEN
+        if isinstance(value, str) and any("\ud800" <= each <= "\udfff" for each in value):
+            return NOT_UNICODE
     return None
+
+
+class _Batch:
+    """Lines of one file, until they are enough for a batch."""
+
+    def __init__(self, file: str | None) -> None:
+        self._file = file
+        self._events: list[Event] = []
+        self._lines: list[bytes] = []
+        self._refused: list[tuple[bytes | None, str]] = []
+        self._bytes = 0
+
+    def add(self, line: bytes) -> bool:
+        """Parse a line; return whether the batch is full."""
+        is_long = len(line) > MAX_LINE_BYTES and len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES
+        found = TOO_LONG if is_long else parse(line)
+        if isinstance(found, str):
+            self.refuse(line[:SHOWN_BYTES], found)
+        else:
+            self._events.append(found)
+            self._lines.append(line)
+        self._bytes += len(line)
+        return self._bytes >= BATCH_BYTES or len(self._events) + len(self._refused) >= BATCH_ROWS
+
+    def refuse(self, line: bytes | None, fault: str) -> None:
+        """Note a line that is refused, or a file of which nothing more can be read."""
+        self._refused.append((line, fault))
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """Yield what was added, and begin again."""
+        if self._events:
+            batch = self._sound()
+            found = faults(batch)
+            if found.null_count < len(found):
+                wrong = found.is_valid()
+                where = zip(self._lines, found.to_pylist(), strict=True)
+                self._refused += [(line, fault) for line, fault in where if fault is not None]
+                batch = batch.filter(pc.invert(wrong))
+            yield _widened(batch)
+        if self._refused:
+            lines = [None if line is None else _shown(line) for line, _ in self._refused]
+            yield refused_batch([self._file] * len(lines), lines, [fault for _, fault in self._refused])
+        self._events, self._lines, self._refused, self._bytes = [], [], [], 0
+
+    def _sound(self) -> pa.RecordBatch:
+        """Return the events as columns; those that Arrow cannot hold are refused."""
+        try:
+            return _columns(self._events)
+        except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid):
+            judged = [(event, line, _misfit(event)) for event, line in zip(self._events, self._lines, strict=True)]
+            self._refused += [(line, fault) for _, line, fault in judged if fault is not None]
+            self._events = [event for event, _, fault in judged if fault is None]
+            self._lines = [line for _, line, fault in judged if fault is None]
+            return _columns(self._events)
+
+
+def _columns(events: Sequence[Event]) -> pa.RecordBatch:
+    columns = zip(*events, strict=True) if events else ((),) * len(_NAMES)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(each, kind) for each, kind in zip(columns, _EVENT.types, strict=True)], schema=_EVENT
+    )
+
+
+def _shown(line: bytes) -> str:
+    return line.rstrip(b"\r\n")[:SHOWN_BYTES].decode("utf-8", "replace")
+
+
+# --- what makes sense -----------------------------------------------------------------------------------------------
+
+
+def faults(events: pa.RecordBatch) -> pa.Array:
+    """Return for each event why it is refused, null if it is sound; of several reasons the first."""
+    found = pa.nulls(events.num_rows, pa.string())
+    for is_wrong, text in reversed(list(_rules(dict(zip(_NAMES, events.columns, strict=True))))):
+        mask = pc.fill_null(is_wrong, fill_value=False)
+        if pc.any(mask).as_py():
+            found = pc.if_else(mask, text, found)
+    return found
+
+
+def _rules(event: dict[str, pa.Array]) -> Iterator[tuple[pa.Array, pa.Array | str]]:
+    """Yield what is wrong where, in order, with the reason."""
+    kind, version = event["event"], event["v"]
+    yield pc.not_equal(version, TRACE_VERSION), _told("unknown version ", pc.cast(version, pa.string()))
+    for name in REQUIRED:
+        yield pc.is_null(event[name]), f"{name} is missing"
+    yield pc.invert(pc.is_in(kind, pa.array(EVENTS))), _told("unknown event ", pc.utf8_slice_codeunits(kind, 0, 100))
+    for name in TIMES:
+        wrong = pc.or_(pc.less(event[name], 0), pc.greater(event[name], MAX_TIME_MS))
+        yield wrong, f"{name} is negative or beyond the year 9999"
+    yield pc.less(event["delay_ms"], 0), "delay_ms is negative"
+    yield pc.greater(event["delay_ms"], MAX_TIME_MS), "delay_ms is longer than to the year 9999"
+    for name, least in _LEAST.items():
+        yield pc.less(event[name], least), f"{name} is negative" if least == 0 else f"{name} is below {least}"
+    for name, other in (("ledger", "entry"), ("entry", "ledger")):
+        yield pc.and_(pc.is_null(event[name]), pc.is_valid(event[other])), f"{name} is missing"
+    before = pc.less(event["deadline_ms"], event["time_ms"])
+    yield pc.and_(pc.equal(kind, "nack"), before), "deadline_ms of a nack is before its time_ms"
+
+
+def _told(text: str, value: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(text, pc.fill_null(value, ""), "")
+
+
+def _widened(events: pa.RecordBatch) -> pa.RecordBatch:
+    nothing = pa.nulls(events.num_rows, pa.string())
+    return pa.RecordBatch.from_arrays([*events.columns, nothing, nothing, nothing], schema=_READ)
+
+
+def refused_batch(files: Sequence[str | None], lines: Sequence[str | None], why: Sequence[str]) -> pa.RecordBatch:
+    """Return rows of what is refused."""
+    columns = [pa.nulls(len(why), kind) for kind in _EVENT.types]
+    told = [pa.array(each, pa.string()) for each in (files, lines, why)]
+    return pa.RecordBatch.from_arrays([*columns, *told], schema=_READ)
+
+
+# --- for Spark ------------------------------------------------------------------------------------------------------
+
+
+def read_pieces(pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
+    """Read pieces of files: the lines that begin in a range of bytes, or all of a packed or Parquet file.
+
+    What is broken is refused, with what of the file could be read before it.
+
+    :raises OSError: a file is gone, or cannot be opened or read
+    """
+    for path, start, stop in pieces:
+        if path.endswith(PARQUET):
+            yield from _read_parquet(path)
+        else:
+            yield from _read_lines(path, start, stop)
+
+
+def _read_lines(path: str, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+    batch = _Batch(f"file:{path}")
+    is_packed = path.endswith(PACKED)
+    with gzip.open(path) if is_packed else open(path, "rb") as file:  # noqa: PTH123 - beside gzip.open
+        try:
+            for line in _lines(file, 0 if is_packed else start, None if is_packed else stop):
+                if batch.add(line):
+                    yield from batch.take()
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            batch.refuse(None, _broken(error))
+    yield from batch.take()
+
+
+def _lines(file: BufferedIOBase, start: int, stop: int | None) -> Iterator[bytes]:
+    """Yield lines with their ends; of one that is too long what is beyond the limit is passed over."""
+    at = start
+    if start:
+        file.seek(start - 1)
+        at = start - 1 + _rest(file)  # the line that began before this range, or the end of it
+    while stop is None or at < stop:
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        yield line
+        at += len(line)
+        if not line.endswith(b"\n"):
+            at += _rest(file)
+
+
+def _rest(file: BufferedIOBase) -> int:
+    """Pass over a line up to its end, whatever its length; return how many bytes that are."""
+    passed = 0
+    while part := file.readline(MAX_LINE_BYTES):
+        passed += len(part)
+        if part.endswith(b"\n"):
+            break
+    return passed
+
+
+def _read_parquet(path: str) -> Iterator[pa.RecordBatch]:
+    file = f"file:{path}"
+    try:
+        with pq.ParquetFile(path) as found:
+            require_fields(kinds_of(found.schema_arrow), TRACE)
+            for batch in found.iter_batches(BATCH_ROWS, columns=_NAMES):
+                yield from _checked(batch, [file] * batch.num_rows)
+    except InvalidArgumentError as error:
+        yield refused_batch([file], [None], [str(error)])
+    except pa.ArrowException as error:
+        yield refused_batch([file], [None], [_broken(error)])
+
+
+def kinds_of(schema: pa.Schema) -> dict[str, str]:
+    """Return the types of columns by name, as Spark calls them."""
+    return {field.name: _kind_of(field.type) for field in schema}
+
+
+def _kind_of(kind: pa.DataType) -> str:
+    if pa.types.is_dictionary(kind):
+        return _kind_of(kind.value_type)
+    if pa.types.is_large_string(kind):
+        return "string"
+    return {pa.int32(): "int", pa.int64(): "bigint"}.get(kind, str(kind))
+
+
+def parse_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Parse lines that Spark has read: the columns ``file`` and ``line``, in bytes."""
+    for found in batches:
+        for file, lines in groupby(zip(*found.to_pydict().values(), strict=True), itemgetter(0)):
+            batch = _Batch(file)
+            for _, line in lines:
+                if batch.add(line):
+                    yield from batch.take()
+            yield from batch.take()
+
+
+def check_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Check events that are in columns: those of ``TRACE``, and ``file``."""
+    for batch in batches:
+        yield from _checked(batch, batch.column("file").to_pylist())
+
+
+def _checked(batch: pa.RecordBatch, files: Sequence[str | None]) -> Iterator[pa.RecordBatch]:
+    events = batch.select(_NAMES).cast(_EVENT)
+    found = faults(events)
+    is_wrong = found.is_valid()
+    yield _widened(events.filter(pc.invert(is_wrong)))
+    if found.null_count < len(found):
+        lines = [json.dumps(row, ensure_ascii=False)[:SHOWN_BYTES] for row in events.filter(is_wrong).to_pylist()]
+        where = [file for file, fault in zip(files, found.to_pylist(), strict=True) if fault is not None]
+        yield refused_batch(where, lines, found.filter(is_wrong).to_pylist())
+
+
+def _broken(error: Exception) -> str:
+    return f"the file is broken: {str(error)[:200]}"

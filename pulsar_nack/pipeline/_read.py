@@ -1,27 +1,33 @@
 """Reading traces: what is sound, and what is not with the reason; no line is dropped in silence.
 
-A line is refused for the first of these: it is no JSON object, or a field has another type; its version is unknown; a
-field that every line has is missing; its event is unknown; a time is negative or beyond the year 9999.
+Which files are read says ``_files``, what a sound line is ``_lines``, here as for the data source. Files of this
+machine are read by workers; those that only Spark can reach it lists and reads, and workers parse their lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+import pyarrow.parquet as pq
+from pyarrow import ArrowException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StringType, StructField, StructType
 
 from ..errors import InvalidArgumentError
 from ._arguments import Paths, path_names
-from ._checks import require_columns
-from .schemas import BROKEN, EVENTS, MAX_TIME_MS, QUARANTINE, REQUIRED, TIMES, TRACE, TRACE_VERSION
+from ._checks import require_columns, require_fields
+from ._files import PARQUET, Piece, TraceFile, deal, is_read, trace_file, trace_files, without_copies
+from ._lines import check_batches, kinds_of, parse_batches, read_pieces
+from .schemas import READ, TRACE
 
-_CORRUPT: Final = "_corrupt"
-_PARSED: Final = StructType([*TRACE.fields, StructField(_CORRUPT, StringType())])
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _COLUMNS: Final = TRACE.fieldNames()
+_SPECIAL: Final = "\\{}[]*?^"
+"""What Spark takes as a pattern in a path."""
 
 
 class Read(NamedTuple):
@@ -42,41 +48,37 @@ class Read(NamedTuple):
 def read_traces(spark: SparkSession, paths: Paths, *, include_open: bool = False) -> Read:
     """Read trace files, ``.jsonl`` (also ``.jsonl.gz``) and ``.parquet``, from files and from folders at any depth.
 
+    In folders, names that begin with ``_`` or ``.`` are passed over. A file that is there twice, by the writer and
+    number in its name, is read once. Names are taken as they are: ``*`` is no pattern.
+
     :param paths: of anything that Spark can read, together
-    :param include_open: read files that are still being written too; a line that is half there goes to quarantine
+    :param include_open: read files that are still being written too, or that a kill left; a line that is half there
+        goes to quarantine
     :raises InvalidArgumentError: there is no such file, or the columns of Parquet are not those of a trace
     """
     where = path_names(paths)
-    glob = "*.{jsonl,jsonl.gz,jsonl.open}" if include_open else "*.{jsonl,jsonl.gz}"
+    local = [_local_path(spark, path) for path in where]
+    if None in local:
+        return _read_by_spark(spark, where, include_open)
     try:
-        lines = spark.read.text(where, pathGlobFilter=glob, recursiveFileLookup=True)
-    except AnalysisException as error:
+        files = trace_files((path for path in local if path is not None), include_open=include_open)
+    except FileNotFoundError as error:
         raise InvalidArgumentError("paths", where, "files or folders that exist") from error
-    parquet = _parquet(spark, where)
-    if not lines.inputFiles():
-        if parquet is None:
-            raise InvalidArgumentError("paths", where, "trace files (.jsonl, closed, or .parquet) in them")
-        return check_traces(parquet)
-    read = parse_lines(lines.select(sf.col("_metadata.file_path").alias("file"), sf.col("value").alias("line")))
-    if parquet is None:
-        return read
-    more = check_traces(parquet)
-    return Read(read.traces.unionByName(more.traces), read.quarantine.unionByName(more.quarantine))
+    _check_files(where, files)
+    for file in files:
+        if file.suffix == PARQUET:
+            _check_parquet(file.path)
+    tasks = deal(files)
+    read = spark.range(0, len(tasks), 1, max(len(tasks), 1)).mapInArrow(_reader(tasks), READ)
+    return split_read(read)
 
 
-def parse_lines(lines: DataFrame) -> Read:
-    """Parse JSON lines: a DataFrame with the string columns ``file`` (may be null) and ``line``."""
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    event = sf.from_json(sf.col("line"), _PARSED, options)
-    parsed = lines.select("file", "line", event.alias("event"))
-    value = sf.col("event")
-    is_broken = value.isNull() | value[_CORRUPT].isNotNull()
-    reason = sf.when(is_broken, sf.lit(BROKEN)).otherwise(_fault(value))
-    judged = parsed.withColumn("fault", reason)
+def split_read(df: DataFrame) -> Read:
+    """Split what a reader gives, see ``READ``."""
     is_sound = sf.col("fault").isNull()
     return Read(
-        _with_schema(judged.where(is_sound), [value[name].alias(name) for name in _COLUMNS], TRACE),
-        _with_schema(judged.where(~is_sound), ["file", "line", sf.col("fault").alias("reason")], QUARANTINE),
+        df.where(is_sound).select(*_COLUMNS),
+        df.where(~is_sound).select("file", "line", sf.col("fault").alias("reason")),
     )
 
 
@@ -86,49 +88,85 @@ def check_traces(df: DataFrame) -> Read:
     :raises InvalidArgumentError: columns are missing; those wanted and found are named
     """
     require_columns(df, TRACE)
-    row = sf.struct(*[sf.col(name) for name in _COLUMNS])
-    judged = df.select(*_COLUMNS, _fault(row).alias("fault"))
-    is_sound = sf.col("fault").isNull()
-    line = sf.to_json(row, {"ignoreNullFields": "false"}).alias("line")
-    refused = [sf.lit(None).cast("string").alias("file"), line, sf.col("fault").alias("reason")]
-    return Read(
-        _with_schema(judged.where(is_sound), list(_COLUMNS), TRACE),
-        _with_schema(judged.where(~is_sound), refused, QUARANTINE),
-    )
+    return split_read(_checked(df.select(*_COLUMNS, sf.lit(None).cast("string").alias("file"))))
 
 
-def _parquet(spark: SparkSession, where: list[str]) -> DataFrame | None:
-    """Return what is there as Parquet, whose files hold their own schema; None where there is none."""
-    try:
-        return spark.read.parquet(*where, pathGlobFilter="*.parquet", recursiveFileLookup=True)
-    except AnalysisException as error:
-        if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
-            return None
-        raise
+def _checked(df: DataFrame) -> DataFrame:
+    return df.mapInArrow(check_batches, READ)
 
 
-def _fault(event: Column) -> Column:
-    """Return why an event, a struct, is refused; null where it is not."""
-    v, kind = event["v"], event["event"]
-    faults = [
-        sf.when(v != TRACE_VERSION, sf.concat(sf.lit("unknown version "), v.cast("string"))),
-        *(sf.when(event[name].isNull(), sf.lit(f"{name} is missing")) for name in REQUIRED),
-        sf.when(~kind.isin(*EVENTS), sf.concat(sf.lit("unknown event "), kind)),
-        *(
-            sf.when(
-                (event[name] < 0) | (event[name] > MAX_TIME_MS), sf.lit(f"{name} is negative or beyond the year 9999")
-            )
-            for name in TIMES
-        ),
-        sf.when(event["delay_ms"] < 0, sf.lit("delay_ms is negative")),
-    ]
-    return sf.coalesce(*faults)
+def _check_files(where: Sequence[str], files: Sequence[TraceFile]) -> None:
+    if not files:
+        raise InvalidArgumentError("paths", where, "trace files (.jsonl, closed, or .parquet) in them")
 
 
-def _with_schema(df: DataFrame, columns: Sequence[str | Column], schema: StructType) -> DataFrame:
-    """Select columns; those that were checked to hold no nulls are declared so."""
-    return df.select(*columns).to(_relaxed(schema))
+def _check_parquet(path: str) -> None:
+    with suppress(ArrowException):  # what is broken goes to quarantine when it is read
+        require_fields(kinds_of(pq.read_schema(path)), TRACE)
 
 
-def _relaxed(schema: StructType) -> StructType:
-    return StructType([StructField(field.name, field.dataType) for field in schema.fields])
+def _reader(tasks: Sequence[tuple[Piece, ...]]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what reads the tasks whose numbers come."""
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_pieces(tasks[number])
+
+    return read
+
+
+# --- what only Spark can reach --------------------------------------------------------------------------------------
+
+
+def _local_path(spark: SparkSession, path: str) -> str | None:
+    """Return a path on this machine; None if it lies elsewhere."""
+    if path.startswith("file:"):
+        return "/" + path.removeprefix("file:").lstrip("/")
+    if "://" in path:
+        return None
+    hadoop: Any = spark.sparkContext._jsc
+    return path if hadoop.hadoopConfiguration().get("fs.defaultFS", "file:///").startswith("file:") else None
+
+
+def _read_by_spark(spark: SparkSession, where: Sequence[str], include_open: bool) -> Read:
+    files = without_copies(file for root in where for file in _listed(spark, root, include_open))
+    _check_files(where, files)
+    parquet = [_literal(file.path) for file in files if file.suffix == PARQUET]
+    lines = [_literal(file.path) for file in files if file.suffix != PARQUET]
+    found: list[DataFrame] = []
+    name = sf.col("_metadata.file_path").alias("file")
+    if lines:
+        text = spark.read.text(lines, lineSep="\n")
+        found.append(text.select(name, sf.col("value").cast("binary").alias("line")).mapInArrow(parse_batches, READ))
+    if parquet:
+        events = spark.read.parquet(*parquet)
+        require_columns(events, TRACE)
+        found.append(_checked(events.select(*_COLUMNS, name)))
+    return split_read(found[0] if len(found) == 1 else found[0].unionByName(found[1]))
+
+
+def _literal(path: str) -> str:
+    """Return a path with what would be a pattern in it escaped."""
+    return "".join(f"\\{each}" if each in _SPECIAL else each for each in path)
+
+
+def _listed(spark: SparkSession, root: str, include_open: bool) -> Iterator[TraceFile]:
+    """List the files of a folder, or the one that is named, by Hadoop's file systems."""
+    jvm: Any = spark.sparkContext._jvm
+    context: Any = spark.sparkContext._jsc
+    path = jvm.org.apache.hadoop.fs.Path(root)
+    system = path.getFileSystem(context.hadoopConfiguration())
+    if not system.exists(path):
+        raise InvalidArgumentError("paths", root, "files or folders that exist")
+    status = system.getFileStatus(path)
+    if status.isFile():
+        yield trace_file(str(status.getPath()), path.getName(), status.getLen())
+        return
+    top = status.getPath().toUri().getPath().rstrip("/") + "/"
+    found = system.listFiles(status.getPath(), True)  # noqa: FBT003 - Java knows no names
+    while found.hasNext():
+        each = found.next()
+        name = each.getPath().toUri().getPath().removeprefix(top)
+        if is_read(name, include_open=include_open):
+            yield trace_file(each.getPath().toString(), name, each.getLen())

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
 from ._arguments import at_least, milliseconds
 from ._checks import require_columns
-from ._messages import MESSAGE, by_message, message_hash
+from ._messages import CODE, DEAD_LETTER, MESSAGE, Code, by_message, code, message_hash
 from .schemas import IDENTITY, TRACE
 
 _GROUP: Final = ("topic", "subscription")
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "consumer", "deadline_ms", "actual_ms"}]
-_OUTCOMES: Final = {"dead-letter": "dead letter", "retry-topic": "retry topic"}
-_HELD_NACKS: Final = ("busy batch mates", "no room")
-"""Why a nack was held, or a nacked message; other holds are of what arrived."""
+DEAD: Final = "dead letter"
 ACKED: Final = "acked"
 OPEN: Final = "open"
+_USEFUL: Final = "useful"
+"""How many arrivals of a message ended in an acknowledgement."""
 
 
 class Retries(NamedTuple):
@@ -28,11 +28,11 @@ class Retries(NamedTuple):
     Most are made of the same rows, one for each message, which the session keeps (``persist``, in memory and on disk)
     from the first use of one of them on. ``spark.catalog.clearCache()`` drops them.
 
-    ``chains``, a row for each message that was nacked: its identity, ``outcome`` (``acked``, ``dead letter``,
-    ``retry topic``, or ``open`` where the trace ends before), ``nacks``, ``redeliveries``, ``asked_again`` (requests
-    for one of these that were made again: they failed, or brought nothing), ``arrivals``, ``held`` (those that were not
-    shown), ``after_ack`` (those after its acknowledgement), ``asked_ms`` (the delays asked for, together), ``first_ms``
-    and ``last_ms`` of its events.
+    ``chains``, a row for each message that was nacked: its identity, ``outcome`` (``acked``, else ``dead letter``, or
+    ``open`` if the trace has neither), ``nacks``, ``redeliveries``, ``asked_again`` (requests for one of these that
+    were made again: they failed, or brought nothing), ``arrivals``, ``held`` (those that were not shown), ``after_ack``
+    (those after its first acknowledgement), ``asked_ms`` (the delays asked for, together), ``first_ms`` and ``last_ms``
+    of all its events, of any kind.
 
     ``attempts``: for each topic, subscription, outcome and number of ``nacks`` the ``messages`` and the mean
     ``span_ms``. With the outcome ``acked``, one more than ``nacks`` is the number of attempts until success.
@@ -40,12 +40,16 @@ class Retries(NamedTuple):
     ``poison``: the chains that were nacked often and not acked.
 
     ``storms``: spans of windows with far more nacks than before: topic, subscription, ``from_ms``, ``to_ms``,
-    ``nacks``, ``peak`` (the most in a window) and ``baseline`` (the mean number in the windows before the first).
+    ``nacks``, ``peak`` (the most in a window), ``baseline`` (the mean number in the windows before the first) and
+    ``began_before_trace`` (the trace begins in it, and the baseline is null).
 
-    ``dead_letters``: for each topic, subscription and ``reason`` of the last nack the ``messages``.
+    ``dead_letters``: for each topic, subscription and ``reason`` of the last nack, null if that has none, the
+    ``messages`` that went to the dead-letter topic, those that were acknowledged besides too.
 
     ``waste``: for each topic and subscription ``arrivals``, ``acked``, ``nacked``, ``held``, ``after_ack`` and
     ``wasted``, the share of arrivals that did not end in an acknowledgement.
+
+    The page of this job defines each column.
     """
 
     chains: DataFrame
@@ -81,7 +85,7 @@ def retries(
         at_least(name, value, 1)
     window_ms = milliseconds("window", window, least=1)
     messages = _messages(df).persist()
-    chains = messages.where(sf.col("nacks") > 0)
+    chains = messages.where(sf.col("nacks") > 0).drop(_USEFUL)
     return Retries(
         chains,
         _attempts(chains),
@@ -94,35 +98,39 @@ def retries(
 
 def _messages(traces: DataFrame) -> DataFrame:
     """Return a row for each message."""
-    event = sf.col("event")
-    is_ack, is_hold, is_redelivery = event == "ack", event == "hold", event == "redeliver"
-    events = traces.where(event.isin("nack", "redeliver", "arrive", "ack", "hold")).withColumn(MESSAGE, message_hash())
+    delay = sf.when(sf.col("event") == "nack", sf.col("delay_ms")).alias("delay_ms")
+    events = traces.select(*IDENTITY, "time_ms", "mono_ns", "attempt", delay, code(), message_hash().alias(MESSAGE))
+    kind = sf.col(CODE)
+    is_ack = kind == int(Code.ACK)
+    is_acked = kind.isin(int(Code.ACK), int(Code.DEAD_LETTER))
+    is_redelivery = kind == int(Code.REDELIVER)
+    is_arrival = kind == int(Code.ARRIVE)
     before = by_message().rowsBetween(Window.unboundedPreceding, -1)
-    latest = sf.last(sf.when(~is_hold, event), ignorenulls=True).over(before)
-    known = events.withColumn("was_acked", sf.coalesce(sf.max(is_ack).over(before), sf.lit(col=False)))
-    known = known.withColumn("is_again", sf.coalesce(is_redelivery & (latest == "redeliver"), sf.lit(col=False)))
-    outcome = sf.lit(OPEN)
-    for reason, name in _OUTCOMES.items():
-        outcome = sf.when(_any(is_ack & (sf.col("reason") == reason)), sf.lit(name)).otherwise(outcome)
-    plain = is_ack & (sf.col("reason").isNull() | ~sf.col("reason").isin(*_OUTCOMES))
-    arrive = event == "arrive"
+    moves = kind.isin(*map(int, (Code.ARRIVE, Code.NACK, Code.REDELIVER, Code.ACK, Code.DEAD_LETTER)))
+    latest = sf.last(sf.when(moves, kind), ignorenulls=True).over(before)
+    known = events.select(
+        "*",
+        sf.coalesce(sf.max(is_acked).over(before), sf.lit(col=False)).alias("was_acked"),
+        sf.coalesce(is_redelivery & (latest == int(Code.REDELIVER)), sf.lit(col=False)).alias("is_again"),
+        sf.coalesce(is_ack & (latest == int(Code.ARRIVE)), sf.lit(col=False)).alias("is_useful"),
+    )
     found = known.groupBy(MESSAGE, *IDENTITY).agg(
-        sf.when(_any(plain), sf.lit(ACKED)).otherwise(outcome).alias("outcome"),
-        sf.count_if(event == "nack").alias("nacks"),
+        sf.when(sf.max(is_ack), ACKED)
+        .when(sf.max(kind == int(Code.DEAD_LETTER)), DEAD)
+        .otherwise(OPEN)
+        .alias("outcome"),
+        sf.count_if(kind == int(Code.NACK)).alias("nacks"),
         sf.count_if(is_redelivery & ~sf.col("is_again")).alias("redeliveries"),
         sf.count_if("is_again").alias("asked_again"),
-        sf.count_if(arrive).alias("arrivals"),
-        sf.count_if(is_hold & ~sf.coalesce(sf.col("reason").isin(*_HELD_NACKS), sf.lit(col=False))).alias("held"),
-        sf.count_if(arrive & sf.col("was_acked")).alias("after_ack"),
-        sf.coalesce(sf.sum(sf.when(event == "nack", sf.col("delay_ms"))), sf.lit(0)).alias("asked_ms"),
+        sf.count_if(is_arrival).alias("arrivals"),
+        sf.count_if(kind == int(Code.HOLD)).alias("held"),
+        sf.count_if(is_arrival & sf.col("was_acked")).alias("after_ack"),
+        sf.coalesce(sf.sum("delay_ms"), sf.lit(0)).alias("asked_ms"),
         sf.min("time_ms").alias("first_ms"),
         sf.max("time_ms").alias("last_ms"),
+        sf.count_if("is_useful").alias(_USEFUL),
     )
     return found.drop(MESSAGE)
-
-
-def _any(condition: Column) -> Column:
-    return sf.coalesce(sf.max(condition), sf.lit(col=False))
 
 
 def _attempts(chains: DataFrame) -> DataFrame:
@@ -136,13 +144,20 @@ def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, lea
     number = sf.floor(sf.col("time_ms") / window_ms).alias("number")
     counted = traces.where(sf.col("event") == "nack").groupBy(*_GROUP, number).agg(sf.count("*").alias("n"))
     order = Window.partitionBy(*_GROUP).orderBy("number")
-    first = sf.min("number").over(Window.partitionBy(*_GROUP))
-    seen = sf.least(sf.col("number") - first, sf.lit(baseline))
-    compared = counted.withColumn(
-        "baseline",
-        sf.when(seen > 0, sf.coalesce(sf.sum("n").over(order.rangeBetween(-baseline, -1)), sf.lit(0)) / seen),
+    place = sf.col("number") - sf.min("number").over(Window.partitionBy(*_GROUP))
+    seen = sf.least(place, sf.lit(baseline))
+    before = sf.coalesce(sf.sum("n").over(order.rangeBetween(-baseline, -1)), sf.lit(0)) / seen
+    after = sf.coalesce(sf.sum("n").over(order.rangeBetween(1, baseline)), sf.lit(0)) / baseline
+    is_first = place == sf.row_number().over(order) - 1
+    compared = counted.select(
+        "*",
+        sf.when(seen > 0, before).alias("baseline"),
+        (is_first & (sf.col("n") >= least) & (sf.col("n") >= factor * after)).alias("is_high_at_first"),
     )
-    high = compared.where((sf.col("n") >= least) & (sf.col("n") >= factor * sf.col("baseline")))
+    is_leading = sf.min("is_high_at_first").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+    compared = compared.withColumn("is_leading", is_leading)
+    is_high = (sf.col("n") >= least) & (sf.col("n") >= factor * sf.col("baseline"))
+    high = compared.where(sf.col("is_leading") | sf.coalesce(is_high, sf.lit(col=False)))
     starts = sf.coalesce(sf.col("number") - sf.lag("number").over(order) > 1, sf.lit(col=True)).cast("long")
     storms = high.withColumn("starts", starts).withColumn("storm", sf.sum("starts").over(order))
     return storms.groupBy(*_GROUP, "storm").agg(
@@ -151,28 +166,28 @@ def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, lea
         sf.sum("n").alias("nacks"),
         sf.max("n").alias("peak"),
         sf.min_by("baseline", "number").alias("baseline"),
+        sf.max("is_leading").alias("began_before_trace"),
     ).drop("storm")  # fmt: skip
 
 
 def _dead_letters(traces: DataFrame) -> DataFrame:
-    """Count dead letters by why they were nacked last; null where no nack of theirs has a reason or is in the trace."""
+    """Count dead letters by why they were nacked last; null where that is not said, or no nack is in the trace."""
     event = sf.col("event")
-    dead = traces.where((event == "ack") & (sf.col("reason") == "dead-letter")).select(*IDENTITY).distinct()
-    nacks = traces.where(event == "nack").select(*IDENTITY, "time_ms", "mono_ns", "reason")
+    dead = traces.where((event == "ack") & (sf.col("reason") == DEAD_LETTER)).select(*IDENTITY).distinct()
+    nacks = traces.where(event == "nack").select(*IDENTITY, "time_ms", "mono_ns", "attempt", "reason")
     last = dead.join(nacks, list(IDENTITY), "left").groupBy(*IDENTITY).agg(
-        sf.max_by("reason", sf.struct("time_ms", "mono_ns")).alias("reason")
+        sf.max_by("reason", sf.struct("time_ms", "mono_ns", "attempt", "reason")).alias("reason")
     )  # fmt: skip
     return last.groupBy(*_GROUP, "reason").agg(sf.count("*").alias("messages"))
 
 
 def _waste(messages: DataFrame) -> DataFrame:
-    acked = sf.count_if(sf.col("outcome") == ACKED)
-    useful = sf.least(acked, sf.sum("arrivals"))
+    arrivals = sf.sum("arrivals")
     return messages.groupBy(*_GROUP).agg(
-        sf.sum("arrivals").alias("arrivals"),
-        acked.alias("acked"),
+        arrivals.alias("arrivals"),
+        sf.count_if(sf.col("outcome") == ACKED).alias("acked"),
         sf.sum("nacks").alias("nacked"),
         sf.sum("held").alias("held"),
         sf.sum("after_ack").alias("after_ack"),
-        sf.when(sf.sum("arrivals") > 0, 1 - useful / sf.sum("arrivals")).alias("wasted"),
+        sf.when(arrivals > 0, 1 - sf.sum(_USEFUL) / arrivals).alias("wasted"),
     )

@@ -2,20 +2,34 @@
 
 Millions of events are first counted in slices of time, an eighth of the shortest span that is looked for; what is left
 is small. Over the slices of a subscription, in order, runs the number of nacks that are due: it rises at deadlines and
-falls when the message comes back, its nack is cancelled or it is nacked anew. Between two redeliveries lies a span if
-that number is not 0; it begins at the earlier one, or when the first became due since.
+falls when the message comes back, its nack is cancelled, it is acknowledged or nacked again, or its consumer's trace
+ends. What is due for part of one slice only is not counted, so the number is right where a slice begins.
+
+A span lies where that number is not 0. It begins at the last redelivery, or when the first became due since nothing
+was; it ends with the next redelivery, or when nothing is due any more.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
+from ._accuracy_counts import MOMENT
+from ._messages import Code
+
 _SLICES: Final = 8
 _GROUP: Final = ("topic", "subscription")
+_ENDS: Final = {
+    Code.ARRIVE: "arrive",
+    Code.NACK: "nack",
+    Code.REDELIVER: "redeliver",
+    Code.CANCEL: "cancel",
+    Code.DEAD_LETTER: "ack",
+    Code.ACK: "ack",
+}
 
 
 def slice_ms(shortest_ms: int) -> int:
@@ -23,43 +37,38 @@ def slice_ms(shortest_ms: int) -> int:
     return max(1, shortest_ms // _SLICES)
 
 
-def starvation_windows(slices: DataFrame, shortest_ms: int) -> DataFrame:
-    """Return topic, subscription, from_ms, to_ms, length_ms, due, is_over; slices are of :func:`slice_ms`."""
-    spans = _spans(slices).where(sf.col("to_ms") - sf.col("from_ms") >= shortest_ms)
-    length = (sf.col("to_ms") - sf.col("from_ms")).alias("length_ms")
-    return spans.select(*_GROUP, "from_ms", "to_ms", length, "due", "is_over")
-
-
-def _spans(slices: DataFrame) -> DataFrame:
+def starvation_windows(slices: DataFrame, shortest_ms: int, answer: str) -> DataFrame:
+    """Return topic, subscription, from_ms, to_ms, length_ms, due, is_over, ended_by; slices are of :func:`slice_ms`."""
     order = Window.partitionBy(*_GROUP).orderBy("slice")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
-    so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    everything = Window.partitionBy(*_GROUP)
+    change = sf.col("became_due") - sf.col("done")
     counted = slices.select(
-        *_GROUP, "slice", "first_active", "last_active",
-        sf.coalesce(sf.sum(sf.col("became_due") - sf.col("done")).over(before), sf.lit(0)).alias("due_before"),
-        sf.sum(sf.col("became_due") - sf.col("done")).over(so_far).alias("due_after"),
-        "first_due",
-        sf.max("last_seen").over(everything).alias("end_ms"),
-    ).where(sf.coalesce("first_active", "first_due", sf.lit(0)) <= sf.col("end_ms"))  # fmt: skip
-    rose = sf.when((sf.col("due_before") <= 0) & (sf.col("due_after") > 0), sf.col("first_due"))
-    marks = ("rose", "last_active")
-    known = counted.withColumn("rose", rose).select(
-        "*",
-        sf.greatest(*(sf.last(name, ignorenulls=True).over(before) for name in marks)).alias("since"),
-        sf.greatest(*(sf.last(name, ignorenulls=True).over(so_far) for name in marks)).alias("until_end"),
-        sf.lead("slice").over(order).isNull().alias("is_last"),
-    )
-    ended = sf.struct(
-        sf.col("since").alias("from_ms"), sf.col("first_active").alias("to_ms"),
-        sf.col("due_before").alias("due"), sf.lit(col=True).alias("is_over"),
+        *_GROUP, "slice", "first_due", "last_ended", "first_active", "last_active",
+        sf.coalesce(sf.sum(change).over(before), sf.lit(0)).alias("due"),
+        sf.sum(change).over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow)).alias("due_after"),
     )  # fmt: skip
-    lasting = sf.struct(
-        sf.col("until_end").alias("from_ms"), sf.col("end_ms").alias("to_ms"),
-        sf.col("due_after").alias("due"), (~sf.col("is_last")).alias("is_over"),
-    )  # fmt: skip
-    spans = sf.filter(
-        sf.array(sf.when(sf.col("first_active").isNotNull(), ended), sf.when(sf.col("is_last"), lasting)),
-        lambda span: span.isNotNull() & (span["due"] > 0),
+    rose = sf.when((sf.col("due") == 0) & (sf.col("due_after") > 0), sf.col("first_due"))
+    since = [sf.last(each, ignorenulls=True).over(before) for each in (sf.col("rose"), sf.col("last_active"))]
+    known = counted.withColumn("rose", rose).withColumn("from_ms", sf.greatest(*since))
+    is_answered = sf.col("first_active").isNotNull()
+    ends = known.where((sf.col("due") > 0) & (is_answered | (sf.col("due_after") == 0)))
+    last = sf.col("last_ended")
+    spans = ends.select(
+        *_GROUP,
+        "from_ms",
+        sf.coalesce("first_active", sf.floor(last / MOMENT)).alias("to_ms"),
+        "due",
+        sf.when(is_answered, sf.lit(answer)).otherwise(_ended_by(last % MOMENT)).alias("ended_by"),
     )
-    return known.select(*_GROUP, sf.inline(spans))
+    length = sf.col("to_ms") - sf.col("from_ms")
+    found = spans.where(length >= shortest_ms)
+    is_over = sf.col("ended_by").isNotNull().alias("is_over")
+    return found.select(*_GROUP, "from_ms", "to_ms", length.alias("length_ms"), "due", is_over, "ended_by")
+
+
+def _ended_by(code: Column) -> Column:
+    """Return the event that a moment tells of; null: the trace ended."""
+    found = sf.lit(None).cast("string")
+    for each, name in _ENDS.items():
+        found = sf.when(code == each + 1, name).otherwise(found)
+    return found

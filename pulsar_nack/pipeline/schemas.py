@@ -77,8 +77,17 @@ TIMES: Final = ("time_ms", "deadline_ms", "actual_ms")
 REQUIRED: Final = tuple(field.name for field in TRACE.fields if not field.nullable)
 """The columns of :data:`TRACE` that every line has."""
 
+MAX_LINE_BYTES: Final = 16 * 2**20
+"""The longest line that is read."""
+
 BROKEN: Final = "not a JSON object of this schema"
 """Why a line is refused that is no event at all."""
+
+NOT_UNICODE: Final = "not Unicode text"
+"""Why one is refused that is not UTF-8, or has half of a surrogate pair in a string."""
+
+TOO_LONG: Final = f"longer than {MAX_LINE_BYTES} bytes"
+"""Why one is refused unread."""
 
 METADATA: Final = _struct(
     ("topic", _STRING, True),
@@ -115,3 +124,9 @@ nobody told it.
 
 QUARANTINE: Final = _struct(("file", _STRING, True), ("line", _STRING, True), ("reason", _STRING, False))
 """What could not be read: where it is, what it says, and why it was refused."""
+
+READ: Final = StructType(
+    [StructField(field.name, field.dataType) for field in TRACE.fields]
+    + [StructField(name, _STRING) for name in ("file", "line", "fault")]
+)
+"""Both of them, as readers give them: of a sound event the last three are null, of a refused one all others."""

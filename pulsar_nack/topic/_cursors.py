@@ -49,6 +49,14 @@ class Cursors:
                 self._open[name] = await self._open_one(name, None)
                 opened.append(self._open[name])
 
+    @property
+    def have_lost(self) -> int | None:
+        """Return the highest ledger of which a cursor knows entries that are not there, None without one."""
+        last = self._ledgers.ids[-1]
+        lost = [last for each in self._open.values() if each.statistics().cut_entries]
+        reached = (max(each.highest_acked, each.mark_delete_position).ledger for each in self._open.values())
+        return max([*lost, *(ledger for ledger in reached if ledger > last)], default=None)
+
     async def make(self, name: str, start: Position | None) -> Cursor:
         """Make a cursor that begins after a position, or with the first entry; durable when this returns."""
         cursor = await self._open_one(name, start)

@@ -4,11 +4,15 @@ A ledger is a log called ``ledger-<number>``; numbers rise. The last one grows, 
 sealed, and only after that the next one is made. So whatever lies behind the end of a ledger that is not the last one
 lies in a later one, and readers and cursors may step over that end for good.
 
+Where the last one has lost its tail, nothing is added to it any more: cursors, trackers of delayed messages and
+consumers may know the lost entries by their positions, and would take what is published there for them.
+
 It answers a cursor's questions (:class:`~pulsar_nack.cursor.Ledgers`): only what is durable counts as an entry.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -39,6 +43,7 @@ _IN_USE: Final = "this topic is open already, here or in another process; one pr
 _DURABLE: Final = re.compile(r"nacks-(owner|\d{10}(-base)?)")
 _CURSOR: Final = re.compile(r".+-\d{10}(-snapshot)?")
 _SHOWN: Final = 3
+_log = logging.getLogger("pulsar_nack.topic")
 
 
 def _name(ledger: int) -> str:
@@ -167,10 +172,29 @@ class TopicLedgers:
             or age >= config.max_ledger_age.total_seconds() * 1000
         )
 
-    async def _roll(self) -> None:
+    @property
+    def is_torn(self) -> bool:
+        """Return whether the last ledger ended within an entry when it was opened; what was torn is cut off."""
+        return bool(getattr(self._current, "cut", 0))
+
+    async def go_on_behind(self, ledger: int) -> None:
+        """Go on in a ledger above this one: entries that once were in the last ledger, or above it, are lost.
+
+        :raises LedgerError: storage refused; nothing was published since
+        """
+        _log.warning(
+            "the topic's last ledger, %d, ends within an entry, or has lost entries that a cursor knows: it keeps %d"
+            " entries, and what is published now goes into ledger %d",
+            self._ids[-1],
+            self._current.length,
+            max(ledger, self._ids[-1]) + 1,
+        )
+        await self._roll(above=ledger)
+
+    async def _roll(self, *, above: int = 0) -> None:
         """Go on in a new ledger; where that fails it is tried again by the next who publishes."""
         await self._current.seal()
-        ledger = self._ids[-1] + 1
+        ledger = max(self._ids[-1], above) + 1
         log = await self._make(ledger)
         self._logs[ledger] = log
         self._ids.append(ledger)

@@ -122,6 +122,8 @@ class LocalTopic(OfOneLoop):
             ledgers = await TopicLedgers.open(part, settings.config, settings.clock)
             self = cls(name, part, ledgers, settings)
             await self._cursors.open_all()
+            if ledgers.is_torn or self._cursors.have_lost is not None:
+                await ledgers.go_on_behind(self._cursors.have_lost or 0)
             self._published_at = await ledgers.last_publish_time()
         self._place = owned or part
         self._is_closed = False

@@ -1,6 +1,7 @@
 """The native client: the broker's own protocol on asyncio. The way in is :func:`pulsar_nack.connect`."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtraError
 
@@ -18,14 +19,24 @@ from ._authentication import (
     TokenAuthentication,
 )
 from ._client import Client
-from ._oauth2 import OAuth2Authentication
 from ._options import ClientOptions
 from ._port import WirePort
-from ._producer import Producer, Producing
-from ._producer_options import ProducerOptions
 from ._schema_info import SchemaInfo
 from ._subscribe_options import KeyShared, SubscribeOptions
 from ._tls import TlsOptions
+
+if TYPE_CHECKING:
+    from ._oauth2 import OAuth2Authentication
+    from ._producer import Producer, Producing
+    from ._producer_options import ProducerOptions
+
+_LATER = {
+    "OAuth2Authentication": "_oauth2",
+    "Producer": "_producer",
+    "ProducerOptions": "_producer_options",
+    "Producing": "_producer",
+}
+"""What is imported when it is first used: consumers do without."""
 
 __all__ = [
     "Authentication",
@@ -45,3 +56,15 @@ __all__ = [
     "TokenAuthentication",
     "WirePort",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what was not needed until now."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from .._check import check_config
 from .._delays import Delay, delay_ms
@@ -24,13 +24,15 @@ from ._lookup import Lookup
 from ._options import ClientOptions
 from ._pool import Pool
 from ._port import WirePort, no_queue, traits_of
-from ._producer import Producer, Producing
 from ._schema_info import SchemaInfo
 from ._selection import selection_of
 from ._settings import ProducerSettings, Settings, client_options, producer_options, split
 from ._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
 from ._together import each_tried
 from ._topics import normalize, normalize_namespace
+
+if TYPE_CHECKING:
+    from ._producer import Producer, Producing
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -166,6 +168,8 @@ class Client:
         :raises MissingExtraError: when entered or awaited: what its compression needs is not installed
         :raises BrokerError: likewise: it could not be made; with the broker's own words
         """
+        from ._producer import Producer, Producing
+
         name = normalize(topic)
         options = producer_options(settings)
         self._check_open()

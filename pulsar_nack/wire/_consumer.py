@@ -42,6 +42,7 @@ from ._ack_sets import AckSets
 from ._chunks import Chunks
 from ._core import Core
 from ._deliveries import EntryReader
+from ._delivery import Item
 from ._heads import MessageHead
 from ._pausing import Pausing
 from ._permits import Permits
@@ -54,7 +55,7 @@ from ._told import as_text
 
 T = TypeVar("T")
 _EARLIEST: Final = MessageId(-1, -1)
-Sink = Callable[[Delivery, "TopicConsumer"], None]
+Sink = Callable[[Item, "TopicConsumer"], None]
 
 _CLOSE_TIMEOUT_S: Final = 5.0
 _LASTING_S: Final = 1.0
@@ -84,7 +85,7 @@ class TopicConsumer:
     :param core: the client's
     :param topic: the full name, of a partition too
     :param options: of the subscription
-    :param sink: gets each delivery, in order, synchronously; see :meth:`taken`
+    :param sink: gets each message, in order, synchronously; see :meth:`taken`
     :param partition: its number, -1 where there are none
     :param told: called with what happens to its sessions
     :param unreadable: called when a message comes that cannot be read for want of something in this process; it is not
@@ -420,22 +421,22 @@ class TopicConsumer:
         session = self._session
         if session is None or session.consumer_id != head[0]:
             return
-        delivery = self._reader.plain(head, rest)
-        if delivery is None:
+        item = self._reader.plain(head, rest)
+        if item is None:
             self._on_arrival(head, *self._reader.read_other(head, rest))
             return
         if self._rewinds or self._resuming is not None or self._mean_bytes is None or self._pausing.is_in_use:
-            self._on_arrival(head, 1, [delivery])
+            self._on_arrival(head, 1, [item])
             return
         self._permits.out -= 1
         if not self._is_seeking:  # the session ends with it
-            size = len(delivery.data)
+            size = len(item[0])
             self._queued += 1
             self._queued_bytes += size
             self._prefetched.bytes += size
-            self._sink(delivery, self)
+            self._sink(item, self)
 
-    def _on_arrival(self, head: MessageHead, permits: int, deliveries: list[Delivery]) -> None:
+    def _on_arrival(self, head: MessageHead, permits: int, items: Sequence[Item]) -> None:
         self._permits.used(permits)
         if self._is_seeking:
             return
@@ -445,43 +446,52 @@ class TopicConsumer:
         if self._resuming is not None and self._is_acked((head.ledger, head.entry)):
             self._free(permits)
             return
-        if deliveries and isinstance(deliveries[0].error, MissingExtraError) and self._unreadable is not None:
-            self._unreadable(deliveries[0].error)
-            self._arrived_in_vain(head, permits, deliveries)
+        error = items[0].error if items and isinstance(items[0], Delivery) else None
+        if isinstance(error, MissingExtraError) and self._unreadable is not None:
+            self._unreadable(error)
+            self._arrived_in_vain(head, permits, items)
             return
         if self._pausing.is_in_use:
             if self._pausing.is_paused and not self._options.only_one_gets_messages:
-                self._arrived_in_vain(head, permits, deliveries)
+                self._arrived_in_vain(head, permits, items)
                 return
             times = self._pausing.returned((head.ledger, head.entry))
-            for delivery in deliveries:
-                delivery.redelivery_count = max(delivery.redelivery_count - times, 0)
-        shown = len(deliveries)
+            if times:
+                items = deliveries = [self.opened(item) for item in items]
+                for delivery in deliveries:
+                    delivery.redelivery_count = max(delivery.redelivery_count - times, 0)
+        shown = len(items)
         if shown != permits:
             self._free(permits - shown)
             self._set_chunk_timer()
         self._queued += shown
-        size = len(deliveries[0].data) if shown == 1 else sum([len(delivery.data) for delivery in deliveries])
+        size = sum([len(item[0] if isinstance(item, tuple) else item.data) for item in items])
         self._queued_bytes += size
         self._prefetched.bytes += size
         sink = self._sink
-        for delivery in deliveries:
-            sink(delivery, self)
+        for item in items:
+            sink(item, self)
         if self._mean_bytes is None:
             self._permit_by_size()
 
-    def _arrived_in_vain(self, head: MessageHead, permits: int, deliveries: Sequence[Delivery]) -> None:
+    def _arrived_in_vain(self, head: MessageHead, permits: int, items: Iterable[Item]) -> None:
         """Give an entry back, and unfinished chunked messages, as nothing is shown now."""
         self._free(permits)
         if self._options.only_one_gets_messages:
             return  # no other consumer would get it
-        places = {(head.ledger, head.entry), *_positions(each.id for each in deliveries), *self._chunks.positions()}
+        ids = (self.opened(item).id for item in items)
+        places = {(head.ledger, head.entry), *_positions(ids), *self._chunks.positions()}
         self._chunks.clear()
         self._set_chunk_timer()
         self._pausing.arrived(sorted(places), is_last=self._permits.out <= 0)
 
-    def taken(self, delivery: Delivery) -> None:
-        """Note that a delivery of the present epoch was received, so that there is room for another."""
+    def opened(self, item: Item) -> Delivery:
+        """Return the delivery of a message that the sink got."""
+        return self._reader.opened(item)
+
+    def taken(self, item: Item) -> Delivery:
+        """Return the delivery of a message of the present epoch as it is received: there is room for another."""
+        delivery = self._reader.opened(item)
         if not self._has_queue:
             self._permits.is_held = True  # until a call waits for the next one
         self._free(1)  # first: while it still counts as here it tells the size of messages
@@ -491,6 +501,7 @@ class TopicConsumer:
         self._prefetched.bytes -= size
         if self._resuming is not None:
             self._resuming.taken(delivery.id)
+        return delivery
 
     def _free(self, messages: int) -> None:
         permits = self._permits.free(messages)

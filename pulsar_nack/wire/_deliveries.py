@@ -12,6 +12,8 @@ from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._chunks import Chunks, Part, Whole
 from ._delivery import (
+    Fetched,
+    Item,
     plain_delivery,
     plain_member,
     producer_name_of,
@@ -81,8 +83,8 @@ class EntryReader:
         self._first = None if first is None else (first.ledger, first.entry)
         self._first_index = 0 if first is None else max(first.batch_index, 0)
 
-    def plain(self, head: MessageHead, rest: bytes) -> Delivery | None:
-        """Return the delivery of a message that has nothing but its payload: the hot path. None: it has more."""
+    def plain(self, head: MessageHead, rest: bytes) -> Fetched | None:
+        """Return a message that has nothing but its payload: the hot path. None: it has more."""
         if self._first is not None:
             return None
         parts = plain_parts(rest)
@@ -91,9 +93,15 @@ class EntryReader:
         _, ledger, entry, count, _, _ = head
         if (ledger | entry) >> 63:
             return None
-        topic = self._topic
+        return parts[1], ledger, entry, count, parts[0]
+
+    def opened(self, item: Item) -> Delivery:
+        """Return the delivery of what was fetched ahead."""
+        if not isinstance(item, tuple):
+            return item
+        data, ledger, entry, count, metadata = item
         message_id = _delivered_id((ledger, entry, self._partition, -1), self._extras)
-        return plain_delivery(message_id, parts[1], count, parts[0], topic)
+        return plain_delivery(message_id, data, count, metadata, self._topic)
 
     def read(self, head: MessageHead, rest: bytes) -> Arrival:
         """Take an entry apart. One that cannot be read is a delivery that says so, with a MissingExtraError where that
@@ -101,8 +109,8 @@ class EntryReader:
 
         :raises ProtocolError: its id is none
         """
-        delivery = self.plain(head, rest)
-        return self.read_other(head, rest) if delivery is None else Arrival(1, [delivery])
+        item = self.plain(head, rest)
+        return self.read_other(head, rest) if item is None else Arrival(1, [self.opened(item)])
 
     def read_other(self, head: MessageHead, rest: bytes) -> Arrival:
         """The same for what is not plain."""

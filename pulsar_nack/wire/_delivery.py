@@ -1,4 +1,7 @@
-"""Deliveries of which few fields are set: those of most messages."""
+"""Deliveries of which few fields are set: those of most messages, which are made when they are received.
+
+Until then such a message is a plain tuple, which the garbage collector need not look at: there may be many.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,12 @@ from ..consumer import Delivery
 from ..ids import MessageId
 from . import _pulsar_pb2 as pb
 from ._entries import text_of
+
+Fetched = tuple[bytes, int, int, int, bytes]
+"""A message that was fetched ahead and has no more than this: its payload, ledger, entry, how often it was sent before,
+and its metadata."""
+Item = Delivery | Fetched
+"""What a port has of a message until it is received."""
 
 
 class PlainDelivery(Delivery):

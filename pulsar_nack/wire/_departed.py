@@ -10,6 +10,7 @@ from typing import TypeVar
 from ..consumer import AcksDone, Delivery
 from ..errors import BrokerError
 from ..ids import MessageId
+from ._delivery import Item
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -55,8 +56,11 @@ class Departed:
     async def unsubscribe(self) -> None:
         """Do nothing."""
 
-    def taken(self, delivery: Delivery) -> None:
-        """Do nothing."""
+    def opened(self, item: Item) -> Delivery:  # noqa: ARG002
+        """Fail: nothing comes of it."""
+        raise self._error()
+
+    taken = opened
 
     def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:  # noqa: ARG002
         """Have it done."""

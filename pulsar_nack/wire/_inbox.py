@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from ..consumer import Delivery
+from ._delivery import Item
 
 
 class Source(Protocol):
@@ -18,12 +19,19 @@ class Source(Protocol):
         """Return what changes when the broker will send again what has arrived and was not taken."""
         ...
 
-    def taken(self, delivery: Delivery) -> None:
-        """Note that a delivery was received, so that there is room for another."""
+    def opened(self, item: Item) -> Delivery:
+        """Return the delivery of what has arrived."""
+        ...
+
+    def taken(self, item: Item) -> Delivery:
+        """Return it as it is received, and note that there is room for another."""
+        ...
 
 
 class WireInbox:
     """First in, first out. What came before its source lost the connection is dropped: it comes again.
+
+    Nothing that the garbage collector tracks is made here for a message.
 
     :param check: called before and after each wait; may raise
     :param before_wait: called when nothing is here, before each wait; may raise too
@@ -32,20 +40,22 @@ class WireInbox:
     def __init__(self, check: Callable[[], None], before_wait: Callable[[], None] = lambda: None) -> None:
         self._check = check
         self._before_wait = before_wait
-        self._ready: deque[tuple[Delivery, Source, int]] = deque()
+        self._ready: deque[Item] = deque()
+        self._sources: deque[Source] = deque()  # of each
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._epochs: dict[Source, int] = {}
 
     def __len__(self) -> int:
         return len(self._ready)
 
-    def put(self, delivery: Delivery, source: Source) -> None:
+    def put(self, item: Item, source: Source) -> None:
         """Take what arrived."""
         epoch = source.epoch
         if self._epochs.get(source) != epoch:
             self.drop(source)
             self._epochs[source] = epoch
-        self._ready.append((delivery, source, epoch))
+        self._ready.append(item)
+        self._sources.append(source)
         if self._waiters:
             self._wake_one()
 
@@ -61,31 +71,39 @@ class WireInbox:
 
     def get_nowait(self) -> Delivery | None:
         """Take the next delivery, None if none is here."""
-        ready = self._ready
+        ready, sources = self._ready, self._sources
         while ready:
-            delivery, source, epoch = ready.popleft()
-            if source.epoch == epoch:
-                source.taken(delivery)
-                return delivery
+            item, source = ready.popleft(), sources.popleft()
+            if source.epoch == self._epochs[source]:
+                return source.taken(item)
         return None
 
     def take_out(self, source: Source) -> list[Delivery]:
         """Take out what came from one source, but for the rest of a batch of which a part was received."""
-        items = [item for item in self._ready if item[1] is source and item[2] == source.epoch]
-        first = items[0][0].id if items else None
-        kept = first[:2] if first is not None and first.batch_index > 0 else None
-        out = [item[0] for item in items if item[0].id[:2] != kept]
-        self._ready = deque(item for item in self._ready if item[1] is not source or item[0].id[:2] == kept)
-        return out
+        if self._epochs.get(source) != source.epoch:
+            self.drop(source)
+        out = [source.opened(item) for item, other in self._items() if other is source]
+        self.drop(source)
+        kept = out[0].id[:2] if out and out[0].id.batch_index > 0 else None
+        for each in out:
+            if each.id[:2] == kept:
+                self.put(each, source)
+        return [each for each in out if each.id[:2] != kept]
 
     def drop(self, source: Source) -> None:
         """Drop what came from one source."""
         if self._epochs.pop(source, None) is not None and self._ready:
-            self._ready = deque(item for item in self._ready if item[1] is not source)
+            left = [(item, other) for item, other in self._items() if other is not source]
+            self._ready = deque(item for item, _ in left)
+            self._sources = deque(other for _, other in left)
+
+    def _items(self) -> Iterator[tuple[Item, Source]]:
+        return zip(self._ready, self._sources, strict=True)
 
     def clear(self) -> None:
         """Drop everything."""
         self._ready.clear()
+        self._sources.clear()
         self._epochs.clear()
 
     @property

@@ -7,7 +7,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..consumer import AcksDone, Delivery, PortTraits, SessionEvent
 from ..errors import ClosedError, InvalidArgumentError, MissingExtraError, PulsarNackError, TopicNotFoundError
@@ -16,13 +16,15 @@ from ._consumer import TopicConsumer
 from ._core import Core
 from ._inbox import WireInbox
 from ._many import Member, Members
-from ._publisher import WirePublisher
 from ._selection import Matching, Selection
 from ._subscribe_options import SubscribeOptions
 from ._together import each_tried, together
 from ._told import as_text
 from ._topic_watch import TopicWatch
 from ._topics import normalize
+
+if TYPE_CHECKING:
+    from ._publisher import WirePublisher
 
 T = TypeVar("T")
 MAX_IDS: Final = 1_000
@@ -129,6 +131,8 @@ class WirePort:
 
         :raises InvalidArgumentError: not a name of a topic
         """
+        from ._publisher import WirePublisher  # which takes all that a producer needs
+
         if topic is not None:
             normalize(topic)
         return WirePublisher(self._core, initial_subscription)

@@ -13,7 +13,6 @@ from ..consumer import Consumer
 from ..consumer._checks import a_setting
 from ..errors import InvalidArgumentError
 from ._options import ClientOptions
-from ._producer_options import ProducerOptions
 from ._subscribe_options import InitialPosition, KeyShared, SubscribeOptions
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from ..ids import MessageId
     from ..ledger import LogStore
     from ..nack import HookLike
-    from ._producer_options import AccessMode, Compression
+    from ._producer_options import AccessMode, Compression, ProducerOptions
     from ._routing import Hashing, Router
     from ._schema_info import SchemaInfo
 
@@ -144,6 +143,8 @@ def producer_options(options: Mapping[str, Any]) -> ProducerOptions:
 
     :raises InvalidArgumentError: names the first that is wrong, or unknown
     """
+    from ._producer_options import ProducerOptions
+
     return _checked(ProducerOptions, options)
 
 

@@ -8,7 +8,8 @@
 
 The broker does not tell which messages of a batch are acknowledged, and forgets it when it unloads the topic. So
 members that a worker acknowledged may stay hidden after a replay, and members that are gone are not judged: two
-workers may have one of them.
+workers may have one of them. So may two of a Failover subscription have any message in their hands; what one of them
+acknowledged then is not judged either.
 """
 
 from __future__ import annotations
@@ -124,7 +125,13 @@ class Judge:
     def _judge_gone(self, unacked: set[int]) -> None:
         life = self._life
         for each in self._stored():
-            if each.is_chunked or each.is_member or each.number in unacked or each.gone_at is not None:
+            if (
+                each.is_chunked
+                or each.is_member
+                or each.is_shared
+                or each.number in unacked
+                or each.gone_at is not None
+            ):
                 continue  # chunked: a part of it may have been skipped
             if not each.is_letter and life.gone_op_at > life.replayed_at:
                 many = each.shown_since(life.gone_op_at + TOLD_WITHIN)

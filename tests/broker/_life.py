@@ -182,7 +182,8 @@ class Life:
         is_certain = replay == self.replays[sent.partition]
         sent.is_doubtful |= not is_certain
         sent.was_acked = True
-        if is_certain and sent.gone_at is None and not sent.is_member:
+        sent.is_shared |= any(sent.number in worker.hand for worker in self.workers)
+        if is_certain and sent.gone_at is None and not sent.is_member and not sent.is_shared:
             sent.gone_at = self.now()
 
     async def publish(self, topic: str, data: bytes | None, *, properties: Mapping[str, str], **_: Any) -> MessageId:

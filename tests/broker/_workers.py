@@ -41,6 +41,8 @@ class Sent:
     is_letter: bool = False
     is_doubtful: bool = False
     """Its acknowledgement was under way when it was to be shown again, or may have been lost with a connection."""
+    is_shared: bool = False
+    """One worker acknowledged it while another one had it in hand, who cannot learn that."""
     shown: list[float] = field(default_factory=list)
 
     @property

@@ -78,8 +78,18 @@ class Turns:
         fcntl.flock(self._files[1], fcntl.LOCK_UN)
         self._is_in = False
 
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            file.close()
+
 
 turns = Turns()
+
+
+def pytest_unconfigure() -> None:
+    """Leave no file open at the end."""
+    turns.close()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

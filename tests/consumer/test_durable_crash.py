@@ -11,7 +11,7 @@ from tests.consumer.durable_runs import Model, Run
 from tests.crash_homes import CHANGING, HOMES, Crash, crash_everywhere, crashes, play, recover
 from tests.tiers import seeds
 
-SEEDS = seeds(range(40), fast=2)
+SEEDS = seeds(range(24), fast=2)
 
 
 @pytest.mark.parametrize("kills", [0, 1], ids=["power lost", "killed"])

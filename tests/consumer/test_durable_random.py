@@ -71,7 +71,7 @@ async def settle(message: Message, random: Random, known: dict[bytes, Known]) ->
 @pytest.mark.parametrize("tenth", seeds(range(10)))
 def test_random_lives(ports: Ports, tenth: int) -> None:
     """U7: over kills and closes attempts count on without a gap, nothing comes early, twice or never."""
-    for seed in sample(range(tenth, 200, 10)):
+    for seed in sample(range(tenth, 100, 10)):
         with named(seed=seed):
             lives(ports, seed)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pulsar_nack import Position
 from pulsar_nack.cursor import Cursor
+from tests.victims import victims
 
 from .crashes import ALL, BATCH, LEDGERS, Messages, Model
-
-ROOT = Path(__file__).parents[2]
 
 
 def hear(model: Model, line: str) -> None:
@@ -34,20 +31,6 @@ def hear(model: Model, line: str) -> None:
         model.reset(position)
 
 
-def run_and_kill(path: Path, model: Model, seed: int, lines: int) -> None:
-    """Start a process, kill it after so many lines, and hear all that it said."""
-    command = [sys.executable, "-m", "tests.cursor.victim", str(path), str(seed)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
-        assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(lines)]
-        process.kill()
-        said += process.stdout.readlines()
-    assert all(said[:lines])
-    for line in said:
-        if line.endswith("\n"):
-            hear(model, line)
-
-
 async def found_in(path: Path) -> Messages:
     """Return what a new process finds acknowledged."""
     async with await Cursor.open_local(path, LEDGERS, start=(3, -1)) as cursor:
@@ -58,8 +41,10 @@ async def found_in(path: Path) -> Messages:
 async def test_killed_again_and_again(tmp_path: Path, kills: int) -> None:
     """K20, K24: after each kill what was said to be durable is there, and nothing that was never acknowledged."""
     model, reported = Model(0), 0
-    for seed in range(kills):
-        run_and_kill(tmp_path, model, seed, 60 + 53 * seed % 200)
-        reported += model.durable
-        model.check(await found_in(tmp_path))
+    with victims("tests.cursor.victim") as those:
+        for seed in range(kills):
+            for line in those.kill_after(60 + 53 * seed % 200, str(tmp_path), seed):
+                hear(model, line)
+            reported += model.durable
+            model.check(await found_in(tmp_path))
     assert reported > 20 * kills

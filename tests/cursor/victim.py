@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from random import Random
 
 from pulsar_nack import Position
@@ -67,7 +66,3 @@ async def main(path: str, seed: int) -> None:
     """Open the cursor and work."""
     async with await Cursor.open_local(path, LEDGERS, CONFIG, start=Position(3, -1)) as cursor:
         await work(cursor, Random(seed))
-
-
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -14,15 +14,26 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import BucketDelayedDeliveryTracker, Cursor, CursorConfig, InvalidArgumentError
+from pulsar_nack import (
+    BucketDelayedDeliveryTracker,
+    Cursor,
+    CursorConfig,
+    InvalidArgumentError,
+    LocalTopic,
+    LogStorageError,
+)
 from pulsar_nack.errors import LedgerError
 from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
 from pulsar_nack.inspection._delayed import _SNAPSHOT
 from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import ManualClock
 from tests.patience import patience
 
 from .folders import BUCKETS, everything, segments, write_buckets, write_nacks, write_plain
+
+FRAME = FRAME_HEADER_SIZE + 4 + 50
+"""The bytes of a record of :func:`write_plain`."""
 
 
 def only(report: FolderReport) -> StoreReport:
@@ -273,7 +284,7 @@ async def test_every_torn_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     await write_plain(tmp_path, 3)
     (file,) = segments(tmp_path, "events")
     whole = file.read_bytes()
-    head, frame = 24, 24 + 4 + 50
+    head, frame = SEGMENT_HEADER_SIZE, FRAME
     for length in range(head, len(whole)):
         file.write_bytes(whole[:length])
         report = inspect_folder(tmp_path)
@@ -294,7 +305,7 @@ async def test_every_flipped_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         report = inspect_folder(tmp_path)
         (log,) = only(report).logs
         (damage,) = report.damage
-        assert log.records == max((at - 24) // 78, 0)
+        assert log.records == max((at - SEGMENT_HEADER_SIZE) // FRAME, 0)
         assert damage.offset is not None
         assert damage.offset <= at
         if at % 40 == 0:
@@ -306,11 +317,16 @@ async def test_damage_in_the_middle(tmp_path: Path) -> None:
     await write_plain(tmp_path, 40)
     first, second, *_ = segments(tmp_path, "events")
     data = bytearray(second.read_bytes())
-    data[24 + 78 * 2 + 30] ^= 1
+    data[SEGMENT_HEADER_SIZE + FRAME * 2 + 30] ^= 1
     second.write_bytes(data)
     report = inspect_folder(tmp_path)
     (damage,) = report.damage
-    assert (damage.log, damage.file, damage.offset, damage.kind) == ("events", second.name, 24 + 78 * 2, "damaged")
+    assert (damage.log, damage.file, damage.offset, damage.kind) == (
+        "events",
+        second.name,
+        SEGMENT_HEADER_SIZE + FRAME * 2,
+        "damaged",
+    )
     (log,) = only(report).logs
     assert log.segments[1].records == 2
     assert log.records == 40 - (log.segments[2].first - log.segments[1].first) + 2
@@ -318,6 +334,65 @@ async def test_damage_in_the_middle(tmp_path: Path) -> None:
     assert kinds(inspect_folder(tmp_path)) == ["damaged"]  # the first file ends before the third begins
     first.unlink()
     assert kinds(inspect_folder(tmp_path)) == ["missing"]
+
+
+async def test_swapped_segments(tmp_path: Path) -> None:
+    """O26: a segment file of another log is damage, and nothing of it is counted."""
+    async with await LocalLogStore.open(tmp_path) as store:
+        for name in ("one", "two"):
+            async with await store.create(name) as log:
+                await log.append_many([name.encode()] * 3)
+    one, two = (segments(tmp_path, name)[0] for name in ("one", "two"))
+    kept = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(kept)
+    report = inspect_folder(tmp_path)
+    reasons = [(each.kind, each.log, each.reason) for each in report.damage]
+    assert reasons == [("damaged", name, "it is a segment of another log") for name in ("one", "two")]
+    assert [log.records for log in only(report).logs] == [0, 0]
+
+
+async def test_logs_without_files(tmp_path: Path) -> None:
+    """O39: a log of whatever part that has lost its first file, or all of them, is a line of damage."""
+    whole = tmp_path / "whole"
+    await write_buckets(whole / "tracker", 2_100)
+    await write_nacks(whole / "nacks")
+    await write_plain(whole / "plain")
+    async with await Cursor.open_local(whole / "cursor", {5: 100}) as cursor:
+        await cursor.acknowledge([(5, 1)])
+    async with await LocalTopic.open(whole / "topic") as topic:
+        await topic.create_subscription("s")
+        await topic.publish(b"x")
+    logs = [each.relative_to(whole) for each in whole.rglob("*.log")]
+    assert len(logs) >= 8
+    for log in logs:
+        for files in (slice(1), slice(None)):
+            home = tmp_path / "copy"
+            shutil.copytree(whole / log.parent, home)
+            for file in sorted((home / log.name).iterdir())[files]:
+                file.unlink()
+            report = inspect_folder(home)
+            found = [(each.kind, f"{each.log}.log", each.reason) for each in report.damage]
+            assert ("missing", log.name, "the file is missing") in found
+            shutil.rmtree(home)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
+async def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
+    """O39: a FIFO, or a socket, among the files is told, and nobody waits for it; nor does an opening."""
+    await write_plain(tmp_path)
+    (file,) = segments(tmp_path, "events")[1:2]
+    for fifo in (file, tmp_path / "manifest.json", tmp_path / "other", tmp_path / "x.lock", tmp_path / "y.log"):
+        fifo.unlink(missing_ok=True)
+        os.mkfifo(fifo)
+    report = inspect_folder(tmp_path)
+    assert [(each.kind, each.file, each.reason) for each in report.damage] == [
+        ("unreadable", file.name, "it is no file")
+    ]
+    assert set(only(report).foreign) == {"manifest.json", "other", "y.log"}
+    async with await LocalLogStore.open(tmp_path) as store:
+        with pytest.raises(LogStorageError, match="log events: cannot open it: it is no file"):
+            await store.open_log("events")
 
 
 async def test_later_version(tmp_path: Path) -> None:
@@ -328,7 +403,8 @@ async def test_later_version(tmp_path: Path) -> None:
     (file,) = segments(tmp_path, "events")
     head = bytearray(file.read_bytes())
     head[4:6] = (9).to_bytes(2, "big")
-    head[20:24] = crc32(head[:20]).to_bytes(4, "big")
+    end = SEGMENT_HEADER_SIZE - 4
+    head[end : end + 4] = crc32(head[:end]).to_bytes(4, "big")
     file.write_bytes(head)
     assert kinds(inspect_folder(tmp_path)) == ["newer"]
 

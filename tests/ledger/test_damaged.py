@@ -19,7 +19,7 @@ from pulsar_nack import (
     LogVersionError,
 )
 from pulsar_nack.ledger import DamagedLog, LocalLogStore, Log, Record, SalvagingStore, _segment
-from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_salt
+from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed
 
 GROUPS = ((b"zero", b"one"), (b"two",), (b"three" * 9, b"four", b""), (b"six",), (b"seven", b"eight"))
 RECORDS = [record for group in GROUPS for record in group]
@@ -155,7 +155,7 @@ async def test_torn_end_is_no_damage(store: LocalLogStore) -> None:
 
 @pytest.mark.parametrize("at", range(SEGMENT_HEADER_SIZE))
 async def test_header(at: int, store: LocalLogStore) -> None:
-    """A damaged header of a segment costs no record: the salt is told by what else is there."""
+    """A damaged header of a segment costs no record: the seed is told by what else is there."""
     (file,) = await write(store, seal=True)
     data = bytearray(file.read_bytes())
     data[at] ^= 0x81
@@ -318,11 +318,11 @@ async def test_at_random(seed: int, store: LocalLogStore) -> None:
     assert [file.read_bytes() for file in files] == before
 
 
-def test_salt_cannot_be_told() -> None:
-    """The salt of a segment of which next to nothing is left is not told."""
+def test_seed_cannot_be_told() -> None:
+    """The seed of a segment of which next to nothing is left is not told."""
     zeros = b"???" + bytes(SEGMENT_HEADER_SIZE - 7) + b"????" + bytes(100)
     for data in (b"", b"PNLG", bytes(SEGMENT_HEADER_SIZE), bytes(100), zeros, b"?" * 100):
-        assert find_salt(data, 0) is None
+        assert find_seed(data, 0, "a") is None
 
 
 async def test_large_damage_takes_bounded_time(store: LocalLogStore) -> None:
@@ -340,3 +340,26 @@ async def test_large_damage_takes_bounded_time(store: LocalLogStore) -> None:
             with pytest.raises(LogCorruptedError):
                 await log.read(number, number)
         assert await log.read(20_000, 20_001) == [b"behind", b"last"]
+
+
+async def test_swapped_segments(store: LocalLogStore, tmp_path: Path) -> None:
+    """O26: segment files that were swapped between two logs are damage on opening, and no record of them is read."""
+    for swap in (0, 1, 2):
+        names = f"a{swap}", f"b{swap}"
+        for name in names:
+            async with await store.create(name) as log:
+                for number in range(30):
+                    await log.append(name.encode() * (number + 30))
+        one, other = (sorted((tmp_path / f"{name}.log").iterdir())[-1 if swap == 2 else swap] for name in names)
+        assert one.name == other.name
+        kept = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(kept)
+        for name in names:
+            for read_only in (False, True):
+                with pytest.raises(LogCorruptedError, match=f"log {name}: {one.name} .*a segment of another log"):
+                    await store.open_log(name, read_only=read_only)
+            async with await store.open_damaged(name) as log:
+                found = await readable(log)
+                assert all(data == name.encode() * (number + 30) for number, data in found.items())
+                assert [each.reason for each in log.damage] == ["it is a segment of another log"]

@@ -25,6 +25,7 @@ from pulsar_nack.ledger import Log, ObjectLogStore
 from pulsar_nack.ledger._fault import SimulatedCrash
 from pulsar_nack.ledger._object_fault import FaultyObjects
 from pulsar_nack.ledger._object_requests import ObstoreObjects
+from pulsar_nack.ledger._record import SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import run
 from tests.tiers import sample
 
@@ -214,12 +215,33 @@ async def test_newer_and_wrong_objects(memory: MemoryStore) -> None:
             await store.names()
 
 
+async def test_objects_of_another_log(memory: MemoryStore) -> None:
+    """O26: objects that were swapped between two logs are damage, and no record of them is read."""
+    names = "a", "b"
+    async with await open_objects(memory, threads=1) as store:
+        for name in names:
+            async with await store.create(name) as log:
+                for number in range(3):
+                    await log.append(f"{name}{number}".encode())
+    for number in range(1, 5):
+        one, other = ([key for key in keys(memory) if key.startswith(f"logs/{name}.")][number - 1] for name in names)
+        before = {key: bytes(memory.get(key).bytes()) for key in (one, other)}
+        memory.put(one, before[other])
+        memory.put(other, before[one])
+        for name in names:
+            with pytest.raises(LogCorruptedError, match="it is a segment of another log"):
+                async with await open_objects(memory, threads=1) as store:
+                    await content(await store.open_log(name, read_only=True))
+        for key, data in before.items():
+            memory.put(key, data)
+
+
 def newer(data: bytes) -> bytes:
     """Return an object as a later release would write it."""
     from zlib import crc32
 
-    head = data[:4] + b"\0\2" + data[6:20]
-    return head + crc32(head).to_bytes(4, "big") + data[24:]
+    head = data[:4] + b"\0\2" + data[6 : SEGMENT_HEADER_SIZE - 4]
+    return head + crc32(head).to_bytes(4, "big") + data[SEGMENT_HEADER_SIZE:]
 
 
 async def test_foreign_objects_are_left_alone(memory: MemoryStore) -> None:

@@ -26,7 +26,7 @@ from pulsar_nack.ledger._object_names import (
     token,
 )
 from pulsar_nack.ledger._object_retry import Requests
-from pulsar_nack.ledger._record import Incomplete, encode_frame, encode_segment_header
+from pulsar_nack.ledger._record import Incomplete, encode_frame, encode_segment_header, seed_of
 
 PLACE = Place("a", "logs/a/1")
 MOST = 1024
@@ -50,10 +50,10 @@ def test_an_object_gives_back_its_records(records: list[bytes], data: st.DataObj
     first = data.draw(st.integers(0, len(records) - 1)) + 40
     last = data.draw(st.integers(first, len(records) + 39))
     number, begin, end = head.part(first, last, len(whole), 1 << 40)
-    frames = Frames(head.salt, number, begin, whole[begin:end])
+    frames = Frames(head.seed, number, begin, whole[begin:end])
     assert decode_records(frames, PLACE, first, last) == records[first - 40 : last - 39]
     number, begin, end = head.part(first, last, len(whole), 1)
-    part = decode_records(Frames(head.salt, number, begin, whole[begin:end]), PLACE, first, last)
+    part = decode_records(Frames(head.seed, number, begin, whole[begin:end]), PLACE, first, last)
     assert part == records[first - 40 :][: len(part)]
     assert part
 
@@ -66,7 +66,7 @@ def test_any_flipped_bit_is_found() -> None:
     def read(data: bytes) -> list[bytes]:
         head = decode_whole(data, PLACE, 7, "data")
         begin = head.offsets[0]
-        return decode_records(Frames(head.salt, 0, begin, data[begin:]), PLACE, 0, 2)
+        return decode_records(Frames(head.seed, 0, begin, data[begin:]), PLACE, 0, 2)
 
     assert read(whole) == records
     for at in range(len(whole)):
@@ -89,7 +89,7 @@ def test_heads_that_are_told() -> None:
     with pytest.raises(LogCorruptedError, match="ends before its head"):
         decode_whole(whole[:100], PLACE, 7, "data")
     with pytest.raises(LogCorruptedError, match="a head that cannot be read"):
-        decode_head(encode_segment_header(7, 3) + encode_frame(7, [b"[]"], 3), PLACE, 7)
+        decode_head(encode_segment_header(7, 3, "") + encode_frame(7, [b"[]"], seed_of(3, "")), PLACE, 7)
 
 
 @given(sizes)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack.ledger._record import (
+    FOREIGN,
     FRAME_HEADER_SIZE,
     MAX_BODY,
     SEGMENT_HEADER_SIZE,
@@ -22,8 +23,10 @@ from pulsar_nack.ledger._record import (
     decode_segment_header,
     encode_frame,
     encode_segment_header,
+    find_seed,
     frame_size,
     has_later_frame,
+    seed_of,
 )
 
 RECORDS = st.lists(st.binary(max_size=50), max_size=6)
@@ -48,9 +51,19 @@ def test_frame_round_trip(first: int, records: list[bytes], salt: int, before: b
 @given(NUMBERS, SALTS)
 def test_segment_header_round_trip(first: int, salt: int) -> None:
     """A segment's header is read back."""
-    data = encode_segment_header(first, salt)
+    data = encode_segment_header(first, salt, "a")
     assert len(data) == SEGMENT_HEADER_SIZE
-    assert decode_segment_header(data + b"more") == SegmentHeader(first, salt)
+    assert decode_segment_header(data + b"more", "a") == SegmentHeader(first, seed_of(salt, "a"))
+
+
+def test_a_segment_knows_its_log() -> None:
+    """O26: a header, and a frame, of another log are told from damage, and nothing is read of them."""
+    salt, record = 5, [b"x"]
+    data = encode_segment_header(7, salt, "a") + encode_frame(7, record, seed_of(salt, "a"))
+    assert decode_segment_header(data, "b") == FOREIGN
+    assert isinstance(decode_frame(data, SEGMENT_HEADER_SIZE, 7, seed_of(salt, "b")), Damaged)
+    assert find_seed(data, 7, "a") == seed_of(salt, "a")
+    assert find_seed(data, 7, "b") is None
 
 
 @given(RECORDS, SALTS)
@@ -65,11 +78,11 @@ def test_cut_at_every_byte(records: list[bytes], salt: int) -> None:
 @given(RECORDS, SALTS, st.data())
 def test_any_flipped_bit(records: list[bytes], salt: int, draw: st.DataObject) -> None:
     """One flipped bit anywhere in a frame, or in a segment's header, is seen."""
-    for data, is_header in ((encode_frame(7, records, salt), False), (encode_segment_header(7, salt), True)):
+    for data, is_header in ((encode_frame(7, records, salt), False), (encode_segment_header(7, salt, "a"), True)):
         bit = draw.draw(st.integers(0, 8 * len(data) - 1))
         broken = bytearray(data)
         broken[bit // 8] ^= 1 << bit % 8
-        found = decode_segment_header(bytes(broken)) if is_header else decode_frame(bytes(broken), 0, 7, salt)
+        found = decode_segment_header(bytes(broken), "a") if is_header else decode_frame(bytes(broken), 0, 7, salt)
         assert isinstance(found, Damaged)
 
 
@@ -77,7 +90,7 @@ def test_any_flipped_bit(records: list[bytes], salt: int, draw: st.DataObject) -
 def test_garbage(data: bytes, salt: int) -> None:
     """Random bytes are neither a frame nor a segment, and take no memory."""
     assert isinstance(decode_frame(data, 0, 7, salt), Damaged | Incomplete)
-    assert isinstance(decode_segment_header(data), Damaged)
+    assert isinstance(decode_segment_header(data, "a"), Damaged)
 
 
 def test_zeros() -> None:
@@ -125,9 +138,9 @@ def test_largest_frame() -> None:
 @pytest.mark.parametrize(("version", "flags"), [(2, 0), (1, 1), (65535, 0)])
 def test_newer_version(version: int, flags: int) -> None:
     """A segment of a later format is told from damage."""
-    data = encode_segment_header(7, 5)
+    data = encode_segment_header(7, 5, "a")
     data = data[:4] + version.to_bytes(2, "big") + flags.to_bytes(2, "big") + data[8:-4]
-    assert decode_segment_header(data + crc32(data).to_bytes(4, "big")) == NewerVersion(version)
+    assert decode_segment_header(data + crc32(data).to_bytes(4, "big"), "a") == NewerVersion(version)
 
 
 @given(st.binary(max_size=100), st.integers(0, 2**40), RECORDS, SALTS)

@@ -26,10 +26,20 @@ def arrived(entry: int, nacked: int, delay: int, actual: int, **more: Any) -> li
     ]
 
 
-def nacked(entry: int, at: int, delay: int, topic: str) -> dict[str, Any]:
+def nacked(entry: int, at: int, delay: int, topic: str, consumer: str = "c") -> dict[str, Any]:
     """Return a nack of an entry that does not arrive."""
     known = {"event": "nack", "time_ms": at, "delay_ms": delay, "deadline_ms": at + delay}
-    return known | {"entry": entry, "topic": topic}
+    return known | {"entry": entry, "topic": topic, "consumer": consumer}
+
+
+def goes_on(topic: str, consumer: str, kinds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what a consumer does each minute of an hour; in the first topic after a nack that is due at 1 s."""
+    rows = [nacked(0, 0, 1_000, topic, consumer)] if consumer == "f" else []
+    for minute in range(60):
+        for place, kind in enumerate(kinds):
+            at = 60_000 * minute + 5 + 4 * place
+            rows.append(kind | {"time_ms": at, "entry": 10 + minute, "topic": topic, "consumer": consumer})
+    return rows
 
 
 EVENTS: list[dict[str, Any]] = [
@@ -55,9 +65,54 @@ EVENTS: list[dict[str, Any]] = [
     nacked(91, 20_000, 1_000, "steady"),
     {"event": "cancel", "time_ms": 20_500, "entry": 91, "reason": "ack", "topic": "steady"},
     # what never came, and what is not due yet
-    nacked(1, 1_000, 1_000, "end"),
-    nacked(2, 9_000, 60_000, "end"),
-    nacked(3, 9_000, 1, "just due"),
+    nacked(1, 1_000, 1_000, "end", "e"),
+    nacked(2, 9_000, 60_000, "end", "e"),
+    nacked(3, 9_000, 1, "just due", "e"),
+    # S1: the consumer goes on for an hour, in this subscription or in another
+    *goes_on("first deliveries", "f", [{"event": "arrive"}, {"event": "ack", "reason": "ack"}]),
+    nacked(0, 0, 1_000, "quiet", "q"),
+    *goes_on("another", "q", [{"event": "hold", "reason": "paused"}]),
+    nacked(0, 0, 1_000, "left by a kill", "k"),
+    {"event": "error", "time_ms": 50_000, "entry": 5, "topic": "left by a kill", "consumer": "k"},
+    *goes_on("left by a kill", "other", [{"event": "arrive"}, {"event": "ack", "reason": "ack"}]),
+    # S2: what ends a span, at 100 s
+    *(
+        row
+        for end in ("cancel", "ack", "nack", "arrive")
+        for row in (nacked(1, 0, 1_000, end), {"event": end, "time_ms": 100_000, "entry": 1, "topic": end})
+    ),
+    nacked(1, 0, 1_000, "one of two"),
+    nacked(2, 0, 2_000, "one of two"),
+    {"event": "cancel", "time_ms": 50_000, "entry": 1, "topic": "one of two"},
+    {"event": "cancel", "time_ms": 60_000, "entry": 2, "topic": "one of two"},
+    nacked(3, 69_000, 1_000, "one of two"),
+    {"event": "ack", "time_ms": 80_000, "entry": 3, "topic": "one of two", "reason": "dead-letter"},
+    # S3: asked for again, and back without a deadline; then all is well
+    nacked(1, 0, 1_000, "again"),
+    {"event": "redeliver", "time_ms": 1_000, "entry": 1, "topic": "again", "deadline_ms": 1_000, "actual_ms": 1_000},
+    {
+        "event": "redeliver",
+        "time_ms": 31_000,
+        "entry": 1,
+        "topic": "again",
+        "actual_ms": 31_000,
+        "reason": "asked again",
+    },
+    {"event": "arrive", "time_ms": 31_020, "entry": 1, "topic": "again", "attempt": 1, "actual_ms": 31_020},
+    {"event": "ack", "time_ms": 31_030, "entry": 1, "topic": "again", "attempt": 1, "reason": "ack"},
+    *(
+        each
+        for k in range(10)
+        for each in arrived(10 + k, 39_000 + 5_000 * k, 1_000, 40_005 + 5_000 * k, topic="again")
+    ),
+    # S4: later attempts that no nack here asked for
+    *({"event": "arrive", "time_ms": 9, "entry": k, "topic": "later", "attempt": k, "actual_ms": 9} for k in range(3)),
+    {"event": "arrive", "time_ms": 9, "entry": 9, "topic": "later", "attempt": None, "actual_ms": 9},
+    # S5: what came twice; and lines that are there twice
+    *arrived(1, 0, 1_000, 1_000, topic="twice"),
+    *arrived(1, 0, 1_000, 1_500, topic="twice")[1:],
+    *arrived(2, 0, 5_000, 5_000, topic="twice"),
+    *arrived(2, 0, 5_000, 5_000, topic="twice"),
 ]
 
 
@@ -92,7 +147,9 @@ def test_arrivals_beyond_the_bounds(found: Tables) -> None:
 
 def test_starvation_while_nacks_keep_coming(found: Tables) -> None:
     """Each nack restarts the timer: the first was due at 2 s, and all came at 15.2 s; a wait of 1.9 s is not listed."""
-    assert of_topics(found["starvation"], "timer", "short") == [("timer", "s", 2_000, 15_200, 13_200, 10, True)]
+    assert of_topics(found["starvation"], "timer", "short") == [
+        ("timer", "s", 2_000, 15_200, 13_200, 10, True, "arrive")
+    ]
 
 
 def test_no_starvation_while_messages_come(found: Tables) -> None:
@@ -102,7 +159,50 @@ def test_no_starvation_while_messages_come(found: Tables) -> None:
 
 def test_starvation_up_to_the_end(found: Tables) -> None:
     """What was due and never came is a span up to the last event of the subscription; what is not due yet is none."""
-    assert of_topics(found["starvation"], "end", "just due") == [("end", "s", 2_000, 9_000, 7_000, 1, False)]
+    assert of_topics(found["starvation"], "end", "just due") == [("end", "s", 2_000, 9_000, 7_000, 1, False, None)]
+
+
+def test_starvation_lasts_as_long_as_its_consumer_goes_on(found: Tables) -> None:
+    """S1: The trace ends with the last event of the nack's consumer, of any kind, here or in another subscription."""
+    assert of_topics(found["starvation"], "first deliveries", "quiet", "another", "left by a kill") == [
+        ("first deliveries", "s", 1_000, 3_540_009, 3_539_009, 1, False, None),
+        ("left by a kill", "s", 1_000, 50_000, 49_000, 1, False, None),
+        ("quiet", "s", 1_000, 3_540_005, 3_539_005, 1, False, None),
+    ]
+
+
+def test_what_ended_a_span(found: Tables) -> None:
+    """S2: A span ends, and says so, when nothing is due any more: by a cancel, an acknowledgement or the next nack."""
+    assert of_topics(found["starvation"], "cancel", "ack", "nack", "arrive", "one of two") == [
+        *((end, "s", 1_000, 100_000, 99_000, 1, True, end) for end in ("ack", "arrive", "cancel", "nack")),
+        ("one of two", "s", 1_000, 60_000, 59_000, 1, True, "cancel"),
+        ("one of two", "s", 70_000, 80_000, 10_000, 1, True, "ack"),
+    ]
+
+
+def test_what_came_when_asked_again(found: Tables) -> None:
+    """S3: What is back without a deadline is not due any more, and its lateness is invalid."""
+    assert of_topics(found["starvation"], "again") == [("again", "s", 1_000, 31_020, 30_020, 1, True, "arrive")]
+    assert of_topics(found["lateness"], "again", columns="delay_class attempt arrivals invalid late max_ms") == [
+        ("0-1 s", 1, 11, 1, 0, 5)
+    ]
+
+
+def test_later_attempts_without_a_deadline(found: Tables) -> None:
+    """S4: They are redeliveries, of which the lateness is not known; first deliveries are none."""
+    assert of_topics(found["lateness"], "later", columns="delay_class attempt arrivals invalid early late min_ms") == [
+        ("unknown", 1, 1, 1, 0, 0, None),
+        ("unknown", 2, 1, 1, 0, 0, None),
+    ]
+
+
+def test_what_comes_twice(found: Tables) -> None:
+    """S5: All arrivals after a nack are of its class, also where lines are there twice."""
+    assert of_topics(found["lateness"], "twice", columns="delay_class attempt arrivals invalid max_ms") == [
+        ("0-1 s", 1, 2, 0, 500),
+        ("1-10 s", 1, 2, 0, 0),
+    ]
+    assert of_topics(found["starvation"], "twice") == []
 
 
 def test_requests_stand_for_arrivals(spark: SparkSession) -> None:

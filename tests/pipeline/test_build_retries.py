@@ -28,7 +28,7 @@ from tests.pipeline.test_build_retries import ROWS
 
 folder = Path(sys.argv[1])
 spark = local_session(
-    "local-cluster[2,1,1024]",
+    "local-cluster[1,2,1024]",
     config={
         "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g", "spark.executor.memory": "1g",
         "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.task.maxFailures": "9",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -67,6 +69,190 @@ def test_others_go_to_quarantine(spark: SparkSession, tmp_path: Path) -> None:
     check_rows(read.quarantine, rows, "file string, line string, reason string")
     assert read.traces.count() == 1
     assert read.refused() == Counter(reason for _, reason in REFUSED)
+
+
+BROKEN = "not a JSON object of this schema"
+TEXT = json.dumps(NACK | {"reason": "QQ"}).encode()
+HUGE = 2**63 - 1
+KINDS: list[tuple[bytes | dict[str, Any], str | None]] = [
+    # sound
+    (TEXT, None),
+    (b" \t" + TEXT + b" \r", None),
+    (NACK | {"later": [1, {"a": None}]}, None),
+    ({key: value for key, value in NACK.items() if value is not None}, None),
+    (TEXT[:-1] + b', "event": "ack"}', None),
+    (TEXT.replace(b"QQ", b"a\\u0000\xe2\x80\xa8\\ud83d\\ude00"), None),
+    (NACK | {"ledger": None, "entry": None}, None),
+    (NACK | {"ledger": HUGE, "delay_ms": 253_402_300_799_999}, None),
+    (TEXT.replace(b'"time_ms": 1000', b'"time_ms": -0'), None),
+    # no object, or more than that
+    (TEXT + TEXT, BROKEN),
+    (TEXT + b" // x", BROKEN),
+    (TEXT.replace(b'"', b"'"), BROKEN),
+    (b"\xef\xbb\xbf" + TEXT, BROKEN),
+    (TEXT[:-1] + b",}", BROKEN),
+    (TEXT[:50], BROKEN),
+    (b"   ", BROKEN),
+    (b"null", BROKEN),
+    (b"[" * 50_000, BROKEN),
+    (TEXT.replace(b"QQ", b"a\rb"), BROKEN),
+    (TEXT[:-1] + b', "later": NaN}', BROKEN),
+    # other types
+    (NACK | {"topic": 5}, BROKEN),
+    (NACK | {"reason": {"a": 1}}, BROKEN),
+    (NACK | {"v": True}, BROKEN),
+    (NACK | {"v": 1.0}, BROKEN),
+    (NACK | {"time_ms": "1000"}, BROKEN),
+    (TEXT.replace(b'"time_ms": 1000', b'"time_ms": 1e3'), BROKEN),
+    (TEXT.replace(b'"time_ms": 1000', b'"time_ms": 01000'), BROKEN),
+    (NACK | {"partition": 2**31}, BROKEN),
+    (NACK | {"ledger": 2**63}, BROKEN),
+    (TEXT.replace(b'"ledger": 3', b'"ledger": ' + b"9" * 6_000), BROKEN),
+    # no text
+    (TEXT.replace(b"QQ", b"\xff\xfe"), "not Unicode text"),
+    (TEXT.replace(b"QQ", b"\\ud800"), "not Unicode text"),
+]
+SENSELESS: list[tuple[dict[str, Any], str]] = [
+    (NACK | {"delay_ms": HUGE}, "delay_ms is longer than to the year 9999"),
+    (NACK | {"ledger": -5}, "ledger is negative"),
+    (NACK | {"entry": -7}, "entry is negative"),
+    (NACK | {"attempt": -1}, "attempt is negative"),
+    (NACK | {"partition": -2}, "partition is below -1"),
+    (NACK | {"batch_index": -9}, "batch_index is below -1"),
+    (NACK | {"entry": None}, "entry is missing"),
+    (NACK | {"ledger": None}, "ledger is missing"),
+    (NACK | {"deadline_ms": 999}, "deadline_ms of a nack is before its time_ms"),
+]
+
+
+def both(spark: SparkSession, folder: Path) -> list[pipeline.Read]:
+    """Return what both readers give of a folder."""
+    source = spark.read.format("pulsar_nack_trace").load(str(folder))
+    return [pipeline.read_traces(spark, folder), pipeline.split_source(source)]
+
+
+def test_each_kind_of_line(spark: SparkSession, tmp_path: Path) -> None:
+    """S8, S10: A line is one object in UTF-8 with the right types, or each reader refuses it with the reason."""
+    for number, (line, _) in enumerate(KINDS):
+        data = line if isinstance(line, bytes) else json.dumps(line).encode()
+        (tmp_path / f"trace-1-{number:02x}-0.jsonl").write_bytes(data + b"\n")
+    expected = Counter(
+        (f"file:{tmp_path}/trace-1-{number:02x}-0.jsonl", why) for number, (_, why) in enumerate(KINDS) if why
+    )
+    for read in both(spark, tmp_path):
+        refused = read.quarantine.collect()
+        assert Counter((row.file, row.reason) for row in refused) == expected
+        assert (TEXT + TEXT).decode() in {row.line for row in refused}
+        assert sorted(row.event for row in read.traces.collect()) == ["ack", *["nack"] * 8]
+
+
+def test_lines_without_sense(spark: SparkSession, tmp_path: Path) -> None:
+    """S7: Values that cannot be are refused by each reader, also from Parquet; with the largest no job overflows."""
+    from pulsar_nack.pipeline.schemas import TRACE
+
+    most = 253_402_300_799_999
+    largest = [NACK | {"time_ms": most - each, "delay_ms": most, "deadline_ms": most, "entry": 7} for each in (1, 0)]
+    write(tmp_path / "trace-1-aa-0.jsonl", *largest, *(line for line, _ in SENSELESS))
+    expected = Counter(why for _, why in SENSELESS)
+    for read in both(spark, tmp_path):
+        assert {json.loads(row.line)["v"] for row in read.quarantine.collect()} == {1}
+        assert read.refused() == expected
+        assert read.traces.count() == 2
+    rows = [tuple(line.values()) for line, _ in SENSELESS] + [tuple(line.values()) for line in largest]
+    checked = pipeline.check_traces(spark.createDataFrame(rows, TRACE))
+    assert checked.refused() == expected
+    assert [row.asked_ms for row in pipeline.retries(checked.traces).chains.collect()] == [2 * most]
+    assert pipeline.accuracy(checked.traces).starvation.collect() == []
+    assert {row.pending for row in pipeline.plan(checked.traces, max_bits=2).collect()} == {1}
+
+
+def test_which_files_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    """S11: Both readers read closed lines, packed lines and Parquet, not what begins with a dot or an underscore."""
+    from pulsar_nack.pipeline.schemas import TRACE
+
+    names = ("a.jsonl", "b/c.d/trace-1-ab-0.jsonl", "n.txt", "o.jsonl.open", "_u.jsonl", ".h.jsonl", ".hidden/x.jsonl",
+             "_temporary/x.jsonl", "folder.jsonl/x.jsonl", "empty.jsonl", "trace.json")  # fmt: skip
+    for entry, name in enumerate(names):
+        write(tmp_path / name, *[NACK | {"entry": entry}] * (name != "empty.jsonl"))
+    (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(json.dumps(NACK | {"entry": 20}).encode()))
+    spark.createDataFrame([(*ROW[:9], 21, *ROW[10:])], TRACE).coalesce(1).write.parquet(str(tmp_path / "q.parquet"))
+    for read in both(spark, tmp_path):
+        assert read.refused() == {}
+        assert sorted(row.entry for row in read.traces.collect()) == [0, 1, 8, 20, 21]
+    found = pipeline.read_traces(spark, tmp_path, include_open=True).traces
+    assert sorted(row.entry for row in found.collect()) == [0, 1, 3, 8, 20, 21]
+    found = pipeline.read_traces(spark, [tmp_path / "_u.jsonl", tmp_path / "o.jsonl.open"]).traces
+    assert sorted(row.entry for row in found.collect()) == [3, 4]
+
+
+def test_a_copy_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
+    """S5: A file that is there twice is known by its writer and number; the whole and closed one is read."""
+    name = "trace-1000-ab-3.jsonl"
+    text = "".join(json.dumps(NACK | {"entry": entry}) + "\n" for entry in range(5))
+    for folder, copy in (("a", text[:-300]), ("b", text), ("c", text)):
+        write(tmp_path / folder / name).write_text(copy)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+    write(tmp_path / f"{name}.open", NACK | {"entry": 9})
+    write(tmp_path / "trace-1000-ab-4.jsonl", NACK | {"entry": 10})
+    write(tmp_path / "trace-1000-ac-3.jsonl", NACK | {"entry": 11})
+    for read in both(spark, tmp_path):
+        assert sorted(row.entry for row in read.traces.collect()) == [0, 1, 2, 3, 4, 10, 11]
+    twice = pipeline.read_traces(spark, [tmp_path, tmp_path / "b" / name, tmp_path / "a"], include_open=True)
+    assert sorted(row.entry for row in twice.traces.collect()) == [0, 1, 2, 3, 4, 10, 11]
+
+
+def test_names_are_no_patterns(spark: SparkSession, tmp_path: Path) -> None:
+    """S13: Brackets, braces, stars and signs of URLs in a path are what they are, by each reader."""
+    folder = tmp_path / "[a] {b,c}*" / "d%20é ?"
+    path = write(folder / "x[1]{y}*%41.jsonl", NACK)
+    write(tmp_path / "a b" / "no.jsonl", NACK | {"entry": 9})
+    for where in (folder, path):
+        for read in both(spark, where):
+            assert [row.entry for row in read.traces.collect()] == [4]
+
+
+def test_what_only_spark_reaches(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S8, S11, S13: Files on other storage are found and parsed by the same rules."""
+    from pulsar_nack.pipeline import _read
+    from pulsar_nack.pipeline.schemas import TRACE
+
+    monkeypatch.setattr(_read, "_local_path", lambda *_: None)
+    folder = tmp_path / "[a] {b,c}* é"
+    write(
+        folder / "trace-1-ab-0.jsonl", NACK, TEXT.decode() * 2, json.dumps(NACK | {"reason": "QQ"}).replace("QQ", "\r")
+    )
+    write(folder / "more" / "trace-1-ab-0.jsonl", NACK)
+    write(folder / "_x.jsonl", NACK | {"entry": 9})
+    (folder / "p.jsonl.gz").write_bytes(gzip.compress(json.dumps(NACK | {"entry": 20}).encode()))
+    rows = [(*ROW[:9], 21, *ROW[10:]), (*ROW[:9], -1, *ROW[10:])]
+    spark.createDataFrame(rows, TRACE).coalesce(1).write.parquet(str(folder / "q.parquet"))
+    read = pipeline.read_traces(spark, folder)
+    assert sorted(row.entry for row in read.traces.collect()) == [4, 20, 21]
+    assert read.refused() == {BROKEN: 2, "entry is negative": 1}
+    assert {"trace-1-ab-0.jsonl" in row.file or "parquet" in row.file for row in read.quarantine.collect()} == {True}
+    for path in (tmp_path / "none", tmp_path / "other.txt"):
+        (tmp_path / "other.txt").touch()
+        with pytest.raises(InvalidArgumentError, match="paths"):
+            pipeline.read_traces(spark, path)
+
+
+@pytest.mark.slow  # it imports PySpark
+def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line beyond the limit is refused, whatever its length, and those after it are read, in each piece of a file."""
+    from pulsar_nack.pipeline import _lines
+    from pulsar_nack.pipeline._files import Piece
+
+    monkeypatch.setattr(_lines, "MAX_LINE_BYTES", 400)
+    lines = [json.dumps(NACK | {"entry": entry, "reason": "x" * size}) for entry, size in enumerate((0, 2_000, 1, 500))]
+    path = write(tmp_path / "a.jsonl", *lines)
+    size = path.stat().st_size
+    for cuts in ((0, size), (0, 1, 300, 1_000, 1_500, size)):
+        pieces = [Piece(str(path), start, stop) for start, stop in itertools.pairwise(cuts)]
+        found = [row for batch in _lines.read_pieces(pieces) for row in batch.to_pylist()]
+        assert sorted(row["entry"] for row in found if row["fault"] is None) == [0, 2]
+        assert [(row["line"][:20], row["fault"]) for row in found if row["fault"]] == 2 * [
+            (lines[0][:20], _lines.TOO_LONG)
+        ]
 
 
 def test_open_files_are_left_out(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,7 +35,7 @@ CHAINS: list[dict[str, Any]] = [
     *tried(2, 2, "ack"),
     *tried(3, 2, "ack"),
     *tried(4, 3, "dead-letter", reason="ValueError"),
-    *tried(5, 1, "retry-topic"),
+    *tried(5, 1, "anything else"),
     *tried(6, 6, None),
     {"event": "arrive", "time_ms": 9_000, "entry": 2},
     {"event": "hold", "time_ms": 9_001, "entry": 2, "reason": "acked"},
@@ -80,7 +81,40 @@ STORM = [
     for k, count in {0: 4, 1: 4, 2: 4, 3: 40, 4: 90, 6: 4, 20: 30}.items()
     for each in range(count)
 ]
-TOPICS = {"t": CHAINS, "again": ASKED_AGAIN, "dead": DEAD, "usual": USUAL, "storm": STORM}
+REPLAYED = [
+    {"event": event, "time_ms": at + entry, "entry": entry, "reason": "ack" if event == "ack" else None}
+    for at, event in ((0, "arrive"), (100, "ack"), (1_000, "arrive"), (1_100, "ack"))
+    for entry in range(10)
+]
+ENDS: list[dict[str, Any]] = [
+    # the last event is of a kind that counts nowhere else
+    {"time_ms": 10, "entry": 1, "delay_ms": 5},
+    {"event": "cancel", "time_ms": 70, "entry": 1, "reason": "close"},
+    {"event": "error", "time_ms": 5, "entry": 2, "reason": "ack: no"},
+    {"time_ms": 10, "entry": 2, "delay_ms": 5},
+    {"event": "error", "time_ms": 90, "entry": 2, "reason": "redeliver: no"},
+    # both acknowledged and dead
+    {"time_ms": 10, "entry": 3, "reason": "ValueError"},
+    {"event": "ack", "time_ms": 20, "entry": 3, "reason": "dead-letter"},
+    {"event": "ack", "time_ms": 30, "entry": 3, "reason": "ack"},
+    {"time_ms": 10, "entry": 4, "reason": "ValueError"},
+    {"event": "ack", "time_ms": 20, "entry": 4, "reason": "ack"},
+    {"event": "ack", "time_ms": 30, "entry": 4, "reason": "dead-letter"},
+    # the last nack has no reason
+    {"time_ms": 10, "entry": 5, "reason": "ValueError"},
+    {"time_ms": 20, "entry": 5, "attempt": 1},
+    {"event": "ack", "time_ms": 30, "entry": 5, "attempt": 1, "reason": "dead-letter"},
+]
+FIRST = [{"time_ms": each, "entry": each} for each in range(500)]
+FADING = [
+    {"time_ms": 1_000 * k + each, "entry": 1_000 * k + each}
+    for k, count in {7: 90, 8: 60, 12: 5, 30: 90}.items()
+    for each in range(count)
+]
+TOPICS = {
+    "t": CHAINS, "again": ASKED_AGAIN, "dead": DEAD, "usual": USUAL, "storm": STORM, "replayed": REPLAYED, "ends": ENDS,
+    "first": FIRST, "fading": FADING,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -97,17 +131,17 @@ def test_chains_and_what_came_of_them(found: Tables) -> None:
         (2, "acked", 2, 4, 1, 1, 1_980, 9_001),
         (3, "acked", 2, 3, 0, 0, 1_980, 2_010),
         (4, "dead letter", 3, 4, 0, 0, 2_970, 3_010),
-        (5, "retry topic", 1, 2, 0, 0, 990, 1_010),
+        (5, "acked", 1, 2, 0, 0, 990, 1_010),
         (6, "open", 6, 7, 0, 0, 5_940, 6_000),
     ]
     assert of_topics(found["attempts"], "t") == [
+        ("t", "s", "acked", 1, 1, 1_010.0),
         ("t", "s", "acked", 2, 2, 5_505.5),
         ("t", "s", "dead letter", 3, 1, 3_010.0),
         ("t", "s", "open", 6, 1, 6_000.0),
-        ("t", "s", "retry topic", 1, 1, 1_010.0),
     ]
     assert [(row.topic, row.entry, row.nacks) for row in found["poison"]] == [("t", 6, 6)]
-    assert of_topics(found["waste"], "t") == [("t", "s", 21, 3, 14, 1, 1, 1 - 3 / 21)]
+    assert of_topics(found["waste"], "t") == [("t", "s", 21, 4, 14, 1, 1, 1 - 4 / 21)]
 
 
 def test_redeliveries_that_were_asked_for_again(found: Tables) -> None:
@@ -122,18 +156,57 @@ def test_redeliveries_that_were_asked_for_again(found: Tables) -> None:
 
 def test_dead_letters_by_reason(found: Tables) -> None:
     """Dead letters are counted by the reason of their last nack, and by none where it has none."""
-    assert of_topics(found["dead_letters"], *TOPICS) == [
+    assert of_topics(found["dead_letters"], "dead", "t") == [
         ("dead", "s", "ValueError", 2),
         ("dead", "s", None, 1),
         ("t", "s", "ValueError", 1),
     ]
 
 
+def test_replays_are_no_waste(found: Tables) -> None:
+    """S6: Ten messages are acknowledged, replayed by a seek and acknowledged again: no arrival is wasted."""
+    assert of_topics(found["waste"], "replayed") == [("replayed", "s", 20, 10, 0, 0, 10, 0.0)]
+
+
+def test_how_a_message_ended(found: Tables) -> None:
+    """S9: The last event is of any kind, an acknowledgement is the outcome, and a last nack may say no reason."""
+    assert of_topics(found["chains"], "ends", columns="entry outcome nacks first_ms last_ms") == [
+        (1, "open", 1, 10, 70),
+        (2, "open", 1, 5, 90),
+        (3, "acked", 1, 10, 30),
+        (4, "acked", 1, 10, 30),
+        (5, "dead letter", 2, 10, 30),
+    ]
+    assert of_topics(found["dead_letters"], "ends") == [("ends", "s", "ValueError", 2), ("ends", "s", None, 1)]
+    assert of_topics(found["attempts"], "ends", columns="outcome nacks messages span_ms") == [
+        ("acked", 1, 2, 20.0),
+        ("dead letter", 2, 1, 20.0),
+        ("open", 1, 2, 72.5),
+    ]
+
+
+def test_no_outcome_is_listed_before_it_is_written(found: Tables) -> None:
+    """S15: Retry topics are no outcome yet: an acknowledgement with any other reason is one."""
+    outcomes = {row.outcome for name in ("chains", "attempts") for row in found[name]}
+    assert outcomes == {"acked", "dead letter", "open"}
+    page = (Path(__file__).parents[2] / "docs" / "pipeline" / "retries.md").read_text("utf-8")
+    assert "retry topic" not in page + str(pipeline.Retries.__doc__)
+
+
 def test_storms_against_a_moving_baseline(found: Tables) -> None:
     """Windows far above the mean of those before are joined to a storm; the same rate is none where it is usual."""
-    assert of_topics(found["storms"], *TOPICS) == [
-        ("storm", "s", 20_000, 21_000, 30, 30, 0.0),
-        ("storm", "s", 3_000, 5_000, 130, 90, 4.0),
+    assert of_topics(found["storms"], "usual", "storm") == [
+        ("storm", "s", 20_000, 21_000, 30, 30, 0.0, False),
+        ("storm", "s", 3_000, 5_000, 130, 90, 4.0, False),
+    ]
+
+
+def test_a_trace_that_begins_in_a_storm(found: Tables) -> None:
+    """S14: It is told as one that began before the trace, without a baseline; with what follows at once."""
+    assert of_topics(found["storms"], "first", "fading") == [
+        ("fading", "s", 30_000, 31_000, 90, 90, 0.0, False),
+        ("fading", "s", 7_000, 9_000, 150, 90, None, True),
+        ("first", "s", 0, 1_000, 500, 500, None, True),
     ]
 
 

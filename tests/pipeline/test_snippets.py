@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +34,12 @@ SAID = {
 """What each page prints, in part, without spaces."""
 
 
-@pytest.fixture
-async def data(spark: SparkSession, tmp_path: Path) -> Path:
-    """Return a folder with all that the pages read."""
+@pytest.fixture(scope="module")
+def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with all that the pages read, which nobody changes."""
     from pulsar_nack.pipeline.schemas import METADATA
 
+    folder = tmp_path_factory.mktemp("pages")
     known = PLAIN | {"topic": "orders", "subscription": "work"}
     nack = known | {"time_ms": 1_000, "delay_ms": 2_000, "deadline_ms": 3_000}
     arrive = {"event": "arrive", "time_ms": 3_500, "attempt": 1, "deadline_ms": 3_000, "actual_ms": 3_500}
@@ -48,18 +51,29 @@ async def data(spark: SparkSession, tmp_path: Path) -> Path:
         known | {"event": "arrive", "time_ms": 200_000, "entry": 2},
         known | {"event": "arrive", "time_ms": 400_000, "entry": 3},
     ]
-    (tmp_path / "traces").mkdir()
+    (folder / "traces").mkdir()
     for number, some in enumerate((rows[:5], rows[5:]), 1):
         text = "".join(f"{json.dumps(row)}\n" for row in some)
-        (tmp_path / "traces" / f"trace-1000-ab-{number}.jsonl").write_text(text)
+        (folder / "traces" / f"trace-1000-ab-{number}.jsonl").write_text(text)
     delayed = [("orders", 0, 3, entry, -1, 1_000, 4_000_000_000_000 + entry, 0) for entry in range(100)]
-    spark.createDataFrame(delayed, METADATA).write.parquet(str(tmp_path / "metadata.parquet"))
-    (tmp_path / "stats").mkdir()
-    (tmp_path / "stats" / "orders@1000.json").write_text(json.dumps(STATS))
-    async with await Cursor.open_local(tmp_path / "var" / "lib" / "orders", {1: 100}) as cursor:
+    spark.createDataFrame(delayed, METADATA).write.parquet(str(folder / "metadata.parquet"))
+    (folder / "stats").mkdir()
+    (folder / "stats" / "orders@1000.json").write_text(json.dumps(STATS))
+    asyncio.run(acknowledge(folder / "var" / "lib" / "orders"))
+    return folder
+
+
+async def acknowledge(path: Path) -> None:
+    """Make the cursor of the pages."""
+    async with await Cursor.open_local(path, {1: 100}) as cursor:
         await cursor.acknowledge([(1, 3)])
         await cursor.flush()
-    return tmp_path
+
+
+@pytest.fixture
+def data(made: Path, tmp_path: Path) -> Path:
+    """Return a copy of that folder."""
+    return Path(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
 
 
 @pytest.fixture

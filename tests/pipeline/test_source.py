@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,9 @@ from tests.patience import patience
 from .rows import PLAIN, check_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-BROKEN = ("{", "", "[1]", json.dumps(PLAIN | {"v": 2}), json.dumps(PLAIN | {"entry": "x"}), json.dumps({"v": 1}),
-          json.dumps(PLAIN | {"time_ms": -1}), json.dumps(PLAIN | {"partition": 2**31}),
-          json.dumps(PLAIN | {"event": "naq"}), json.dumps(PLAIN | {"delay_ms": -5}))  # fmt: skip
+BROKEN = ("{", "", json.dumps(PLAIN | {"v": 2}), json.dumps(PLAIN | {"entry": -1}))
 
 
 def write(folder: Path, writer: str, number: int, entries: range, *more: str, suffix: str = "") -> Path:
@@ -69,23 +68,91 @@ def test_a_stream_gives_each_line_once(spark: SparkSession, tmp_path: Path) -> N
 @pytest.mark.slow  # it imports PySpark
 def test_pieces_are_dealt_out(tmp_path: Path) -> None:
     """Small files share a task, large ones are cut, and every byte is in just one piece."""
-    from pulsar_nack.pipeline._source import closed_files, deal
+    from pulsar_nack.pipeline._files import deal, trace_files
 
     for number in range(5):
         write(tmp_path, "aa", number, range(2))
     large = write(tmp_path, "bb", 0, range(100))
-    files = closed_files(str(tmp_path))
+    files = trace_files([str(tmp_path)])
     tasks = deal(files, 2_000)
-    sizes = [sum(piece.stop - piece.start for piece in task.pieces) for task in tasks]
+    sizes = [sum(piece.stop - piece.start for piece in task) for task in tasks]
     assert sum(sizes) == sum(file.size for file in files)
     assert max(sizes) <= 2_000
     assert len(tasks) < len(files) + large.stat().st_size // 2_000
     assert deal([], 10) == []
 
 
+@pytest.mark.slow  # it imports PySpark
+def test_late_files_are_read_once(tmp_path: Path) -> None:
+    """S12: A writer's second file comes before its first, and a copy of one comes last: both are read, once."""
+    from pulsar_nack.pipeline._source import TraceSource
+
+    source = TraceSource({"path": str(tmp_path)})
+    stream = source.streamReader(source.schema())
+
+    def read(start: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+        end: Any = stream.latestOffset(start)
+        tasks: Any = stream.partitions(start, end)
+        return end, [Path(piece.path).name for task in tasks for piece in task.pieces]
+
+    assert stream.initialOffset() == {}
+    second = write(tmp_path, "ab", 1, range(1))
+    offset, names = read({})
+    assert (offset, names) == ({"ab": "1"}, ["trace-1001-ab-1.jsonl"])
+    write(tmp_path, "ab", 0, range(1))
+    write(tmp_path, "ab", 5, range(1))
+    offset, names = read(offset)
+    assert (offset, names) == ({"ab": "0-1,5"}, ["trace-1000-ab-0.jsonl", "trace-1005-ab-5.jsonl"])
+    write(tmp_path / "copies", "ab", 1, range(1))
+    second.unlink()  # its place is kept
+    (tmp_path / "by hand.jsonl").write_text("{}\n")
+    offset, names = read(offset)
+    assert (offset, names) == ({"ab": "0-1,5", "by hand.jsonl": "0"}, ["by hand.jsonl"])
+    assert read(offset) == (offset, [])
+
+
+def test_a_stream_goes_on_after_what_is_broken(spark: SparkSession, tmp_path: Path) -> None:
+    """S10: Half of a surrogate pair, a packed file that is cut off and Parquet that is none never end a stream."""
+    traces = tmp_path / "traces"
+    write(traces, "aa", 0, range(2), json.dumps(PLAIN | {"entry": 7, "reason": "\ud800"}))
+    packed = gzip.compress("".join(f"{json.dumps(PLAIN | {'entry': entry})}\n" for entry in range(10, 13)).encode())
+    (traces / "trace-1-bb-0.jsonl.gz").write_bytes(packed)
+    (traces / "trace-1-bb-1.jsonl.gz").write_bytes(packed[:-8])
+    (traces / "trace-1-bb-2.parquet").write_bytes(b"PAR1")
+    spark.createDataFrame([(1, "x")], "v int, event string").toPandas().to_parquet(traces / "other.parquet")
+    found: list[tuple[int | None, str | None]] = []
+
+    def keep(batch: DataFrame, _: int) -> None:
+        found.extend((row.entry, row.fault) for row in batch.collect())
+
+    stream = spark.readStream.format("pulsar_nack_trace").load(str(traces)).writeStream.foreachBatch(keep)
+    query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    assert query.awaitTermination(int(patience(50)))
+    assert sorted(entry for entry, fault in found if fault is None and entry is not None) == [0, 1, *2 * [10, 11, 12]]
+    faults = sorted(fault for _, fault in found if fault is not None)
+    assert [fault.split(":")[0] for fault in faults] == [
+        "df",
+        "not Unicode text",
+        "the file is broken",
+        "the file is broken",
+    ]
+
+
+def test_a_stream_has_no_open_files(spark: SparkSession, tmp_path: Path) -> None:
+    """Files that still change are for tables only."""
+    write(tmp_path, "aa", 0, range(2))
+    write(tmp_path, "aa", 1, range(2, 4), suffix=".open")
+    source = spark.read.format("pulsar_nack_trace").option("includeOpen", "true")
+    assert sorted(row.entry for row in source.load(str(tmp_path)).collect()) == [0, 1, 2, 3]
+    stream = spark.readStream.format("pulsar_nack_trace").option("includeOpen", "true").load(str(tmp_path))
+    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with pytest.raises(Exception, match="includeOpen: expected false for a stream"):
+        query.awaitTermination(int(patience(50)))
+
+
 def test_wrong_options_are_named(spark: SparkSession, tmp_path: Path) -> None:
     """An option out of range is refused by its name."""
-    wrong: list[dict[str, Any]] = [{"path": "/nowhere/at/all"}, {"partitionBytes": "0"}]
+    wrong: list[dict[str, Any]] = [{"path": "/nowhere/at/all"}, {"partitionBytes": "0"}, {"includeOpen": "perhaps"}]
     for options in wrong:
         with pytest.raises(Exception, match=f"{next(iter(options))}: expected"):
             spark.read.format("pulsar_nack_trace").options(**{"path": str(tmp_path)} | options).load().collect()

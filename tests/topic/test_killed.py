@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pulsar_nack import open_local
+from tests.victims import victims
 
 from .victim import CONFIG
 
-ROOT = Path(__file__).parents[2]
 Said = dict[str, set[int]]
-
-
-def run_and_kill(path: Path, said: Said, first: int, lines: int) -> None:
-    """Start a process, kill it after so many lines, and hear all that it said."""
-    command = [sys.executable, "-m", "tests.topic.victim", str(path), str(first)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
-        assert process.stdout is not None
-        heard = [process.stdout.readline() for _ in range(lines)]
-        process.kill()
-        heard += process.stdout.readlines()
-    for line in heard:
-        what, _, number = line.partition(" ")
-        if number.endswith("\n"):
-            said[what].add(int(number))
 
 
 @pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.smoke), pytest.param(12, marks=pytest.mark.slow)])
@@ -35,8 +19,11 @@ async def test_killed_again_and_again(tmp_path: Path, kills: int) -> None:
     """What was published and not acknowledged comes after each kill, what was flushed as acknowledged does not."""
     pytest.importorskip("google.protobuf")
     said: Said = {"published": set(), "acking": set(), "acked": set()}
-    for kill in range(kills):
-        run_and_kill(tmp_path, said, kill * 1_000_000, 150 + 17 * kill)
+    with victims("tests.topic.victim") as those:
+        for kill in range(kills):
+            for line in those.kill_after(150 + 17 * kill, str(tmp_path), kill * 1_000_000):
+                what, number = line.split()
+                said[what].add(int(number))
     assert len(said["published"]) > 20 * kills
     assert said["acked"]
     async with open_local(tmp_path, CONFIG) as topic:

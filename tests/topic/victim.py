@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 from pulsar_nack import open_local
 from pulsar_nack.config import CursorConfig, TopicConfig
@@ -42,7 +41,3 @@ async def main(path: str, first: int) -> None:
                 say("acked", number)
 
         await asyncio.gather(consume(), consume(), *(produce(first + offset) for offset in range(3)))
-
-
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -12,6 +12,7 @@ from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import Delivery, SessionEvent
 from pulsar_nack.wire._consumer import TopicConsumer
 from pulsar_nack.wire._core import Core
+from pulsar_nack.wire._delivery import Item
 from pulsar_nack.wire._lookup import Lookup
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._pool import Pool
@@ -27,12 +28,12 @@ class Arrived:
     """What a consumer has delivered; what came in an earlier epoch and was not taken is dropped."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Delivery, TopicConsumer, int]] = deque()
+        self._waiting: deque[tuple[Item, TopicConsumer, int]] = deque()
         self._came = asyncio.Event()
 
-    def put(self, delivery: Delivery, consumer: TopicConsumer) -> None:
+    def put(self, item: Item, consumer: TopicConsumer) -> None:
         """Take one; to be given as the sink."""
-        self._waiting.append((delivery, consumer, consumer.epoch))
+        self._waiting.append((item, consumer, consumer.epoch))
         self._came.set()
 
     async def take(self, count: int = 1) -> list[Delivery]:
@@ -49,10 +50,9 @@ class Arrived:
         """Take what is here."""
         taken: list[Delivery] = []
         while self._waiting and len(taken) < most:
-            delivery, consumer, epoch = self._waiting.popleft()
+            item, consumer, epoch = self._waiting.popleft()
             if consumer.epoch == epoch:
-                consumer.taken(delivery)
-                taken.append(delivery)
+                taken.append(consumer.taken(item))
         return taken
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pulsar_nack import BrokerError, Delivery, MessageId, Position
 from pulsar_nack.consumer import AcksDone
+from pulsar_nack.wire._delivery import Item
 from pulsar_nack.wire._topics import namespace_of
 
 
@@ -36,8 +37,14 @@ class FakeMember:
         self.calls: list[tuple[str, Any]] = []
         self.received: list[bytes] = []
 
-    def taken(self, delivery: Delivery) -> None:
-        self.received.append(delivery.data)
+    def opened(self, item: Item) -> Delivery:
+        assert isinstance(item, Delivery)
+        return item
+
+    def taken(self, item: Item) -> Delivery:
+        item = self.opened(item)
+        self.received.append(item.data)
+        return item
 
     async def open(self, ends_at: float | None = None) -> None:
         await self._note("open")

@@ -24,7 +24,7 @@ LONG_S: Final = 3_700.0
 """After so long all timers are over, also those that were cancelled."""
 Round = Callable[[FakeBroker, Client], Awaitable[None]]
 
-counts = pytest.mark.parametrize("count", seeds([40, 1_000]))
+counts = pytest.mark.parametrize("count", seeds([40, 400]))
 
 
 class Sizes(NamedTuple):

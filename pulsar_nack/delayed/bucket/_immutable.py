@@ -15,6 +15,8 @@ _BUCKET_BYTES: Final = 1_400
 class ImmutableBucket:
     """Segments on storage of which the first ``next`` were loaded; ``loaded`` indexes of those are still in memory.
 
+    Its next segment ``is_late`` once a read has failed or takes long, and ``is_slow`` when it is not waited for any more.
+
     :param key: the property that names it
     :param snapshot_id: the storage's id
     :param ledgers: first and last ledger
@@ -29,6 +31,7 @@ class ImmutableBucket:
         "failed_merges",
         "failures",
         "is_gone",
+        "is_late",
         "is_loading",
         "is_low",
         "is_merging",
@@ -42,6 +45,7 @@ class ImmutableBucket:
         "snapshot_id",
         "start",
         "unloaded",
+        "wait_until",
     )
 
     def __init__(
@@ -64,10 +68,10 @@ class ImmutableBucket:
         self.loaded = 0
         self.last_size = 0
         self.unloaded = sum(counts)
-        self.failures = self.failed_merges = 0
+        self.failures = self.failed_merges = self.wait_until = 0
         self.is_loading = False
         self.is_low = False
-        self.is_slow = False
+        self.is_late = self.is_slow = False
         self.is_merging = False
         self.is_gone = False
 
@@ -102,7 +106,7 @@ class ImmutableBucket:
     @property
     def is_in_trouble(self) -> bool:
         """Return whether its next segment could not be had yet: better leave it alone."""
-        return self.failures > 0 or self.is_slow
+        return self.is_late or self.is_slow
 
     @property
     def wants_more(self) -> bool:
@@ -127,7 +131,7 @@ class ImmutableBucket:
         self.last_size = size
         self.is_low = False
         self.failures = 0
-        self.is_slow = False
+        self.is_late = self.is_slow = False
 
     def first_reaching(self, at: int) -> int:
         """Return the first segment, from the next one on, that has something at ``at`` or later."""

@@ -16,7 +16,6 @@ from array import array
 from bisect import insort
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from heapq import nsmallest
 from typing import Final
 
 from ...config import BucketConfig
@@ -46,7 +45,7 @@ class BucketIndex:
         self.buckets: list[ImmutableBucket] = []
         self.retired: list[ImmutableBucket] = []
         self._bucket_bytes = 0
-        self._is_stale = False
+        self._is_stale = self._has_late = False
         self.changes = 0
         self._hold_at = self._storage_at = self._load_at = NEVER
 
@@ -80,10 +79,17 @@ class BucketIndex:
         self._look()
         return self._load_at
 
+    @property
+    def has_late(self) -> bool:
+        """Return whether a segment fails, or takes long, to be loaded."""
+        self._look()
+        return self._has_late
+
     def _look(self) -> None:
         if not self._is_stale:
             return
         self._is_stale = False
+        self._has_late = any(each.is_in_trouble for each in self.buckets)
         self._hold_at = min((each.next_at for each in self.buckets if not each.is_slow), default=NEVER)
         self._storage_at = min((each.next_at for each in self.buckets), default=NEVER)
         self._load_at = min((each.next_at for each in self.buckets if each.wants_more), default=NEVER)
@@ -179,18 +185,15 @@ class BucketIndex:
         """Return the earliest time of all that is held, but for what storage is not waited for; NEVER without any."""
         return min(self.queue.earliest, self.hold_at)
 
-    def to_load(self, until: int, most: int) -> list[ImmutableBucket]:
+    def to_load(self, until: int) -> list[ImmutableBucket]:
         """Return the buckets of which a segment is to be loaded that begins at ``until`` or before, earliest first.
 
-        :param most: how many may be loading at the same time; those that are slow do not count. O(buckets)
+        O(buckets) when there is one.
         """
         if self.load_at > until:
             return []
-        room = most - sum(bucket.is_loading and not bucket.is_slow for bucket in self.buckets)
-        if room <= 0:
-            return []
         wanted = (bucket for bucket in self.buckets if bucket.wants_more and bucket.next_at <= until)
-        return nsmallest(room, wanted, key=lambda bucket: bucket.next_at)
+        return sorted(wanted, key=lambda bucket: bucket.next_at)
 
     def loaded(self, bucket: ImmutableBucket, columns: Columns) -> None:
         """Put the next segment of a bucket into memory."""

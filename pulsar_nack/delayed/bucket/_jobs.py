@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
+
+import anyio
 
 from ..._wake_up import WakeUp, interval_clock
 from ...backoff import Exponential
@@ -13,6 +16,10 @@ from ...clock import Clock
 _T = TypeVar("_T")
 _BACKOFF: Final = Exponential(0.1, 30)
 
+MOST_READING: Final = 8
+"""How many reads are under way at the same time, but for the late ones."""
+_LATE_MS: Final = 100
+
 
 class Jobs:
     """Owns tasks. One is busy until it ends, but for the time in which it waits for its next attempt."""
@@ -20,6 +27,7 @@ class Jobs:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._places = anyio.CapacityLimiter(MOST_READING)
         self._busy = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -35,6 +43,29 @@ class Jobs:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._end()
+
+    @asynccontextmanager
+    async def place(self, on_late: Callable[[], object] = lambda: None) -> AsyncIterator[None]:
+        """Read while few others do.
+
+        A read that is late makes room for itself and for one more. So of any number that hang, twice as many are under
+        way each time, and what comes after them begins within a second.
+        """
+
+        def become_late(_: int) -> None:
+            self._places.total_tokens += 2
+            on_late()
+
+        async with self._places:
+            late = WakeUp(self._clock, become_late)
+            now_ms = self._clock.now_ms()
+            late.set(now_ms + _LATE_MS, now_ms)
+            try:
+                yield
+            finally:
+                if late.at_ms is None:
+                    self._places.total_tokens -= 2
+                late.cancel()
 
     async def back_off(self, failures: int) -> None:
         """Wait before the next attempt: about 0.1 s after the first failure, twice as long each time, at most 30 s."""

@@ -12,9 +12,10 @@ from collections.abc import Container, Mapping
 from itertools import count
 from typing import Final, NamedTuple
 
-PREFIX: Final = "#pulsar.internal.delayed."
-_BUCKET: Final = re.compile(re.escape(PREFIX) + r"bucket_(\d{1,19})_(\d{1,19})")
-_PART: Final = re.compile(re.escape(PREFIX) + r"part_(\d{1,19})_(\d{1,19})_\d{1,9}")
+from ...config import DELAYED_PREFIX
+
+_BUCKET: Final = re.compile(re.escape(DELAYED_PREFIX) + r"bucket_(\d{1,19})_(\d{1,19})")
+_PART: Final = re.compile(re.escape(DELAYED_PREFIX) + r"part_(\d{1,19})_(\d{1,19})_\d{1,9}")
 _ID: Final = re.compile(r"\d{1,19}")
 
 
@@ -29,10 +30,10 @@ class NamedSnapshot(NamedTuple):
 
 def free_key(start: int, end: int, taken: Container[str]) -> str:
     """Return the key of a new bucket."""
-    key = f"{PREFIX}bucket_{start}_{end}"
+    key = f"{DELAYED_PREFIX}bucket_{start}_{end}"
     if key not in taken:
         return key
-    parts = (f"{PREFIX}part_{start}_{end}_{number}" for number in count(1))
+    parts = (f"{DELAYED_PREFIX}part_{start}_{end}_{number}" for number in count(1))
     return next(key for key in parts if key not in taken)
 
 

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, Self
 
 from ..._delays import Delay, delay_seconds
 from ..._lifetime import OfOneLoop
+from ...config import DELAYED_PREFIX
 from ...errors import (
     ClosedError,
     InvalidArgumentError,
@@ -42,7 +43,6 @@ from ...ledger import Log, LogStore
 from ...ledger._taking import Part, given_back, take, within
 from .._arguments import INT64_MAX, check_int
 from ._chores import Chores
-from ._keys import PREFIX
 from ._log_changes import HEAD, Change, Mark, Next, Put, Remove, State, check_head, decode, encode
 from ._log_snapshot import groups
 
@@ -159,7 +159,9 @@ class LogDelayedCursor(OfOneLoop):
         """
         check_int("snapshot_id", snapshot_id, 0, INT64_MAX)
         value = str(snapshot_id)
-        named = [key for key, held in self._state.properties.items() if held == value and key.startswith(PREFIX)]
+        named = [
+            key for key, held in self._state.properties.items() if held == value and key.startswith(DELAYED_PREFIX)
+        ]
         for key in named:
             await self._change(Remove(key))
         if not named:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -10,6 +11,8 @@ from time import monotonic
 from typing import Final
 
 from ._statistics import LATENCY_BOUNDS_MS, OPERATION_STATES, OPERATION_TYPES, OperationLatency
+
+_log = logging.getLogger("pulsar_nack.delayed")
 
 
 class Operations:
@@ -26,7 +29,14 @@ class Operations:
         self.counts: Counter[tuple[str, str]] = Counter(
             {(kind, state): 0 for kind in OPERATION_TYPES for state in OPERATION_STATES}
         )
+        self.damaged = 0
         self.last_error: Exception | None = None
+
+    def note_damage(self, error: Exception, what: str) -> None:
+        """Count, and log, what is damaged or gone."""
+        self.damaged += 1
+        self.last_error = error
+        _log.warning("%s: %s", what, error)
 
     @asynccontextmanager
     async def counted(self, kind: str) -> AsyncIterator[None]:

@@ -5,13 +5,13 @@ their latest time, and the first one that is partly due is loaded and filtered. 
 bucket that brings nothing new is what a merge left behind, or was read anew by the dispatcher already: it is deleted.
 
 Some snapshots are read at the same time, of each but its metadata and the one segment; they are taken in one after the
-other, in the order of :func:`named_snapshots`.
+other, in the order of :func:`named_snapshots`. Those that fail, or take longer than a second, are tried again later,
+and get twice the time each time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -26,8 +26,8 @@ from ._pending import Pending
 from ._snapshots import Snapshots, add_bitmaps
 from ._wire import SegmentRow
 
-AHEAD: Final = 8
-"""How many snapshots are read at the same time."""
+_PATIENCE: Final = 1.0
+"""Seconds that the first reading of a snapshot may take."""
 _BITMAPS: Final = 256
 _MEASURED: Final = 64
 """How many bitmaps are joined, or measured, in one go: some tenths of a millisecond."""
@@ -147,6 +147,7 @@ class Recovery:
 
     def start(self) -> None:
         """Begin."""
+        self._jobs.start(self._delete_orphans())
         self._task = self._jobs.start(self._run())
 
     def stop(self) -> None:
@@ -158,8 +159,7 @@ class Recovery:
         failures = 0
         left = self._snapshots.named()
         try:
-            await self._delete_orphans()
-            while left := await self._recover_all(left):
+            while left := await self._recover_all(left, _PATIENCE * 2 ** min(failures, 10)):
                 self.is_tried.set()
                 self._on_news()
                 failures += 1
@@ -169,32 +169,24 @@ class Recovery:
             self._index.changed()
         self._on_news()
 
-    async def _recover_all(self, wanted: Sequence[NamedSnapshot]) -> list[NamedSnapshot]:
+    async def _recover_all(self, wanted: Sequence[NamedSnapshot], patience: float) -> list[NamedSnapshot]:
         """Bring buckets back, in this order; return those that have to be tried again."""
-        failed: list[NamedSnapshot] = []
-        waiting = deque(wanted)
-        reading: deque[tuple[NamedSnapshot, asyncio.Task[Recovered | None]]] = deque()
+        reading = [(named, asyncio.create_task(self._read(named, patience))) for named in wanted]
         try:
-            while waiting or reading:
-                while waiting and len(reading) < AHEAD:
-                    named = waiting.popleft()
-                    reading.append((named, asyncio.create_task(self._read(named))))
-                if not await self._recover(*reading[0]):
-                    failed.append(reading[0][0])
-                reading.popleft()
+            return [named for named, task in reading if not await self._recover(named, task, patience)]
         finally:
             await _cancel([task for _, task in reading])
-        return failed
 
-    async def _recover(self, named: NamedSnapshot, task: asyncio.Task[Recovered | None]) -> bool:
+    async def _recover(self, named: NamedSnapshot, task: asyncio.Task[Recovered | None], patience: float) -> bool:
         """Take a bucket in once it is read; return False when that has to be tried again."""
         try:
             found = await task
             while found is not None and not still_waits(found, self._cutoff()):
-                found = await self._read(named)
+                found = await self._read(named, patience)
         except (SnapshotNotFoundError, SnapshotFormatError) as error:
-            self._snapshots.operations.last_error = error
-            found = None  # normal dispatch reads its messages again
+            what = f"snapshot {named.snapshot_id} is dropped, the dispatcher has to add its messages again"
+            self._snapshots.operations.note_damage(error, what)
+            found = None
         except Exception as error:  # noqa: BLE001 - kept, and tried again
             self._snapshots.operations.last_error = error
             return False
@@ -202,10 +194,11 @@ class Recovery:
             self._delete(named)
         return True
 
-    async def _read(self, named: NamedSnapshot) -> Recovered | None:
-        if named.end < self._snapshots.mark_delete_position.ledger:
-            return None
-        return await read_bucket(named, self._snapshots, self._cutoff())
+    async def _read(self, named: NamedSnapshot, patience: float) -> Recovered | None:
+        async with self._jobs.place(), asyncio.timeout(patience):
+            if named.end < self._snapshots.mark_delete_position.ledger:
+                return None
+            return await read_bucket(named, self._snapshots, self._cutoff())
 
     async def _delete_orphans(self) -> None:
         try:

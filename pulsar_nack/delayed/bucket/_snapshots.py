@@ -34,6 +34,7 @@ class Snapshots:
         self._created: set[int] = set()
         self._sizes: dict[int, int] = {}
         self._reading = asyncio.Lock()
+        self._naming = asyncio.Lock()
         self.operations = Operations()
         self.bytes = 0
 
@@ -42,22 +43,42 @@ class Snapshots:
         """Return up to where everything is acknowledged."""
         return self._cursor.mark_delete_position
 
+    async def all_named(self) -> list[NamedSnapshot]:
+        """Return what :meth:`named` does, with what is being named at this moment."""
+        async with self._naming:
+            return self.named()
+
     def named(self) -> list[NamedSnapshot]:
         """Return all that the cursor's properties name, the widest first."""
         return named_snapshots(self._cursor.properties())
 
     async def orphans(self) -> list[NamedSnapshot]:
-        """Return the snapshots that nothing names, where the storage can tell; not those of this run."""
+        """Return the snapshots that nothing names, where the storage can tell; not those of this run.
+
+        Nothing while snapshots are being stored: the list may have one whose id is not known here yet.
+        """
         if not isinstance(self._storage, SupportsSnapshotListing):
             return []
+        created = len(self._created)
         listed = await self._storage.list_bucket_snapshots(*self._names)
+        if self._reserved or len(self._created) != created:
+            return []
         known = {each.snapshot_id for each in self.named()} | self._created
         return [NamedSnapshot("", each, 0, 0) for each in listed if each not in known]
 
     async def store(
-        self, snapshot: Snapshot, start: int, end: int, *, abandon: Callable[[NamedSnapshot], object]
-    ) -> NamedSnapshot:
-        """Store a snapshot and name it; ``abandon`` is called for one that could not be named and is to be deleted."""
+        self,
+        snapshot: Snapshot,
+        start: int,
+        end: int,
+        *,
+        is_wanted: Callable[[], bool],
+        abandon: Callable[[NamedSnapshot], object],
+    ) -> NamedSnapshot | None:
+        """Store a snapshot and name it, if it is still wanted then.
+
+        ``abandon`` is called for one that is not, or could not be named, and is to be deleted.
+        """
         key = free_key(start, end, self._reserved | set(self._cursor.properties()))
         self._reserved.add(key)
         try:
@@ -67,11 +88,15 @@ class Snapshots:
             self._created.add(snapshot_id)
             self._note_size(snapshot_id, len(snapshot.metadata) + sum(map(len, snapshot.segments)))
             named = NamedSnapshot(key, snapshot_id, start, end)
-            try:
-                await self._cursor.put_property(key, str(snapshot_id))
-            except Exception:
-                abandon(named)
-                raise
+            async with self._naming:
+                if not is_wanted():
+                    abandon(named)
+                    return None
+                try:
+                    await self._cursor.put_property(key, str(snapshot_id))
+                except Exception:
+                    abandon(named)
+                    raise
         finally:
             self._reserved.discard(key)
         return named
@@ -88,8 +113,12 @@ class Snapshots:
             with suppress(SnapshotNotFoundError):
                 await self._storage.delete_bucket_snapshot(named.snapshot_id)
             self.bytes -= self._sizes.pop(named.snapshot_id, 0)
-            if self._cursor.properties().get(named.key) == str(named.snapshot_id):
-                await self._cursor.remove_property(named.key)
+            await self.disown(named)
+
+    async def disown(self, named: NamedSnapshot) -> None:
+        """Remove the property that names a snapshot, if it is there: the snapshot does not count any more."""
+        if self._cursor.properties().get(named.key) == str(named.snapshot_id):
+            await self._cursor.remove_property(named.key)
 
     async def recover(self, snapshot_id: int) -> list[SegmentRow]:
         """Return what the metadata tell of each segment of an earlier run's snapshot, and note its size.
@@ -121,7 +150,9 @@ class Snapshots:
             try:
                 return _whole(await self.decode(await self._entry(snapshot_id, number)), least)
             except SnapshotFormatError as error:
-                self.operations.last_error = error
+                self.operations.note_damage(
+                    error, f"messages of segment {number + 1} of snapshot {snapshot_id} come late"
+                )
                 return _made_up(await self.rows(snapshot_id), number)
 
     async def copy(self, snapshot_id: int, number: int) -> bytes:

@@ -48,5 +48,7 @@ class BucketStatistics:
     """How often by type (``create``, ``load``, ``delete``, ``merge``) and state (``all``, ``succeed``, ``failed``)."""
     latency: Mapping[str, OperationLatency]
     """How long they took, by type."""
+    damaged: int
+    """Snapshots and segments that were found damaged or gone."""
     last_error: Exception | None
     """What last went wrong on storage; it was, or is, tried again."""

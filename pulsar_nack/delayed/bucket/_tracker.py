@@ -314,6 +314,8 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
     async def clear(self) -> None:
         """Drop everything and delete all snapshots; those that cannot be deleted now are tried again later.
 
+        The cursor forgets them first: what storage cannot delete before the tracker is closed does not come back.
+
         :raises ClosedError: after :meth:`aclose`
         """
         self._ensure_open()
@@ -349,6 +351,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
             is_recovering=self._worker.recovery.is_going_on,
             operations=MappingProxyType(dict(operations.counts)),
             latency=MappingProxyType(operations.latency()),
+            damaged=operations.damaged,
             last_error=operations.last_error,
         )
 
@@ -358,7 +361,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
             self._check_loop("the tracker")
         self._is_closed, self._thread = True, _NO_THREAD
         self._wake_up.cancel()
-        await self._worker.jobs.aclose()
+        await self._worker.aclose()
 
     def _check_thread(self) -> None:
         self._ensure_open()

@@ -8,12 +8,14 @@ its bucket is still wanted: a snapshot that comes into being after it was cleare
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final
 
 from ..._delays import delay_ms
-from ..._wake_up import WakeUp, interval_clock
+from ..._wake_up import WakeUp
 from ...clock import Clock
 from ...config import BucketConfig
 from ._columns import Index
@@ -30,11 +32,10 @@ from ._segments import Snapshot, SnapshotBuilder
 from ._snapshots import Snapshots
 from ._wire import STEP
 
+_log = logging.getLogger("pulsar_nack.delayed")
+
 PATIENCE_MS: Final = 1_000
 """How long others wait for a segment that is being loaded, failures included, for the sake of order."""
-
-MOST_LOADING: Final = 8
-"""How many segments are loaded at the same time."""
 _FULL: Final = 5_000
 """What a full segment has where there is no bound."""
 
@@ -62,6 +63,7 @@ class Worker:
         self._is_sealing = False
         self._is_merging = False
         self._merge_seen = -1
+        self._cleared: set[NamedSnapshot] = set()
         self.jobs = Jobs(clock)
         self.recovery = Recovery(
             index, snapshots, self.jobs, cutoff=cutoff, delete=self._start_deleting, on_news=on_news
@@ -77,9 +79,11 @@ class Worker:
         """Return up to which time segments are loaded now: those whose time is near.
 
         While messages are due that nobody has taken out yet, they are those that come after these: what lies further
-        behind stays on storage, so that a backlog of many buckets is not loaded all at once.
+        behind stays on storage, so that a backlog of many buckets is not loaded all at once. But while a segment fails
+        or takes long, nothing waits behind it: all that is due is loaded.
         """
-        return min(self._cutoff(), self._index.next_at) + self._prefetch_ms
+        cutoff = self._cutoff()
+        return (cutoff if self._index.has_late else min(cutoff, self._index.next_at)) + self._prefetch_ms
 
     @property
     def prefetch_ms(self) -> int:
@@ -92,7 +96,7 @@ class Worker:
         if self.has_to_seal:
             self._is_sealing = True
             self.jobs.start(self._seal_all())
-        for bucket in index.to_load(self.horizon, MOST_LOADING):
+        for bucket in index.to_load(self.horizon):
             bucket.is_loading = True
             index.changed()
             self.jobs.start(self._load(bucket))
@@ -112,13 +116,15 @@ class Worker:
     # -- loading -----------------------------------------------------------------------------------------------------
 
     async def _load(self, bucket: ImmutableBucket) -> None:
-        clock = interval_clock(self._clock)
-        patience = WakeUp(clock, lambda _: self._lose_patience(bucket))
-        now_ms = clock.now_ms()
-        patience.set(now_ms + PATIENCE_MS, now_ms)
+        now_ms = self._clock.now_ms()
+        bucket.wait_until = now_ms + PATIENCE_MS
+        patience = WakeUp(self._clock, lambda _: self._lose_patience(bucket))
+        patience.set(bucket.wait_until, now_ms)
         try:
             while not bucket.is_gone:
-                if await self._load_once(bucket):
+                async with self.jobs.place(partial(self._note_late, bucket)):
+                    is_loaded = await self._load_once(bucket)
+                if is_loaded:
                     break
                 await self.jobs.back_off(bucket.failures)
         finally:
@@ -132,14 +138,28 @@ class Worker:
             columns = await self._snapshots.segment(bucket.snapshot_id, bucket.next, bucket.counts[bucket.next])
         except Exception:  # noqa: BLE001 - counted and kept by Operations; whatever it is, it is tried again
             bucket.failures += 1
+            self._note_late(bucket)
             return False
         if not bucket.is_gone:
             bucket.is_loading = False
             self._index.loaded(bucket, columns)
         return True
 
+    def _note_late(self, bucket: ImmutableBucket) -> None:
+        """Let nothing wait behind a bucket whose segment fails or takes long; in order of time, it is waited for."""
+        is_first = not self._index.has_late
+        bucket.is_late = True
+        self._index.changed()
+        if is_first:
+            self._on_news()
+
     def _lose_patience(self, bucket: ImmutableBucket) -> None:
-        bucket.is_slow = True
+        """Wait no more for what was to be loaded by now, all at once: there may be many of them."""
+        if bucket.is_slow:
+            return
+        now_ms = self._clock.now_ms()
+        for each in self._index.buckets:
+            each.is_slow |= each.is_loading and each.wait_until <= now_ms
         self._index.changed()
         self._on_news()
 
@@ -188,7 +208,15 @@ class Worker:
         if not snapshot.segments:
             self._index.replace(owners, _empty(start, end), 0, None)
             return
-        named = await self._snapshots.store(snapshot, start, end, abandon=self._start_deleting)
+        named = await self._snapshots.store(
+            snapshot,
+            start,
+            end,
+            is_wanted=lambda: not all(owner.is_gone for owner in owners),
+            abandon=self._start_deleting,
+        )
+        if named is None:
+            return
         bucket = ImmutableBucket(
             named.key, named.snapshot_id, (start, end), mins=snapshot.mins, maxs=snapshot.maxs, counts=snapshot.counts
         )
@@ -263,32 +291,62 @@ class Worker:
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
-    async def _delete(self, named: NamedSnapshot, tried: asyncio.Event | None = None) -> None:
+    async def _delete(
+        self, named: NamedSnapshot, tried: asyncio.Event | None = None, *, is_cleared: bool = False
+    ) -> None:
         failures = 0
-        while not await self._delete_once(named):
+        while not await self._delete_once(named, is_cleared=is_cleared):
             failures += 1
             if tried is not None:
                 tried.set()
             await self.jobs.back_off(failures)
 
-    async def _delete_once(self, named: NamedSnapshot) -> bool:
+    async def _delete_once(self, named: NamedSnapshot, *, is_cleared: bool) -> bool:
         if named.snapshot_id < 0:
             return True
         try:
+            if is_cleared:
+                await self._snapshots.disown(named)
             await self._snapshots.delete(named)
         except Exception:  # noqa: BLE001 - as above
             return False
+        self._cleared.discard(named)
         return True
 
     async def delete_all(self) -> None:
-        """Stop recovering, and delete every snapshot; return when each was tried once. Cancelled, it goes on."""
+        """Stop recovering, and delete every snapshot; return when each was tried once. Cancelled, it goes on.
+
+        Their properties go first: a snapshot that cannot be deleted, now or before the tracker ends, does not come
+        back.
+        """
         self.recovery.stop()
-        for tried in [self._start_deleting(named) for named in self._snapshots.named()]:
+        self._cleared.update(self._snapshots.named())
+        await asyncio.wait([self.jobs.start(self._delete_all())])
+
+    async def aclose(self) -> None:
+        """End what is under way; say what of a clear could not be done."""
+        await self.jobs.aclose()
+        if not self._cleared:
+            return
+        came_back = len(self._cleared.intersection(self._snapshots.named()))
+        _log.warning(
+            "%d snapshots that were cleared could not be deleted before the tracker was closed; the cursor still names"
+            " %d of them, whose messages will be held again; last error: %r",
+            len(self._cleared),
+            came_back,
+            self._snapshots.operations.last_error,
+        )
+
+    async def _delete_all(self) -> None:
+        unwanted = await self._snapshots.all_named()
+        self._cleared.update(unwanted)
+        for tried in [self._start_deleting(named, is_cleared=True) for named in unwanted]:
             await tried.wait()
 
-    def _start_deleting(self, named: NamedSnapshot) -> asyncio.Event:
+    def _start_deleting(self, named: NamedSnapshot, *, is_cleared: bool = False) -> asyncio.Event:
         tried = asyncio.Event()
-        self.jobs.start(self._delete(named, tried)).add_done_callback(lambda _: tried.set())
+        deleting = self.jobs.start(self._delete(named, tried, is_cleared=is_cleared))
+        deleting.add_done_callback(lambda _: tried.set())
         return tried
 
 

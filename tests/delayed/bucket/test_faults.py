@@ -213,8 +213,10 @@ async def test_clear_while_a_snapshot_is_stored(name: str) -> None:
         await stage.fill(1, 6)
         while not faults.calls[name]:
             await asyncio.sleep(0)
-        await stage.tracker.clear()
+        clearing = asyncio.create_task(stage.tracker.clear())
+        await asyncio.sleep(0)
         gate.set()
+        await clearing
         await stage.idle()
         assert stage.stored == []
         assert stage.count == len(stage.buckets) == 0
@@ -228,11 +230,57 @@ async def test_clear_that_cannot_delete() -> None:
         stage.storage.faults.fail["delete"] = 3
         await stage.tracker.clear()
         assert stage.count == 0
-        assert stage.names != {}
+        assert stage.names == {}
+        assert stage.storage.snapshots
         for _ in range(3):
             stage.clock.advance(1000)
             await stage.idle()
         assert stage.stored == []
+
+
+@pytest.mark.parametrize("when", ["stored", "being created", "being named"])
+async def test_what_was_cleared_does_not_come_back(when: str, caplog: pytest.LogCaptureFixture) -> None:
+    """O22: storage deletes nothing, or a snapshot is just being stored: no message comes back after a clear."""
+    stage = Stage()
+    async with stage.run():
+        await stage.fill(1, 6)
+        faults = {"being created": stage.storage.faults, "being named": stage.cursor.faults}.get(when)
+        if faults is None:
+            await stage.idle()
+            stage.storage.faults.fail["delete"] = -1
+            await stage.tracker.clear()
+            assert stage.storage.snapshots
+        else:
+            name = "create" if when == "being created" else "put"
+            gate = faults.hold(name)
+            while not faults.calls[name]:
+                await asyncio.sleep(0)
+            clearing = asyncio.create_task(stage.tracker.clear())
+            await asyncio.sleep(0)
+            gate.set()
+            await clearing
+        await stage.tracker.aclose()
+    assert ("the cursor still names 0 of them" in caplog.text) == (faults is None)
+    stage.storage.faults.heal()
+    async with stage.run():
+        await stage.idle()
+        assert (stage.count, stage.stored) == (0, [])
+
+
+async def test_a_clear_that_no_cursor_takes(caplog: pytest.LogCaptureFixture) -> None:
+    """O22: where even the cursor can be told nothing, the log says that the messages will be held again."""
+    stage = Stage()
+    async with stage.run():
+        await stage.fill(1, 11)
+        await stage.idle()
+        stage.cursor.faults.fail["remove"] = -1
+        await stage.tracker.clear()
+        await stage.tracker.aclose()
+    assert "2 snapshots that were cleared" in caplog.text
+    assert "the cursor still names 2 of them" in caplog.text
+    stage.cursor.faults.heal()
+    async with stage.run():
+        assert stage.count == 10
 
 
 async def test_clear_that_is_cancelled() -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pulsar_nack import BucketDelayedDeliveryTracker, Position
 from pulsar_nack.testing import ManualClock
+from tests.victims import victims
 
 from .stage import config_of
-
-ROOT = Path(__file__).parents[3]
 
 
 class Told:
@@ -50,21 +47,6 @@ class Told:
         return max((each.ledger for each in self.times), default=0)
 
 
-def run_and_kill(path: Path, told: Told, seed: int, lines: int) -> None:
-    """Start a process, kill it after so many lines, and hear all that it said."""
-    command = [sys.executable, "-m", "tests.delayed.bucket.victim", *map(str, (path, seed, told.last_ledger, told.now))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
-        assert process.stdout is not None
-        said = [process.stdout.readline() for _ in range(lines)]
-        process.kill()
-        said += process.stdout.readlines()
-    assert len(said) >= lines
-    assert all(said[:lines])
-    for line in said:
-        if line.endswith("\n"):
-            told.hear(line)
-
-
 async def check(path: Path, told: Told) -> None:
     """Open what was left, and compare it with what was said."""
     config = config_of(least=3, step=40, most_indexes=4, most_buckets=4, prefetch=0.05)
@@ -86,9 +68,11 @@ async def check(path: Path, told: Told) -> None:
 async def test_killed_again_and_again(tmp_path: Path, kills: int) -> None:
     """D27: after each kill what was said to be sealed is there or due, nothing is early or twice, no orphan stays."""
     told = Told()
-    for seed in range(kills):
-        run_and_kill(tmp_path, told, seed, 60 + 53 * seed % 200)
-        await check(tmp_path, told)
+    with victims("tests.delayed.bucket.victim") as those:
+        for seed in range(kills):
+            for line in those.kill_after(60 + 53 * seed % 200, str(tmp_path), seed, told.last_ledger, told.now):
+                told.hear(line)
+            await check(tmp_path, told)
     assert len(told.times) > 10 * kills
     assert len(told.sealed) > 5 * kills
     assert len(told.taken) > kills

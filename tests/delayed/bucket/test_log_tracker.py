@@ -28,6 +28,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.delayed.bucket._log_snapshot import decode_footer
 from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.ledger._record import SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import FaultyFiles, ManualClock, OsFiles
 
 from .stage import config_of, drain, positions
@@ -273,7 +274,8 @@ async def test_damaged_cursor(tmp_path: Path, how: str) -> None:
     data = bytearray(file.read_bytes())
     if how == "newer":
         data[4:6] = b"\x00\x02"
-        data[20:24] = crc32(data[:20]).to_bytes(4, "big")
+        end = SEGMENT_HEADER_SIZE - 4
+        data[end : end + 4] = crc32(data[:end]).to_bytes(4, "big")
     else:
         data[60] ^= 1
     file.write_bytes(b"something else entirely, and long enough" if how == "foreign" else bytes(data))

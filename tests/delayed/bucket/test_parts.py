@@ -137,7 +137,7 @@ def test_choice_of_a_merge() -> None:
     assert pair == (buckets[1], buckets[2])
     buckets[2].is_merging = True
     assert choose_pair(buckets) == (buckets[3], buckets[4])
-    buckets[4].failures = 1
+    buckets[4].is_late = True
     assert choose_pair(buckets) == (buckets[0], buckets[1])
     assert choose_pair(buckets[:1]) is None
     assert choose_pair([]) is None

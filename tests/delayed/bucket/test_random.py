@@ -78,7 +78,7 @@ async def play(stage: Stage, model: Model, steps: int, *, faulty: bool) -> None:
         stage.check()
 
 
-RUNS = [(seed, faulty) for seed in range(25) for faulty in (False, True)]
+RUNS = [(seed, faulty) for seed in range(16) for faulty in (False, True)]
 PARAMETERS = [pytest.param("memory", *run, marks=[pytest.mark.slow] * (at >= 12)) for at, run in enumerate(RUNS)]
 PARAMETERS += [pytest.param("local", *run, marks=[pytest.mark.slow] * (at >= 4)) for at, run in enumerate(RUNS)]
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from pulsar_nack import Position, SnapshotFormatError
-from pulsar_nack.delayed.bucket import _recovery
+from pulsar_nack.delayed.bucket._jobs import MOST_READING
 from pulsar_nack.delayed.bucket._wire import decode_metadata, encode_metadata
-from pulsar_nack.delayed.bucket._worker import MOST_LOADING
 
 from .stage import Stage, positions
 
@@ -338,7 +337,7 @@ async def test_some_snapshots_are_read_at_a_time() -> None:
     gate = stage.storage.faults.hold("metadata")
     task = asyncio.create_task(stage.run().__aenter__())
     await stage.idle_except("metadata")
-    assert stage.storage.faults.calls["metadata"] == _recovery.AHEAD
+    assert stage.storage.faults.calls["metadata"] == MOST_READING
     gate.set()
     await task
     assert stage.count == 100
@@ -420,7 +419,7 @@ async def test_a_backlog_is_not_loaded_at_once() -> None:
 
 
 async def test_some_segments_are_loaded_at_a_time() -> None:
-    """Of many buckets that are needed at once a few are loaded at the same time; slow ones do not keep their places."""
+    """Of many buckets that are needed at once a few are loaded at the same time; late ones make room for more."""
     async with Stage(least=10, step=10**6, most_indexes=5, prefetch=1).run() as stage:
         for ledger in range(1, 41):
             stage.tracker.add_entries(ledger, range(10), [10_000 + entry for entry in range(10)])
@@ -429,13 +428,13 @@ async def test_some_segments_are_loaded_at_a_time() -> None:
         gate = stage.storage.faults.hold("segment")
         stage.clock.set(10_005)
         await stage.idle_except("segment")
-        assert stage.storage.faults.calls["segment"] == MOST_LOADING
-        stage.clock.advance(999)
+        assert stage.storage.faults.calls["segment"] == MOST_READING
+        stage.clock.advance(99)
         await stage.idle_except("segment")
-        assert stage.storage.faults.calls["segment"] == MOST_LOADING
-        stage.clock.advance(2)
+        assert stage.storage.faults.calls["segment"] == MOST_READING
+        stage.clock.advance(1)
         await stage.idle_except("segment")
-        assert stage.storage.faults.calls["segment"] == 2 * MOST_LOADING
+        assert stage.storage.faults.calls["segment"] == 3 * MOST_READING
         gate.set()
         await stage.idle()
         assert len(set(await stage.drain())) == 400

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from random import Random
 
 from pulsar_nack import BucketDelayedDeliveryTracker, LogBucketTracker, Position
@@ -60,7 +59,3 @@ async def main(path: str, seed: int, ledger: int, now: int) -> None:
                 say("marking", *mark)
                 await tracker.cursor.mark_delete(mark)
                 say("marked", *mark)
-
-
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:5])))

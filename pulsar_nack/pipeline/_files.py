@@ -1,0 +1,124 @@
+"""Which files are a trace, and the pieces that tasks read: one rule for all readers.
+
+In a folder, at any depth, a trace file is what ends in one of :data:`SUFFIXES`. Names that begin with ``_`` or ``.``,
+of files and of folders, are those of other programs' unfinished work, and are passed over. What the trace writer has
+not closed yet (``.open``) counts only if asked for. A file that is named itself is read in any case.
+
+A writer's file is known by writer and number: of several copies, in any folder, one is read. Others are known by their
+path. Links to folders are not followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+LINES: Final = ".jsonl"
+PACKED: Final = ".jsonl.gz"
+PARQUET: Final = ".parquet"
+OPEN: Final = ".jsonl.open"
+SUFFIXES: Final = (LINES, PACKED, PARQUET)
+"""The ends of names of files that are closed; of copies the first of these is preferred."""
+
+PIECE_BYTES: Final = 32 * 2**20
+"""How much one task reads by default."""
+
+_FILE: Final = re.compile(r"trace-\d+-(?P<writer>[0-9a-f]+)-(?P<number>\d{1,18})(?P<suffix>\.[a-z.]+)")
+
+
+class TraceFile(NamedTuple):
+    """A file: its writer and its number there, or its path below the folder and 0; and how large it is."""
+
+    writer: str
+    number: int
+    path: str
+    size: int
+
+    @property
+    def suffix(self) -> str:
+        """Return how its name ends, one of those that are read; empty if it is none."""
+        return next((each for each in (*SUFFIXES, OPEN) if self.path.endswith(each)), "")
+
+
+class Piece(NamedTuple):
+    """Lines of a file that begin in a range of bytes; of a packed file and of Parquet always all."""
+
+    path: str
+    start: int
+    stop: int
+
+
+def trace_files(roots: Iterable[str], *, include_open: bool = False) -> list[TraceFile]:
+    """Return the files of folders, and those that are named themselves, in order of writers and numbers.
+
+    :raises FileNotFoundError: a root is not there
+    """
+    found: list[TraceFile] = []
+    for root in roots:
+        if Path(root).is_dir():
+            found += (file for name in _walk(root) if (file := _file_in(root, name, include_open)) is not None)
+        else:
+            found.append(trace_file(root, Path(root).name, Path(root).stat().st_size))
+    return without_copies(found)
+
+
+def trace_file(path: str, name: str, size: int) -> TraceFile:
+    """Return a file by its path, that below the folder it was found in, and its size."""
+    parts = _FILE.fullmatch(name.rpartition("/")[2])
+    if parts is None or parts["suffix"] not in {*SUFFIXES, OPEN}:
+        return TraceFile(name, 0, path, size)
+    return TraceFile(parts["writer"], int(parts["number"]), path, size)
+
+
+def is_read(name: str, *, include_open: bool) -> bool:
+    """Return whether a file is read, by its path below the folder that is read."""
+    if any(part.startswith(("_", ".")) for part in name.split("/")):
+        return False
+    return name.endswith((*SUFFIXES, OPEN) if include_open else SUFFIXES)
+
+
+def without_copies(files: Iterable[TraceFile]) -> list[TraceFile]:
+    """Return one of each file: the closed one before one that is not, then the largest."""
+    chosen: dict[tuple[str, int] | str, TraceFile] = {}
+    for file in sorted((each for each in files if each.suffix), key=_preference):
+        is_named = _FILE.fullmatch(Path(file.path).name) is not None
+        chosen.setdefault((file.writer, file.number) if is_named else os.path.realpath(file.path), file)
+    return sorted(chosen.values())
+
+
+def _preference(file: TraceFile) -> tuple[int, int, str]:
+    return (*SUFFIXES, OPEN).index(file.suffix), -file.size, file.path
+
+
+def _walk(root: str) -> Iterable[str]:
+    for folder, _, names in os.walk(root):
+        yield from (Path(folder, name).relative_to(root).as_posix() for name in names)
+
+
+def _file_in(root: str, name: str, include_open: bool) -> TraceFile | None:
+    path = Path(root, name)
+    if not is_read(name, include_open=include_open) or not path.is_file():
+        return None
+    try:
+        return trace_file(path.as_posix(), name, path.stat().st_size)
+    except FileNotFoundError:  # it went, or was closed meanwhile
+        return None
+
+
+def deal(files: Sequence[TraceFile], most: int = PIECE_BYTES) -> list[tuple[Piece, ...]]:
+    """Deal files out in pieces, together up to ``most`` bytes for each task."""
+    tasks: list[list[Piece]] = [[]]
+    room = most
+    for file in files:
+        step = most if file.suffix in {LINES, OPEN} else max(file.size, 1)
+        for start in range(0, file.size, step):
+            piece = Piece(file.path, start, min(start + step, file.size))
+            if piece.stop - piece.start > room and tasks[-1]:
+                tasks.append([])
+                room = most
+            tasks[-1].append(piece)
+            room -= piece.stop - piece.start
+    return [tuple(pieces) for pieces in tasks if pieces]
