@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import _bare_socket
+from _loop import Blocked
 from _memory import resident
 
 import pulsar_nack
@@ -240,6 +241,67 @@ async def prefetched(side: str, url: str, topic: str, subscription: str, count: 
         return {"bytes": (resident() - before) / count}
 
 
+async def storm(url: str, topic: str, subscription: str, count: int, ahead: float, is_frozen: bool) -> dict[str, float]:
+    """Ms of CPU of the longest callback while so many nacks come due at once, until all are handed out again.
+
+    :param ahead: seconds in which all are received and nacked
+    :param is_frozen: what the program has imported is left alone by the garbage collector
+    """
+    full = 0
+
+    def count_full(phase: str, told: dict[str, int]) -> None:
+        nonlocal full
+        full += phase == "stop" and told["generation"] == 2
+
+    settings: Any = {"receiver_queue_size": 5_000, "unacked_limit": None, "config": EXACT}
+    async with (
+        pulsar_nack.connect(url, freeze_gc=is_frozen) as client,
+        client.subscribe(topic, subscription, **settings) as consumer,
+    ):
+        due_at = time.monotonic() + ahead
+        for _ in range(count):
+            message = await consumer.receive(timeout=30)
+            await message.nack(max(due_at - time.monotonic(), 0.0))
+        del message
+        await asyncio.sleep(due_at - time.monotonic() - 0.5)  # not below 0, or it is no storm
+        gc.callbacks.append(count_full)
+        with Blocked() as blocked:
+            for _ in range(count):
+                (await consumer.receive(timeout=30)).ack_soon()
+        gc.callbacks.remove(count_full)
+        took = time.monotonic() - due_at
+    return {"longest_ms": blocked.callback_ms, "full": full, "seconds": took}
+
+
+async def tracked(url: str, topic: str, subscription: str, count: int, pause: float) -> dict[str, float]:
+    """Objects that the garbage collector tracks for each message: fetched ahead, nacked, and due and fetched again."""
+
+    def objects() -> int:
+        for _ in range(3):
+            gc.collect()
+        return len(gc.get_objects())
+
+    settings: Any = {"receiver_queue_size": count, "unacked_limit": None}
+    async with pulsar_nack.connect(url) as client:
+        async with client.subscribe(f"{topic}-warm", subscription) as consumer:
+            with contextlib.suppress(TimeoutError):
+                await consumer.receive(timeout=0.2)
+        before = objects()
+        async with client.subscribe(topic, subscription, **settings) as consumer:
+            await asyncio.sleep(pause)
+            ahead = objects()
+            due_at = time.monotonic() + pause + 5
+            for _ in range(count):
+                message = await consumer.receive(timeout=30)
+                await message.nack(max(due_at - time.monotonic(), 0.0))
+            del message
+            await asyncio.sleep(1.5)
+            held = objects()
+            await asyncio.sleep(due_at - time.monotonic() + pause)
+            due = objects()
+    return {name: (found - before) / count for name, found in {"ahead": ahead, "held": held, "due": due}.items()}
+
+
 def fill(url: str, topic: str, subscriptions: list[str], count: int, size: int, batch: int) -> dict[str, float]:
     """Make the subscriptions, and send messages for them with the official client; ``batch`` in an entry, 0: one."""
     import pulsar
@@ -262,7 +324,10 @@ def fill(url: str, topic: str, subscriptions: list[str], count: int, size: int, 
     return {}
 
 
-CASES = {case.__name__: case for case in (rate, decode, arrival, deadlines, sustained, connections, prefetched)}
+CASES = {
+    case.__name__: case
+    for case in (rate, decode, arrival, deadlines, sustained, connections, prefetched, storm, tracked)
+}
 
 
 def work(case: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -266,6 +266,45 @@ def memory(bench: Bench) -> None:
     )
 
 
+def storms(bench: Bench) -> list[list[object]]:
+    """Measure how long a storm of nacks blocks the loop; return rows of the table of loop blocks."""
+    count, rows = bench.count(45_000), list[list[object]]()
+    for is_frozen, reach in ((True, 20.0), (False, 45.0)):
+        name = f"{count:,} nacks due at once, {'freeze_gc=True' if is_frozen else 'nothing frozen'}"
+        found = [storm(bench, count, is_frozen=is_frozen) for _ in range(bench.rounds(3))]
+        longest = statistics.median(each["longest_ms"] for each in found)
+        bench.targets.check(f"loop blocks, {name}: ms", longest, reach)
+        rows.append([name, longest, None, count])
+    return rows
+
+
+def storm(bench: Bench, count: int, *, is_frozen: bool) -> dict[str, float]:
+    """Run one storm, on a topic of its own."""
+    asked = {"topic": bench.filled(["sub"], count), "subscription": "sub", "count": count}
+    return bench.run("storm", **asked, ahead=bench.pause(30.0), is_frozen=is_frozen)
+
+
+def blocks(bench: Bench) -> None:
+    """How long the loop stands still, and what the garbage collector has to look at."""
+    bench.report.table(
+        "Loop blocks (to reach: 20 ms of CPU; 45 where nothing is frozen)",
+        ("what comes", "longest callback, ms of CPU", "memory more, MB", "shown"),
+        storms(bench),
+    )
+    count, rows = bench.count(20_000), list[list[object]]()
+    for name, batch in (("plain messages", 0), ("messages in batches of 100", 100)):
+        topic = bench.filled(["sub"], count, batch=batch)
+        found = bench.run("tracked", topic=topic, subscription="sub", count=count, pause=bench.pause(8.0))
+        bench.targets.check(f"{name}: objects fetched ahead", found["ahead"], 2.2)
+        bench.targets.check(f"{name}: objects nacked", found["held"], 2.2)
+        rows.append([name, *found.values()])
+    bench.report.table(
+        "Objects that the garbage collector tracks for each message (to reach: 2, and a share of what a consumer has)",
+        ("of", "fetched ahead", "nacked", "due and fetched again"),
+        rows,
+    )
+
+
 def at(values: Sequence[float], share: float) -> float:
     """Return a percentile."""
     ordered = sorted(values)
@@ -279,6 +318,7 @@ CASES = {
     "deadlines": errors,
     "sustained": streams,
     "memory": memory,
+    "blocks": blocks,
 }
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
+
+from .errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from .wire import Client
 
 
-def connect(url: str, **options: Any) -> Client:
+def connect(url: str, *, freeze_gc: bool = False, **options: Any) -> Client:
     """Return a client of a broker that speaks the broker's own protocol; the official client is not needed.
 
     Nothing is sent yet: connections are made when they are needed, shared, and made again when they break.
 
     :param url: ``pulsar://host:6650``, or ``pulsar+ssl://host:6651``, with several hosts parted by commas
+    :param freeze_gc: collect garbage once, and have Python's garbage collector leave alone from then on what the
+        program has imported and made (:func:`gc.freeze`). A full collection stops the event loop, for longer the more
+        objects there are. It concerns the whole process: call it when everything is imported, before the work begins
     :param options: the fields of :class:`~pulsar_nack.wire.ClientOptions`: ``authentication``, ``tls``, timeouts
     :raises InvalidArgumentError: names the argument
     :raises MissingExtraError: protobuf or google-crc32c is not installed
@@ -27,4 +33,10 @@ def connect(url: str, **options: Any) -> Client:
     """
     from .wire._client import connect as connect_now
 
-    return connect_now(url, options)
+    if type(freeze_gc) is not bool:
+        raise InvalidArgumentError("freeze_gc", freeze_gc, "True or False")
+    client = connect_now(url, options)
+    if freeze_gc:
+        gc.collect()
+        gc.freeze()
+    return client

@@ -12,7 +12,6 @@ from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
 __all__ = [
-    "DELAYED_PREFIX",
     "MAX_PRECISION_BITS",
     "BucketConfig",
     "CursorConfig",

@@ -43,8 +43,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
+
+from ._foreign import quoted, shown
 
 __all__ = [
     "AlreadyEnteredError",
@@ -106,7 +107,7 @@ class InvalidArgumentError(PulsarNackError, ValueError):
         self.field = field
         self.value = value
         self.expected = expected
-        super().__init__(f"{field}: expected {expected}, got {_show(value)}")
+        super().__init__(f"{field}: expected {expected}, got {quoted(value)}")
 
 
 class ClosedError(PulsarNackError):
@@ -178,12 +179,12 @@ class BrokerError(PulsarNackError):
 
 
 class BrokerRefusedError(BrokerError):
-    """The broker said no. ``code`` is the protocol's name of the reason, ``text`` what the broker told."""
+    """The broker said no. ``code`` is the protocol's name of the reason, ``text`` its words, cut and escaped."""
 
     def __init__(self, code: str, text: str) -> None:
         self.code = code
-        self.text = text
-        super().__init__(f"{code}: {text}")
+        self.text = shown(text)
+        super().__init__(f"{code}: {self.text}")
 
 
 class TopicNotFoundError(BrokerRefusedError):
@@ -290,14 +291,24 @@ class LogExistsError(LedgerError):
 
 
 class LogLockedError(LedgerError):
-    """Another writer, in this process or another, has the log open; a log has one writer at a time."""
+    """Another writer, in this process or another, has the log open; a log has one writer at a time.
+
+    ``folder`` is where the log is, and ``owner`` the id of the process that has it; None where that is not known.
+    """
 
     def __init__(
         self,
         log: str,
         problem: str = "another writer has it open; close that one first, or open this one with read_only=True",
+        *,
+        folder: str | None = None,
+        owner: int | None = None,
     ) -> None:
-        super().__init__(log, problem)
+        self.folder = folder
+        self.owner = owner
+        who = "" if owner is None else f"; process {owner} has it"
+        where = "" if folder is None else f" ({folder})"
+        super().__init__(log, f"{problem}{who}{where}")
 
 
 class LogFencedError(LedgerError):
@@ -345,7 +356,7 @@ class LogForeignFilesError(LedgerError):
     def __init__(self, log: str, files: Sequence[str]) -> None:
         self.files = tuple(files)
         super().__init__(
-            log, f"its folder holds files that are not its own: {_show(list(files))}; move them away first"
+            log, f"its folder holds files that are not its own: {quoted(list(files))}; move them away first"
         )
 
 
@@ -356,10 +367,12 @@ class LogStorageError(LedgerError):
     log, but for one case: if the process ends before another append succeeded, they may be found after a restart.
     """
 
-    def __init__(self, log: str, action: str, reason: str) -> None:
+    def __init__(self, log: str, action: str, reason: str, *, folder: str | None = None) -> None:
         self.action = action
         self.reason = reason
-        super().__init__(log, f"cannot {action}: {reason}")
+        self.folder = folder
+        where = "" if folder is None else f" ({folder})"
+        super().__init__(log, f"cannot {action}: {reason}{where}")
 
 
 class SnapshotError(PulsarNackError):
@@ -401,17 +414,6 @@ class TopicFormatError(PulsarNackError, ValueError):
         super().__init__(f"{part}: {reason}")
 
 
-_SHOWN: Final = 200
-
-
 def _rebuild(kind: type[PulsarNackError], args: tuple[object, ...]) -> PulsarNackError:
     """Make an error from its message: the constructors take other arguments than the message that they build."""
     return kind.__new__(kind, *args)
-
-
-def _show(value: object) -> str:
-    """Return a repr that is short and never fails: not for an int of 10 000 digits, not for a broken ``__repr__``."""
-    text = f"{type(value).__name__} that cannot be shown"
-    with suppress(Exception):
-        text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 4 :]}"

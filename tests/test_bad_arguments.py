@@ -144,7 +144,7 @@ async def test_each_argument_of_what_is_made(entry: str, tmp_path: Path) -> None
         for name in parameters(call):
             if (entry, name) not in FOR_TESTS:
                 await refuse(entry, call, given, name, wrong)
-        assert not path.exists() or entry == "Cursor.open_local"
+        assert not path.exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,6 +177,7 @@ async def test_settings_of_another_class(tmp_path: Path) -> None:
     for wrong in others:
         for opening in (LogBucketTracker.open_local, BucketDelayedDeliveryTracker.open_local):
             await refuse("open_local", opening, {"path": path}, "config", wrong)
+        await refuse("Cursor", Cursor.open_local, {"path": path, "ledgers": {1: 1}}, "config", wrong)
         await refuse("LocalTopic", LocalTopic.open, {"home": path}, "config", wrong)
     assert list(tmp_path.iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from functools import cache
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack import observe
+from pulsar_nack import InvalidArgumentError, connect, observe
+from tests.for_each import for_each
 from tests.processes import run_python
 from tests.tiers import seeds
 
@@ -112,13 +114,15 @@ def test_brings_in_what_it_depends_on_only() -> None:
 def test_is_bounded() -> None:
     """An import of the core brings in a bounded number of modules, and of our own only what it stands for."""
     modules = import_freshly("pulsar_nack")["modules"]
-    assert len(modules) < 450
-    assert len(own(modules)) < 210
+    assert len(modules) < 300
+    assert len(own(modules)) < 120
     parts = {name.split(".")[1] for name in own(modules) if "." in name}
     assert parts <= {
+        "_arguments",
         "_check",
         "_connect",
         "_delays",
+        "_foreign",
         "_lifetime",
         "_version",
         "_wake_up",
@@ -126,15 +130,47 @@ def test_is_bounded() -> None:
         "clock",
         "config",
         "consumer",
-        "cursor",
-        "delayed",
         "errors",
         "ids",
         "index",
-        "ledger",
         "nack",
-        "topic",
     }
+
+
+COUNTED = """
+import gc, asyncio
+gc.collect()
+before = len(gc.get_objects())
+import pulsar_nack
+client = pulsar_nack.connect("pulsar://localhost:6650", freeze_gc=FREEZE)
+frozen = gc.get_freeze_count()
+gc.collect()
+print(len(gc.get_objects()) + frozen - before, frozen)
+"""
+
+
+def test_is_little_for_the_garbage_collector() -> None:
+    """O41: a program that consumes has at most 27 000 objects of ours and of our dependencies that are tracked."""
+    done = run_python("-c", COUNTED.replace("FREEZE", "False"))
+    objects, frozen = map(int, done.stdout.split())
+    assert 1_000 < objects < 27_000
+    assert frozen < 100
+
+
+def test_can_be_frozen() -> None:
+    """O41: ``connect(freeze_gc=True)`` has the collector leave alone what there is."""
+    done = run_python("-c", COUNTED.replace("FREEZE", "True"))
+    objects, frozen = map(int, done.stdout.split())
+    assert frozen > objects > 1_000
+
+
+@for_each("value", [1, None, "yes"])
+def test_what_does_not_freeze(value: object) -> None:
+    """O41: what is neither True nor False is refused, and nothing is frozen."""
+    frozen = gc.get_freeze_count()
+    with pytest.raises(InvalidArgumentError, match="freeze_gc"):
+        connect("pulsar://localhost:6650", freeze_gc=value)  # type: ignore[arg-type]
+    assert gc.get_freeze_count() <= frozen
 
 
 @pytest.mark.parametrize("names", seeds([CORE[:1], CORE]), ids=["core", "all parts"])

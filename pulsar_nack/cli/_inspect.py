@@ -23,7 +23,8 @@ def inspect(
 
     Nothing is changed, repaired or locked, so a process may be using the folder meanwhile. All checksums are checked.
 
-    Exit codes: 0 all is well, 1 something is damaged or torn, 2 there is no such folder, or nothing of ours is in it.
+    Exit codes: 0 all is well, 1 something is damaged or torn, 2 there is no such folder, nothing of ours is in it, or
+    not everything could be read because a package is missing.
     """
     report = inspect_folder(path)
     if json:
@@ -32,6 +33,8 @@ def inspect(
         _show(report, with_files=files)
     if report.is_damaged:
         raise typer.Exit(1)
+    if not report.is_complete:
+        raise typer.Exit(2)
 
 
 def _show(report: FolderReport, *, with_files: bool) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .._foreign import shown
 from ..inspection import BucketReport, CursorReport, DelayedReport, FolderReport, NacksReport, StoreReport, TopicReport
 from ..planning import format_size
 
@@ -27,15 +28,17 @@ def show(report: FolderReport, *, with_files: bool) -> None:
     damage = list(report.damage)
     if damage:
         _show_damage(console, report)
-    else:
+    elif report.is_complete:
         console.print("[green]No damage.[/]")
+    else:
+        console.print("[yellow]No damage in what was read. Not everything was read: see above.[/]")
 
 
 def _show_store(console: Console, store: StoreReport, *, with_files: bool) -> None:
     size = sum(log.bytes for log in store.logs)
     records = sum(log.records for log in store.logs)
     counts = f"{_count(len(store.logs), 'log')}, {_count(records, 'record')}, {format_size(size)}"
-    console.print(f"[bold]{escape(store.path)}[/]  {counts}\n")
+    console.print(f"[bold]{_text(store.path)}[/]  {counts}\n")
     if store.topic is not None:
         _show_topic(console, store.topic)
     for delayed in store.delayed:
@@ -55,9 +58,9 @@ def _show_store(console: Console, store: StoreReport, *, with_files: bool) -> No
         _print_table(console, "Other logs", ("log", "records", "size", "sealed"), rows)
     for label, names in (("Left by a crash, or being made", store.leftovers), ("Not ours", store.foreign)):
         if names:
-            console.print(f"{label}: {escape(', '.join(names))}\n")
+            console.print(f"{label}: {_names(names)}\n")
     for note in store.notes:
-        console.print(f"[yellow]{escape(note)}[/]\n")
+        console.print(f"[yellow]{_text(note)}[/]\n")
 
 
 def _show_topic(console: Console, topic: TopicReport) -> None:
@@ -106,9 +109,9 @@ def _show_nacks(console: Console, nacks: NacksReport) -> None:
         f"  {_count(nacks.unsettled, 'unsettled message')}{waits}; redelivered up to {nacks.most_redeliveries} times"
     )
     console.print(f"  {_count(nacks.acknowledged, 'acknowledgement')} remembered")
-    console.print(f"  in {escape(', '.join(nacks.logs)) or 'no log'}")
+    console.print(f"  in {_names(nacks.logs) or 'no log'}")
     if nacks.ignored:
-        console.print(f"  does not count: {escape(', '.join(nacks.ignored))}")
+        console.print(f"  does not count: {_names(nacks.ignored)}")
     console.print()
     rows = [(str(each.ledger), str(each.partition), each.topic or "", f"{each.messages:,}") for each in nacks.ledgers]
     if rows:
@@ -122,13 +125,13 @@ def _show_cursor(console: Console, cursor: CursorReport) -> None:
         "snapshot": "[red]no marker can be used, only the mark-delete position is known[/]",
     }
     console.print(
-        f"[bold]Acknowledgements, cursor {escape(cursor.name)}[/]: mark-delete {_position(cursor.mark_delete)}, "
+        f"[bold]Acknowledgements, cursor {_text(cursor.name)}[/]: mark-delete {_position(cursor.mark_delete)}, "
         f"{format_size(cursor.size_bytes)} in use; {forms[cursor.form]}"
     )
     if cursor.properties:
         console.print(f"  {_count(len(cursor.properties), 'property', 'properties')}")
     if cursor.ignored:
-        console.print(f"  does not count: {escape(', '.join(cursor.ignored))}")
+        console.print(f"  does not count: {_names(cursor.ignored)}")
     columns = ("ledger", "acked", "ranges", "holes", "batches", "size", "record")
     rows = [
         (*(f"{each:,}" for each in (row.acked, row.ranges, row.holes, row.batches)), format_size(row.bytes))
@@ -193,12 +196,21 @@ def _print_table(
     for column in columns:
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows[:most]:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(_text, row))
     if rows:
         console.print(table)
     if most is not None and len(rows) > most:
         console.print(f"  ... and {len(rows) - most:,} more; --json has all")
     console.print()
+
+
+def _text(text: str) -> str:
+    """Return text of files as a terminal may print it."""
+    return escape(shown(text))
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(_text, names))
 
 
 def _count(count: int, one: str, many: str | None = None) -> str:

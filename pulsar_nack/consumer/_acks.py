@@ -62,7 +62,8 @@ class Acks:
         self._in_flight: dict[MessageId, asyncio.Task[Exception | None]] = {}
         self._waiters: dict[MessageId, list[asyncio.Future[Exception | None]]] = {}
         self._soon = port.acknowledge_soon if durable is None and isinstance(port, SupportsNowait) else None
-        self._calls: dict[Record, Waiter | _Several] = {}
+        self._calls: dict[Record, Waiter | _Several | None] = {}
+        """Who waits for the outcome of each; None: nobody."""
         self._done = self._ended  # one object, by which the port knows those that it may end together
         self._all_answered: asyncio.Future[None] | None = None
         self._is_over = False
@@ -118,21 +119,19 @@ class Acks:
             return
         if self._is_over:
             raise ClosedError("the consumer")
-        call = None if record is None else self._calls.get(record)
-        if record is not None and call is not None:
-            several = self._calls[record] = call if isinstance(call, _Several) else _Several([call])
-            several.add(waiter)
+        if record is not None and record in self._calls:
+            if waiter is not None:
+                call = self._calls[record]
+                if not isinstance(call, _Several):
+                    call = self._calls[record] = _Several([] if call is None else [call])
+                call.waiters.append(waiter)
             return
         if record is None:
             record = states.begin_ack(message_id)
         else:
             record.learn(message_id)
             states.start_ack(record)
-        self._begin(record, _Several([]) if waiter is None else waiter)
-
-    def _begin(self, record: Record, call: Waiter | _Several) -> None:
-        """Have the port acknowledge what was noted as being so."""
-        self._calls[record] = call
+        self._calls[record] = waiter
         try:
             self._soon(record.id, record, self._done)  # type: ignore[misc]  # there is one, or this is not called
         except Exception as error:
@@ -157,11 +156,11 @@ class Acks:
             for record in records:
                 self._failed(record, error)
         for record, call in zip(records, calls, strict=True):
-            if not isinstance(call, _Several):
-                if not call.done():
-                    _resolve(call, error)
+            if isinstance(call, _Several):
+                if call.end(error):
                     continue
-            elif call.end(error):
+            elif call is not None and not call.done():
+                _resolve(call, error)
                 continue
             if error is not None and not self._is_over:
                 self._on_unheard(record, error)  # whoever waited was cancelled, or nobody did
@@ -285,17 +284,12 @@ class Acks:
 
 
 class _Several:
-    """The calls that wait for one acknowledgement, where that is not just one: none, too."""
+    """The calls that wait for one acknowledgement, where they are more than one."""
 
     __slots__ = ("waiters",)
 
     def __init__(self, waiters: list[Waiter]) -> None:
         self.waiters = waiters
-
-    def add(self, waiter: Waiter | None) -> None:
-        """Add a call; None: one that does not wait."""
-        if waiter is not None:
-            self.waiters.append(waiter)
 
     def end(self, error: Exception | None) -> bool:
         """Tell all who wait; return whether anybody did."""

@@ -65,10 +65,11 @@ class Batches:
         """What is acknowledged from now on is stamped so."""
         self._forgets = is_forgotten
         self._most = most
-        self._entries: dict[EntryKey, _Entry] = {}
+        self.entries: dict[EntryKey, _Entry] = {}
+        """Those with a member that is not acknowledged."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def seen(self, message_id: MessageId) -> None:
         """Note a delivered member; ids that are no members are passed over."""
@@ -77,11 +78,11 @@ class Batches:
 
     def _known(self, message_id: MessageId) -> _Entry:
         key = entry_key(message_id)
-        entry = self._entries.get(key)
+        entry = self.entries.get(key)
         if entry is None:
-            entry = self._entries[key] = _Entry(message_id.topic, message_id.batch_size)
-            if len(self._entries) > self._most:
-                del self._entries[next(iter(self._entries))]
+            entry = self.entries[key] = _Entry(message_id.topic, message_id.batch_size)
+            if len(self.entries) > self._most:
+                del self.entries[next(iter(self.entries))]
         elif not entry.size:
             entry.size = message_id.batch_size
         if entry.acked and self._is_forgotten(entry, message_id):
@@ -93,34 +94,34 @@ class Batches:
 
     def acked(self, message_id: MessageId) -> bool:
         """Note an acknowledged message; True when its entry is done with, as it always is where it holds no other."""
-        if message_id.batch_index < 0 and not self._entries:
+        if message_id.batch_index < 0 and not self.entries:
             return True
         key = entry_key(message_id)
         if not is_member(message_id):
-            self._entries.pop(key, None)
+            self.entries.pop(key, None)
             return True
         entry = self._known(message_id)
         entry.acked |= 1 << message_id.batch_index
         entry.stamp = self.stamp
         if not entry.size or entry.acked.bit_count() < entry.size:
             return False
-        del self._entries[key]
+        del self.entries[key]
         return True
 
     def restore(self, message_id: MessageId, acked: int) -> None:
         """Note which members of an entry are acknowledged, a bit for each, before any of them is delivered."""
-        self._entries[entry_key(message_id)] = _Entry(message_id.topic, message_id.batch_size, acked)
+        self.entries[entry_key(message_id)] = _Entry(message_id.topic, message_id.batch_size, acked)
 
     def is_acked(self, message_id: MessageId) -> bool:
         """Return whether this member of an entry that is not done with is acknowledged."""
-        entry = self._entries.get(entry_key(message_id))
+        entry = self.entries.get(entry_key(message_id))
         if entry is None or message_id.batch_index < 0 or not entry.acked >> message_id.batch_index & 1:
             return False
         return not self._is_forgotten(entry, message_id)
 
     def requested(self, message_id: MessageId, change: int) -> None:
         """Count a member whose redelivery was asked for (1), or no longer is (-1)."""
-        entry = self._entries.get(entry_key(message_id))
+        entry = self.entries.get(entry_key(message_id))
         if entry is not None:
             entry.requested = max(entry.requested + change, 0)
 
@@ -128,27 +129,27 @@ class Batches:
         """Return whether members other than the ``due`` ones, asked for ones and acknowledged ones are left."""
         if not is_member(message_id):
             return False
-        entry = self._entries.get(entry_key(message_id))
+        entry = self.entries.get(entry_key(message_id))
         return entry is None or not entry.size or entry.size - entry.acked.bit_count() - entry.requested > due
 
     def passed(self, message_id: MessageId) -> None:
         """Note that the whole entry of a message is acknowledged."""
-        self._entries.pop(entry_key(message_id), None)
+        self.entries.pop(entry_key(message_id), None)
 
     def acked_through(self, message_id: MessageId) -> None:
         """Note a cumulative acknowledgement, in its partition; O(entries)."""
         here, index = entry_key(message_id), message_id.batch_index
-        entry = self._entries.get(here)
+        entry = self.entries.get(here)
         if entry is not None and index >= 0:
             entry = self._known(message_id)
             entry.acked |= (1 << index + 1) - 1
             entry.stamp = self.stamp
         is_whole = entry is None or index < 0 or bool(entry.size and entry.acked.bit_count() >= entry.size)
-        for key, known in list(self._entries.items()):
+        for key, known in list(self.entries.items()):
             is_here = MessageId(*key, topic=known.topic)
             if is_same_topic(is_here, message_id) and (key < here or (key == here and is_whole)):
-                del self._entries[key]
+                del self.entries[key]
 
     def clear(self) -> None:
         """Drop all."""
-        self._entries.clear()
+        self.entries.clear()

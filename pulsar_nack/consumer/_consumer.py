@@ -518,6 +518,14 @@ class Consumer(ClosesWhenDropped):
                 return message
             message = await self._next_admitted()
 
+    def _is_turn_long(self) -> bool:
+        """Return whether the loop is to run now; it is taken to do so."""
+        self._now_ms = self._clock.now_ms()
+        if self._now_ms - self._yielded_at_ms < _YIELD_AFTER_MS:
+            return False
+        self._yielded_at_ms = self._now_ms
+        return True
+
     async def _let_others_run(self, message: Message) -> None:
         self._yielded_at_ms = self._now_ms
         try:

@@ -203,8 +203,9 @@ class Message:
         """Have it shown again after ``delay`` (seconds or a timedelta), None: after what the backoff says.
 
         Again before that time: the earlier of both times counts. On a durable consumer this returns once it is durable.
-        After the last attempt that the ``dead_letter`` setting allows, it goes to the dead-letter topic instead: that
-        has begun when this returns, and the consumer carries it to its end.
+        Lets the loop run when it has not done so for 5 ms. After the last attempt that the ``dead_letter`` setting
+        allows, it goes to the dead-letter topic instead: that has begun when this returns, and the consumer carries it
+        to its end.
 
         :param reason: is traced, and written with the dead letter; up to 1 000 letters
         :raises AlreadySettledError: it was acknowledged, or an acknowledgement is under way
@@ -223,6 +224,8 @@ class Message:
             self._settled_as = before = NACKED
             if written is not None:
                 await consumer._until_durable(message_id, written)
+            elif consumer._is_turn_long():
+                await asyncio.sleep(0)
         except BaseException:
             self._settled_as = before
             raise

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from .._foreign import shown
 from ..errors import BrokerError
 from ..ids import MessageId
 from ._port import Schema
@@ -44,7 +45,9 @@ class OfficialPublisher:
         try:
             info = await asyncio.to_thread(self._client._client.get_schema_info, topic, number)
         except RuntimeError as error:  # what the binding raises is one
-            _log.warning("dead letters of %s go without their schema, version %s: %s", topic, version.hex(), error)
+            _log.warning(
+                "dead letters of %s go without their schema, version %s: %s", topic, shown(version.hex()), error
+            )
             return {}
         schema = pulsar.schema.BytesSchema()
         schema._schema_info = info

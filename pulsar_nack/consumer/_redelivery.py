@@ -196,7 +196,7 @@ class Holds:
     def _not_local(self, ids: Sequence[MessageId]) -> list[Record]:
         """Show what is in memory and is to be shown from there; return what the broker is to be asked for."""
         records = [record for record in map(self._states.get, ids) if record is not None and self._is_due(record)]
-        due_members = Counter(entry_key(record.id) for record in records if is_member(record.id))
+        due_members = Counter(entry_key(record.id) for record in records if record.id[3] >= 0 and is_member(record.id))
         return [record for record in records if not self._bring_back_locally(record, due_members)]
 
     def _is_due(self, record: Record) -> bool:
@@ -235,11 +235,13 @@ class Holds:
 
     def _begin_request(self, records: Sequence[Record]) -> list[int]:
         now_ms = self._clock.now_ms()
+        self._states.expire(now_ms)
         reasons = [None if record.is_held else ASKED_AGAIN for record in records]  # else one for this hold has failed
         requests = [self._states.request(record, now_ms) for record in records]
         self._watch_from(self._states.next_request_at())
-        for record, reason in zip(records, reasons, strict=True):
-            self._tell_redelivered(record, reason)
+        if self._note is not None:
+            for record, reason in zip(records, reasons, strict=True):
+                self._tell_redelivered(record, reason)
         return requests
 
     def _fail_request(self, records: Sequence[Record], requests: Sequence[int], error: BaseException) -> NoReturn:
@@ -257,7 +259,7 @@ class Holds:
         if not records:
             return
         self.redelivered_broker += len(records)
-        for record in records:
+        for record in records if len(self._store) else ():
             if record.state is State.REQUESTED:
                 self._store.pop(record.id)
         self._freed()

@@ -32,7 +32,7 @@ settled ones and the counts of forgotten requests by numbers below.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final
@@ -89,7 +89,6 @@ class Record:
         "is_guessed",
         "is_held",
         "is_local",
-        "queued",
         "received_before",
         "redelivery_count",
         "request",
@@ -103,7 +102,7 @@ class Record:
         self.before_ack: State | None = None
         self.received_before: int | None = None
         """How many deliveries had been received when the newest request had brought nothing for long."""
-        self.hidden_count = self.due_at_ms = self.expires_at_ms = self.request = self.queued = 0
+        self.hidden_count = self.due_at_ms = self.expires_at_ms = self.request = 0
         self.is_held = self.is_local = self.is_ahead = self.is_guessed = False
         self.is_doubtful = self.has_copy = self.is_due = False
         # hidden_count: how many redeliveries the broker counts beyond redelivery_count: of copies that were dropped
@@ -117,7 +116,6 @@ class Record:
         # has_copy: a delivery was hidden while an acknowledgement was under way
         # is_due: its timer fired while an acknowledgement was under way
         # request: the newest request for it, a number of its own, which ends at expires_at_ms
-        # queued: how many requests for it are in the line of those that end; only the last of them counts
 
     def learn(self, message_id: MessageId) -> None:
         """Keep the parts that an id names, where an equal one that was known first does not name them."""
@@ -154,7 +152,8 @@ class States:
         self._records: dict[MessageId, Record] = {}
         self.get: Callable[[MessageId], Record | None] = self._records.get
         """Returns what is known of an unacknowledged message."""
-        self._requests: deque[Record] = deque()
+        self._requests: OrderedDict[Record, None] = OrderedDict()
+        """What was asked for and has not come, also while it is being acknowledged; what ends first comes first."""
         self._settled: dict[EntryKey, Stamp] = {}
         self._settled_before: dict[EntryKey, Stamp] = {}
         self._counts: OrderedDict[MessageId, int] = OrderedDict()
@@ -332,7 +331,6 @@ class States:
 
     def request(self, record: Record, now_ms: int) -> int:
         """Note that the broker is asked for a held message; return the request's number."""
-        self.expire(now_ms)
         record.is_held = False
         record.request += 1
         record.received_before = None
@@ -399,10 +397,13 @@ class States:
             if known.get(message_id) is record:
                 del known[message_id]
                 self.in_work -= 1
-                if batches.acked(message_id):
+                if (message_id[3] < 0 and not batches.entries) or batches.acked(message_id):
                     settled[message_id[:3]] = stamp
             else:
                 forgotten.append(record)
+        if self._requests:
+            for record in records:
+                self._requests.pop(record, None)
         self._bound_settled()
         return records if not forgotten else [record for record in records if record not in forgotten]
 
@@ -513,12 +514,15 @@ class States:
         self._count(record.state, -1)
         if record.state is State.REQUESTED:
             self.batches.requested(record.id, -1)
+        self._requests.pop(record, None)
 
     def _move(self, record: Record, state: State) -> None:
         self._count(record.state, -1)
         self._count(state, 1)
         if (record.state is State.REQUESTED) is not (state is State.REQUESTED):
             self.batches.requested(record.id, 1 if state is State.REQUESTED else -1)
+        if state is not State.REQUESTED and state is not State.ACKING:
+            self._requests.pop(record, None)
         record.state = state
 
     def _count(self, state: State, change: int) -> None:
@@ -531,8 +535,10 @@ class States:
 
     def expire(self, now_ms: int) -> None:
         """Forget requests that nothing came of for 30 s; they are made again."""
-        while (record := self._first_awaited()) is not None and record.expires_at_ms <= now_ms:
-            self._requests.popleft().queued -= 1
+        while self._requests:
+            record = next(iter(self._requests))
+            if record.expires_at_ms > now_ms:
+                return
             is_acking = record.state is State.ACKING  # which may fail
             if is_acking or (self.may_be_here is not None and self.may_be_here(record)):
                 self._expect(record, now_ms)
@@ -548,21 +554,11 @@ class States:
         """Return when the next request expires, or is made again; None: nothing is asked for. Amortized O(1)."""
         if self.gone:
             return 0
-        first, next_at = self._first_awaited(), self.unanswered.next_at()
-        if first is None:
+        next_at = self.unanswered.next_at()
+        if not self._requests:
             return next_at
-        return first.expires_at_ms if next_at is None else min(first.expires_at_ms, next_at)
-
-    def _first_awaited(self) -> Record | None:
-        """Return what was asked for first of all that has not come; drop from the line what has. Amortized O(1)."""
-        requests, known = self._requests, self._records.get
-        while requests:
-            record = requests[0]
-            state = record.before_ack if record.state is State.ACKING else record.state
-            if state is State.REQUESTED and record.queued == 1 and known(record.id) is record:
-                return record
-            requests.popleft().queued -= 1
-        return None
+        expires_at = next(iter(self._requests)).expires_at_ms
+        return expires_at if next_at is None else min(expires_at, next_at)
 
     def is_awaited(self, message_id: MessageId) -> bool:
         """Return whether a message that was asked for in vain has not come or been settled since."""
@@ -570,8 +566,8 @@ class States:
 
     def _expect(self, record: Record, now_ms: int) -> None:
         record.expires_at_ms = now_ms + REQUEST_MEMORY_MS
-        record.queued += 1
-        self._requests.append(record)
+        self._requests[record] = None
+        self._requests.move_to_end(record)
 
     def _remember_count(self, record: Record) -> None:
         self._counts.pop(record.id, None)
@@ -590,4 +586,6 @@ class States:
         assert self.held == states.count(State.HELD)
         assert self.requested == states.count(State.REQUESTED)
         assert self.in_work == len(states) - self.held - self.requested
+        assert all(self._records.get(record.id) is record for record in self._requests)
+        assert {each for each in self._records.values() if each.state is State.REQUESTED} <= set(self._requests)
         assert all(known == record.id for known, record in self._records.items())

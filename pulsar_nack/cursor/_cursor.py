@@ -28,6 +28,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from .._arguments import config_of
 from .._lifetime import OfOneLoop
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
@@ -40,7 +41,7 @@ from ._generations import names_of
 from ._ledger_acks import LedgersNotLoaded
 from ._line import IsWanted, Line, retrieve
 from ._loading import Range, as_positions
-from ._opening import Opened, Topic, open_state
+from ._opening import Opened, Topic, check_topic, open_state
 from ._properties import check_text
 from ._requests import checked, checked_number
 from ._statistics import CursorFigures
@@ -107,9 +108,7 @@ class Cursor(OfOneLoop, CursorFigures):
         """
         if not isinstance(store, LogStore):
             raise InvalidArgumentError("store", store, "a LogStore such as LocalLogStore")
-        if not isinstance(config, CursorConfig | None):
-            raise InvalidArgumentError("config", config, "a CursorConfig")
-        config = CursorConfig() if config is None else config
+        config = config_of("config", config, CursorConfig)
         self = cls(await open_state(store, names_of(name), ledgers, config, start), config)
         self._cache.use_all(sorted(self._state.ledger_states))
         if self._state.cut_entries:
@@ -128,6 +127,9 @@ class Cursor(OfOneLoop, CursorFigures):
         start: tuple[int, int] | None = None,
     ) -> Self:
         """Open the cursor in a folder, made where it is missing; the rest is as in :meth:`open`."""
+        config = config_of("config", config, CursorConfig)
+        names_of(name)
+        check_topic(ledgers, start)
         store = await LocalLogStore.open(path, threads=2)
         async with given_back([store]):
             self = await cls.open(store, ledgers, config, name=name, start=start)

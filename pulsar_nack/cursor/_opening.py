@@ -41,6 +41,15 @@ class Opened(NamedTuple):
     properties: Properties
 
 
+def check_topic(topic: Topic, start: tuple[int, int] | None) -> tuple[Ledgers | None, Position]:
+    """Return what answers for the ledgers, and where a new cursor begins.
+
+    :raises InvalidArgumentError: the topic or the start is none
+    """
+    ledgers = None if topic is None else as_ledgers(topic)
+    return ledgers, _beginning(ledgers, start)
+
+
 async def open_state(
     store: LogStore, names: Names, topic: Topic, config: CursorConfig, start: tuple[int, int] | None
 ) -> Opened:
@@ -52,9 +61,9 @@ async def open_state(
     :raises MissingExtraError: protobuf is not installed
     """
     messages()
-    ledgers = None if topic is None else as_ledgers(topic)
+    ledgers, beginning = check_topic(topic, start)
     make = partial(AckState, ledgers, ledger_size=partial(_size, limit=config.max_entry_bytes))
-    begin = make(_beginning(ledgers, start))
+    begin = make(beginning)
     is_bounded = config.enable_lru_cache_max_unacked_ranges
     limit = config.max_individual_ack_cache_bytes_per_cursor if is_bounded else None
     part = await take(store, names.cursor)

@@ -104,7 +104,7 @@ async def recover(
         except (LogNotFoundError, LogExistsError):
             continue  # its owner goes on in a new log, or makes it, at this time
         except LogLockedError as error:
-            raise LogLockedError(error.log, _IN_USE) from error
+            raise LogLockedError(error.log, _IN_USE, folder=error.folder, owner=error.owner) from error
     raise LogLockedError(names.cursor, _IN_USE)
 
 
@@ -249,7 +249,7 @@ async def last_usable(log: Log, cache_bytes: int | None, ledgers: Ledgers | None
         if kind in {Kind.LEDGER, Kind.MARKER_PART}:
             continue
         try:
-            return await _use(log, number, record, kind, cache_bytes, ledgers), has_lost
+            return await _use(log, number, record, cache_bytes, ledgers), has_lost
         except (CursorFormatError, LogCorruptedError) as error:
             if not has_lost:
                 _log.warning(
@@ -259,15 +259,14 @@ async def last_usable(log: Log, cache_bytes: int | None, ledgers: Ledgers | None
     return None, has_lost
 
 
-async def _use(
-    log: Log, number: int, record: bytes | None, kind: Kind, cache_bytes: int | None, ledgers: Ledgers | None
-) -> Usable:
+async def _use(log: Log, number: int, record: bytes | None, cache_bytes: int | None, ledgers: Ledgers | None) -> Usable:
     """Return what a record says.
 
     :raises CursorFormatError: it cannot be used
     """
     if record is None:
         raise CursorFormatError("record", "it is damaged")
+    kind = kind_of(record)
     if kind is Kind.MARKER:
         return await _use_marker(log, number, cache_bytes, ledgers)
     if kind is Kind.SINGLE:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from .._check import check_callable, check_clock, check_config, check_has
+from .._arguments import config_of
+from .._check import check_callable, check_clock, check_has
 from .._lifetime import OfOneLoop
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
@@ -73,13 +74,12 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
         clock: Clock | None = None,
         on_fallback: Callable[[TrackerFallback], object] | None = None,
     ) -> None:
-        check_config(config, BucketConfig)
+        self._config = config = config_of("config", config, BucketConfig)
         check_clock(clock)
         if storage is not None:
             check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage or None")
         if on_fallback is not None:
             check_callable("on_fallback", on_fallback, "a callable that takes a TrackerFallback, or None")
-        self._config = config = BucketConfig() if config is None else config
         if storage is None and config.tracker_kind == "bucket":
             raise InvalidArgumentError("storage", storage, "a BucketSnapshotStorage, since buckets are configured")
         self._clock = clock = WallClock() if clock is None else clock

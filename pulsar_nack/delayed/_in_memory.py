@@ -15,10 +15,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from .._check import check_clock, check_config
+from .._arguments import clock_of, config_of
 from .._lifetime import check_loop
 from .._wake_up import WakeUp
-from ..clock import Clock, WallClock
+from ..clock import Clock
 from ..config import DelayedDeliveryConfig
 from ..errors import ClosedError
 from ..ids import MessageId, Position
@@ -71,10 +71,8 @@ class InMemoryDelayedDeliveryTracker:
         clock: Clock | None = None,
         on_due: Callable[[], object] | None = None,
     ) -> None:
-        check_config(config, DelayedDeliveryConfig)
-        check_clock(clock)
-        config = DelayedDeliveryConfig() if config is None else config
-        clock = WallClock() if clock is None else clock
+        config = config_of("config", config, DelayedDeliveryConfig)
+        clock = clock_of(clock)
         check_on_due(on_due)
         self._now_ms = clock.now_ms
         self._lookahead = config.delayed_delivery_fixed_delay_detection_lookahead

@@ -17,7 +17,7 @@ _TIMES: Final = ("first_at", "last_at")
 def read_manifest(path: Path) -> BuiltReport | None:
     """Return what a manifest says; None where a file of its name is something else, or is gone."""
     try:
-        if path.stat().st_size > _LARGEST:
+        if not path.is_file() or path.stat().st_size > _LARGEST:
             return None
         said = json.loads(path.read_bytes())
         counts = [_whole(said[name]) for name in _COUNTS]

@@ -226,6 +226,11 @@ class FolderReport:
         """Return whether there is any."""
         return next(self.damage, None) is not None
 
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all was read; not so where a package is missing that reading needs, see ``notes``."""
+        return not any(store.notes for store in self.stores)
+
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as what JSON can hold."""
-        return {**asdict(self), "is_damaged": self.is_damaged}
+        return {**asdict(self), "is_damaged": self.is_damaged, "is_complete": self.is_complete}

@@ -159,8 +159,12 @@ class FaultyFiles:
         """Return whether a folder is there; never fails."""
         return self.inner.is_folder(path)
 
+    def owner(self, path: Path) -> int | None:
+        """Return who locked a file last; never fails."""
+        return self.inner.owner(path)
+
     def lock(self, path: Path) -> int:
-        """Lock a file."""
+        """Lock a file or a folder."""
         with self._step("lock"):
             return self._opened(self.inner.lock(path))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -14,7 +17,16 @@ else:
     import fcntl
 
 _BINARY: Final = getattr(os, "O_BINARY", 0)
+_NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
 _LOCK_TRIES: Final = 100
+_MOST_DIGITS: Final = 20
+
+PRIVATE_FILE: Final = 0o600
+"""The rights of files: what is kept of messages is for who runs the process, unless that one gives rights to others."""
+PRIVATE_FOLDER: Final = 0o700
+
+_locks: set[int] = set()
+"""The descriptors of this process that lock something: a forked child has them too, and must not keep them."""
 
 
 class Files(Protocol):
@@ -81,10 +93,15 @@ class Files(Protocol):
         ...
 
     def lock(self, path: Path) -> int:
-        """Lock a file, made if need be, until its descriptor is closed.
+        """Lock a folder that is there, or a file, made if need be, until its descriptor is closed.
 
         :raises BlockingIOError: somebody else, in this process too, has the lock
+        :raises OSError: the file system cannot lock this, or refuses
         """
+        ...
+
+    def owner(self, path: Path) -> int | None:
+        """Return the id of the process that locked a file last, None where that is not known."""
         ...
 
 
@@ -92,15 +109,22 @@ class OsFiles:
     """The operating system's files."""
 
     def create(self, path: Path) -> int:
-        """Open with O_CREAT and O_TRUNC."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | _BINARY, 0o666)
+        """Open with O_CREAT and O_TRUNC; private."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | _BINARY, PRIVATE_FILE)
 
     def open(self, path: Path, *, writable: bool = False) -> int:
-        """Open for reading, or for both."""
-        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | _BINARY)
+        """Open for reading, or for both; what is no file, as a FIFO, for which others would wait, is refused."""
+        descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | _BINARY | _NO_WAIT)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        return descriptor
 
     def close(self, descriptor: int) -> None:
-        """Close."""
+        """Close; a lock is given up before, in a forked child too."""
+        if descriptor in _locks:
+            _locks.discard(descriptor)
+            _unlock(descriptor)
         os.close(descriptor)
 
     def size(self, descriptor: int) -> int:
@@ -153,8 +177,8 @@ class OsFiles:
         path.unlink()
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder."""
-        path.mkdir()
+        """Make a folder; private."""
+        path.mkdir(PRIVATE_FOLDER)
 
     def remove_folder(self, path: Path) -> None:
         """Remove a folder."""
@@ -169,18 +193,47 @@ class OsFiles:
         return path.is_dir()
 
     def lock(self, path: Path) -> int:
-        """Lock with flock (msvcrt on Windows), and look whether the file was removed by its last owner meanwhile."""
+        """Lock with flock (msvcrt on Windows), and look whether the file was removed by its last owner meanwhile.
+
+        A file then holds the id of this process. Windows cannot lock folders.
+        """
+        is_folder = path.is_dir()
+        if is_folder and sys.platform == "win32":
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), str(path))
         for _ in range(_LOCK_TRIES):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
+            if is_folder:
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            else:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, PRIVATE_FILE)
             try:
                 _lock(descriptor)
                 if _is_same(descriptor, path):
+                    if not is_folder:
+                        _sign(descriptor)
                     return descriptor
             except BaseException:
-                os.close(descriptor)
+                self.close(descriptor)
                 raise
-            os.close(descriptor)
+            self.close(descriptor)
         raise BlockingIOError(f"{path} is removed again and again")
+
+    def owner(self, path: Path) -> int | None:
+        """Read it from the file."""
+        with suppress(OSError, ValueError):
+            descriptor = self.open(path)
+            try:
+                return int(self.read(descriptor, _MOST_DIGITS, 0))
+            finally:
+                os.close(descriptor)
+        return None
+
+
+def _sign(descriptor: int) -> None:
+    """Say whose lock it is; a disk that is full does not keep anybody from it."""
+    if sys.platform != "win32":
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
 
 
 def _is_same(descriptor: int, path: Path) -> bool:
@@ -189,7 +242,33 @@ def _is_same(descriptor: int, path: Path) -> bool:
     return False
 
 
+def _let_go() -> None:
+    """Let go of the locks in a forked child: they are its parent's, and would outlive it here.
+
+    The numbers of the descriptors stay in use, for nothing: closing them later closes nothing of the child's.
+    """
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor in _locks:
+        os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+    _locks.clear()
+
+
+def _unlock(descriptor: int) -> None:
+    if sys.platform != "win32":
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+@cache
+def _let_go_in_children() -> None:
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=_let_go)
+
+
 def _lock(descriptor: int) -> None:
+    _let_go_in_children()
+    _locks.add(descriptor)
     if sys.platform == "win32":
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)

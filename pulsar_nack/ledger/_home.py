@@ -1,8 +1,12 @@
 """The folder of a store of logs: making, opening, deleting and sweeping; blocking.
 
-Who makes, writes or deletes a log holds the lock of its name, a file beside it that goes when the log does. A log is
-made under another name and renamed; it is deleted by renaming it first: each has one commit point, and what a crash
-leaves behind is swept away by the next who opens the store or locks that name, under the lock.
+Who makes, writes or deletes a log holds two locks: that of its name, a file beside it that goes when the log does, and
+that of its folder. The former is there before the log, and after it; the latter cannot be taken away by who removes
+files that look unused, and tells some of these (systemd-tmpfiles) not to. Where folders cannot be locked, as on NFS,
+the file alone has to do.
+
+A log is made under another name and renamed; it is deleted by renaming it first: each has one commit point, and what a
+crash leaves behind is swept away by the next who opens the store or locks that name, under the locks.
 """
 
 from __future__ import annotations
@@ -10,9 +14,9 @@ from __future__ import annotations
 import errno
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from ..errors import (
     LogCorruptedError,
@@ -30,6 +34,13 @@ from ._survey import survey
 from ._writer import Writer, begin_segment
 
 
+class Lock(NamedTuple):
+    """The descriptors that lock a log: of the file of its name, and of its folder if there is one."""
+
+    file: int
+    folder: int | None
+
+
 class Opened(NamedTuple):
     """A log's parts; without writer and lock when it is open for reading only, without a writer when it is damaged."""
 
@@ -38,8 +49,12 @@ class Opened(NamedTuple):
     tail: Tail
     size: int
     writer: Writer | None
-    lock: int | None
+    lock: Lock | None
     damage: Sequence[LogDamage] = ()
+
+
+_NO_LOCKS: Final = {errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOENT, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
+"""What file systems, and Windows, say that cannot lock a folder, and what is said of one that has just gone."""
 
 
 class Home:
@@ -61,6 +76,11 @@ class Home:
         for log in sorted(left):
             with suppress(LogLockedError, LogStorageError):
                 self._unlock(log, self._lock(log))
+
+    @property
+    def place(self) -> str:
+        """Return the folder, for errors."""
+        return str(self._folder)
 
     def part(self) -> Self:
         """Return itself: each log is locked, and the process that holds these locks is the owner."""
@@ -84,8 +104,9 @@ class Home:
         lock = self._lock(log)
         try:
             self._must_be_new(log)
-            with storage_errors(log, "create it"):
-                return self._make(log, lock)
+            with self._errors(log, "create it"):
+                lock = self._make(log, lock)
+                return self._open_made(log, lock)
         except Exception:
             self._unlock(log, lock)
             raise
@@ -101,7 +122,7 @@ class Home:
         """Open a log, as its owner, for reading what is whole of it."""
         return self._owned(log, self._open_damaged)
 
-    def _owned(self, log: str, opening: Callable[[str, int], Opened]) -> Opened:
+    def _owned(self, log: str, opening: Callable[[str, Lock], Opened]) -> Opened:
         self._must_exist(log)
         lock = self._lock(log)
         try:
@@ -119,55 +140,87 @@ class Home:
         if opened.lock is not None:
             self._unlock(opened.name, opened.lock)
 
-    def delete(self, log: str, lock: int | None = None) -> None:
+    def delete(self, log: str, lock: Lock | None = None) -> None:
         """Delete a log, whose lock is held already or taken; the lock is given up, whatever happens."""
         if lock is None:
             self._must_exist(log)
             lock = self._lock(log)
         try:
             self._must_exist(log)
-            with storage_errors(log, "delete it"):
+            with self._errors(log, "delete it"):
                 self._must_be_unmixed(log)
                 self._files.rename(self._path(log, LOG), self._path(log, LOG + GONE))
                 self._files.sync_folder(self._folder)
         finally:
             self._unlock(log, lock)
 
-    def _make(self, log: str, lock: int) -> Opened:
+    def _make(self, log: str, lock: Lock) -> Lock:
+        """Make a log, whose folder is locked before it has its name."""
         new, path = self._path(log, LOG + NEW), self._path(log, LOG)
         self._files.make_folder(new)
         self._files.close(begin_segment(self._files, new / segment_name(0), 0, secrets.randbits(32), log))
-        self._files.rename(new, path)
+        lock = lock._replace(folder=self._lock_folder(new))
+        try:
+            self._files.rename(new, path)
+        except Exception:
+            self._close_lock(lock.folder)
+            raise
+        return lock
+
+    def _open_made(self, log: str, lock: Lock) -> Opened:
         try:
             return self._open(log, lock)  # this makes the name durable too
         except Exception:
             with suppress(OSError):
-                self._files.rename(path, self._path(log, LOG + GONE))
+                self._files.rename(self._path(log, LOG), self._path(log, LOG + GONE))
             raise
 
-    def _lock(self, log: str) -> int:
-        """Take a log's lock, and sweep what crashes left of logs of this name."""
-        with storage_errors(log, "lock it"):
+    def _lock(self, log: str) -> Lock:
+        """Take a log's locks, and sweep what crashes left of logs of this name."""
+        with self._errors(log, "lock it"):
+            folder = None
             try:
-                lock = self._files.lock(self._path(log, LOCK))
+                folder = self._lock_folder(self._path(log, LOG))
+                lock = Lock(self._files.lock(self._path(log, LOCK)), folder)
             except BlockingIOError as error:
-                raise LogLockedError(log) from error
+                self._close_lock(folder)
+                owner = self._files.owner(self._path(log, LOCK))
+                raise LogLockedError(log, folder=str(self._folder), owner=owner) from error
+            except Exception:
+                self._close_lock(folder)
+                raise
         try:
-            with storage_errors(log, "remove what is left of an older one"):
+            with self._errors(log, "remove what is left of an older one"):
                 self._sweep(log)
         except LogStorageError:
-            self._files.close(lock)
+            self._close_lock(*lock)
             raise
         return lock
 
-    def _unlock(self, log: str, lock: int) -> None:
-        """Give up a log's lock; without the log, sweep and remove the lock file first. What cannot be removed stays."""
+    def _lock_folder(self, path: Path) -> int | None:
+        """Lock a log's folder; None where there is none, or where the file system cannot do that."""
+        try:
+            return self._files.lock(path) if self._files.is_folder(path) else None
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return None
+            raise
+
+    def _unlock(self, log: str, lock: Lock) -> None:
+        """Give up a log's locks; without the log, sweep, and remove the lock file first. What cannot be, stays."""
         with suppress(OSError):
             self._sweep(log)
             if not self._exists(log):
                 self._files.remove(self._path(log, LOCK))
-        with suppress(OSError):
-            self._files.close(lock)
+        self._close_lock(*lock)
+
+    def _close_lock(self, *descriptors: int | None) -> None:
+        for descriptor in descriptors:
+            if descriptor is not None:
+                with suppress(OSError):
+                    self._files.close(descriptor)
 
     def _sweep(self, log: str) -> None:
         new, gone = self._path(log, LOG + NEW), self._path(log, LOG + GONE)
@@ -182,8 +235,8 @@ class Home:
             self._files.remove(folder / name)
         self._files.remove_folder(folder)
 
-    def _open(self, log: str, lock: int | None) -> Opened:
-        with storage_errors(log, "open it"):
+    def _open(self, log: str, lock: Lock | None) -> Opened:
+        with self._errors(log, "open it"):
             segments = self._segments(log)
             size = sum(segment.check_owner() for segment in segments)
             tail = segments[-1].find_tail()
@@ -194,8 +247,8 @@ class Home:
                 writer.open(tail, size)
             return Opened(log, segments, tail, size, writer, lock)
 
-    def _open_damaged(self, log: str, lock: int) -> Opened:
-        with storage_errors(log, "open it"):
+    def _open_damaged(self, log: str, lock: Lock) -> Opened:
+        with self._errors(log, "open it"):
             segments = self._found_segments(log)
             length, is_sealed, damage = survey(self._files, segments)
             size = sum(map(self._size, segments))
@@ -250,13 +303,13 @@ class Home:
                     raise
 
     def _must_be_new(self, log: str) -> None:
-        with storage_errors(log, "look for it"):
+        with self._errors(log, "look for it"):
             exists = self._exists(log)
         if exists:
             raise LogExistsError(log)
 
     def _must_exist(self, log: str) -> None:
-        with storage_errors(log, "look for it"):
+        with self._errors(log, "look for it"):
             exists = self._exists(log)
         if not exists:
             raise LogNotFoundError(log)
@@ -269,19 +322,22 @@ class Home:
     def _exists(self, log: str) -> bool:
         return self._files.is_folder(self._path(log, LOG))
 
+    def _errors(self, log: str, action: str) -> AbstractContextManager[None]:
+        return storage_errors(log, action, str(self._folder))
+
     def _path(self, log: str, suffix: str) -> Path:
         return self._folder / (log + suffix)
 
 
 @contextmanager
-def storage_errors(log: str, action: str) -> Iterator[None]:
+def storage_errors(log: str, action: str, folder: str | None = None) -> Iterator[None]:
     """Turn the system's errors into ours."""
     try:
         yield
     except OSError as error:
-        raise explain(error, log, action) from error
+        raise explain(error, log, action, folder) from error
 
 
-def explain(error: OSError, log: str, action: str) -> LogStorageError:
+def explain(error: OSError, log: str, action: str, folder: str | None = None) -> LogStorageError:
     """Return our error for one of the system's."""
-    return LogStorageError(log, action, error.strerror or str(error) or type(error).__name__)
+    return LogStorageError(log, action, error.strerror or str(error) or type(error).__name__, folder=folder)

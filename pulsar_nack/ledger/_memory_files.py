@@ -41,7 +41,7 @@ class MemoryFiles:
         self._random = random or Random(0)  # noqa: S311
         self._root = Folder()
         self._open: dict[int, File] = {}
-        self._locks: dict[int, File] = {}
+        self._locks: dict[int, File | Folder] = {}
         self._next = 3
 
     def fork(self, random: Random | None = None) -> MemoryFiles:
@@ -175,16 +175,19 @@ class MemoryFiles:
             return False
 
     def lock(self, path: Path) -> int:
-        """Lock a file."""
+        """Lock a file, or a folder."""
         folder = self._folder(path.parent)
         if path.name not in folder.live:
             folder.change({path.name: File()})
-        file = self._existing(path)
-        if any(file is held for held in self._locks.values()):
+        node = folder.live[path.name]
+        if any(node is held for held in self._locks.values()):
             raise _error(errno.EAGAIN, path)
-        descriptor = self._add(file)
-        self._locks[descriptor] = file
+        descriptor = self._add(node if isinstance(node, File) else File())
+        self._locks[descriptor] = node
         return descriptor
+
+    def owner(self, path: Path) -> None:
+        """Return that it is not known."""
 
     def _add(self, file: File) -> int:
         self._next += 1

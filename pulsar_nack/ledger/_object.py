@@ -47,10 +47,15 @@ class ObjectBackend:
         """Return why nothing can be added to it."""
         return READ_ONLY
 
+    @property
+    def place(self) -> str:
+        """Return where its store is."""
+        return self._home.place
+
     def write(self, records: Sequence[bytes]) -> int:
         """Add records; without any, seal."""
         if self._writer is None:
-            raise LogStorageError(self.name, "append", self.why_read_only)
+            raise LogStorageError(self.name, "append", self.why_read_only, folder=self.place)
         return self._writer.append(records)
 
     def read(self, first: int, last: int, limit: int) -> list[bytes]:

@@ -57,6 +57,11 @@ class ObjectHome:
         self._claim: Claim | None = None
         self._is_given_up = False
 
+    @property
+    def place(self) -> str:
+        """Return the address of the store, for errors."""
+        return self._requests.url
+
     def part(self) -> Self:
         """Return a home that is to own something; one of what is owned is owned already."""
         return copy(self)

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from ..errors import InvalidArgumentError, LogStorageError, MissingExtraError
+from ._files import PRIVATE_FOLDER
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -142,6 +146,7 @@ def from_url(url: object, options: dict[str, Any]) -> Objects:
     if scheme not in _LOCAL:
         options = {"retry_config": _RETRIES, **options}
     elif scheme == "file":
+        _make_private(url)
         options = {"mkdir": True, "automatic_cleanup": True, **options}
     try:
         return as_objects(obstore.store.from_url(url, **options))
@@ -151,6 +156,12 @@ def from_url(url: object, options: dict[str, Any]) -> Objects:
         ) from None
     except Exception as error:
         raise LogStorageError(without_secrets(url), "open the store", plain(error)) from error
+
+
+def _make_private(url: str) -> None:
+    """Make the folder of a store, so that nobody else looks into it; obstore makes files as the umask says."""
+    with suppress(OSError, ValueError):
+        Path(url2pathname(urlsplit(url).path)).mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
 
 
 def describe(store: ObjectStore) -> str:

@@ -69,6 +69,11 @@ class LogBackend(Protocol):
         """Return why nothing can be added to one that is not writable."""
         ...
 
+    @property
+    def place(self) -> str:
+        """Return the folder or the address of its store, for errors."""
+        ...
+
     def write(self, records: Sequence[bytes]) -> int:
         """Add records, durably, and return the number of the first; without records, seal."""
         ...
@@ -199,12 +204,12 @@ class LogShell(OfOneLoop):
         """Return an error for one of several callers, who must not share a traceback."""
         if not isinstance(error, OSError | LedgerError):
             return error
-        ours = explain(error, self.name, "append") if isinstance(error, OSError) else copy(error)
+        ours = explain(error, self.name, "append", self._backend.place) if isinstance(error, OSError) else copy(error)
         ours.__cause__ = error
         return ours
 
     def _read(self, first: int, last: int, limit: int) -> list[bytes]:
-        with storage_errors(self.name, "read it"):
+        with storage_errors(self.name, "read it", self._backend.place):
             return self._backend.read(first, last, limit)
 
     def _read_all(self, first: int, last: int) -> list[bytes]:
@@ -224,7 +229,7 @@ class LogShell(OfOneLoop):
     def _check_writable(self) -> None:
         self._check_open()
         if not self._backend.is_writable:
-            raise LogStorageError(self.name, "append", self._backend.why_read_only)
+            raise LogStorageError(self.name, "append", self._backend.why_read_only, folder=self._backend.place)
         if self.is_sealed:
             raise LogSealedError(self.name)
 

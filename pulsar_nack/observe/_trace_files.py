@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from ..config import TraceConfig
+from ..ledger._files import PRIVATE_FILE, PRIVATE_FOLDER
 
 
 class TraceFiles:
@@ -68,10 +69,10 @@ class TraceFiles:
         _sync_folder(self._folder)
 
     def _open(self) -> int:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         self._number += 1
         self._path = self._folder / f"trace-{time.time_ns() // 1_000_000}-{self._writer}-{self._number}.jsonl.open"
-        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, PRIVATE_FILE)
         self._size, self._opened_at = 0, time.monotonic()
         return self._descriptor
 

@@ -13,14 +13,14 @@ from ..errors import InvalidArgumentError
 from ._accuracy_counts import counts, histogram, slices
 from ._arguments import milliseconds
 from ._checks import require_columns
-from ._messages import lateness, with_nacks
+from ._messages import GROUP, consumer_hash, group_hash, lateness, nacks_and_ends, with_sound_times
 from ._starvation import slice_ms, starvation_windows
 from .schemas import ASKED_AGAIN, IDENTITY, TRACE
 
 DELAY_CLASSES: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0)
 PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
 UNKNOWN: Final = "unknown"
-_GROUP: Final = ("topic", "subscription", "delay_class", "attempt")
+_KEY: Final = ("group", "delay_class", "attempt")
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name != "v"]
 
 
@@ -78,16 +78,22 @@ def accuracy(
         raise InvalidArgumentError("event", event, "'arrive' or 'redeliver'")
     early_ms, late_ms = milliseconds("early", early), milliseconds("late", late)
     starved_ms = milliseconds("starvation", starvation, least=1)
-    classes = _delay_class(delay_classes)
+    bounds_ms = _bounds(delay_classes)
     _check_percentiles(percentiles)
+    df = with_sound_times(df)
     if event == "redeliver":
         df = df.where(~(sf.col("event") == event) | ~sf.col("reason").eqNullSafe(ASKED_AGAIN))
     step = slice_ms(starved_ms)
-    counted = counts(with_nacks(df, event), classes, step).persist()
-    ends = df.groupBy(sf.coalesce("consumer", sf.lit("")).alias("consumer")).agg(sf.max("time_ms").alias("end_ms"))
+    counted = counts(nacks_and_ends(df, event), bounds_ms, step).persist()
+    sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).persist()
+    ends = sources.groupBy(consumer_hash().alias("consumer")).agg(sf.max("end_ms").alias("end_ms"))
+    names = sf.broadcast(sources.select(*GROUP, group_hash().alias("group")).distinct())
+    lateness = _lateness(histogram(counted), percentiles, early_ms, late_ms).join(names, "group")
+    spans = starvation_windows(slices(counted, ends, step), starved_ms, event).join(names, "group")
+    figures = [name for name in lateness.columns if name not in {"group", "delay_class", *GROUP}]
     return Accuracy(
-        _lateness(histogram(counted), percentiles, early_ms, late_ms),
-        starvation_windows(slices(counted, ends, step), starved_ms, event),
+        lateness.select(*GROUP, _class_name(delay_classes), *figures),
+        spans.select(*GROUP, *(name for name in spans.columns if name not in {"group", *GROUP})),
         _beyond(df.where(sf.col("event") == event), early_ms, late_ms),
     )
 
@@ -97,7 +103,7 @@ def _lateness(histogram: DataFrame, percentiles: Sequence[float], early_ms: int,
     ms, n = sf.col("ms"), sf.col("n")
     none = sf.lit(0).cast("long")
     at = sf.percentile(ms, [float(each) for each in percentiles], n)
-    found = histogram.groupBy(*_GROUP).agg(
+    found = histogram.groupBy(*_KEY).agg(
         sf.sum(n).alias("arrivals"),
         sf.sum(sf.when(ms.isNull(), n).otherwise(none)).alias("invalid"),
         sf.sum(sf.when(ms < -early_ms, n).otherwise(none)).alias("early"),
@@ -108,7 +114,7 @@ def _lateness(histogram: DataFrame, percentiles: Sequence[float], early_ms: int,
         sf.max(ms).alias("max_ms"),
     )
     names = [sf.col("at")[place].alias(_percentile_name(each)) for place, each in enumerate(percentiles)]
-    return found.select(*_GROUP, "arrivals", "invalid", "early", "late", "min_ms", "mean_ms", *names, "max_ms")
+    return found.select(*_KEY, "arrivals", "invalid", "early", "late", "min_ms", "mean_ms", *names, "max_ms")
 
 
 def _beyond(arrivals: DataFrame, early_ms: int, late_ms: int) -> DataFrame:
@@ -127,15 +133,20 @@ def _check_percentiles(shares: Sequence[float]) -> None:
         raise InvalidArgumentError("percentiles", shares, "different shares from 0 to 1")
 
 
-def _delay_class(bounds: Sequence[float]) -> Column:
-    """Return the class of an asked delay: ``0-1 s``, ``1-10 s``, ``over 10 s``, ``unknown``."""
+def _bounds(bounds: Sequence[float]) -> list[int]:
+    """Return the bounds of the classes of delays, in ms."""
     limits = [milliseconds("delay_classes", bound) for bound in bounds]
     if not limits or any(low >= high for low, high in pairwise(limits)):
         raise InvalidArgumentError("delay_classes", bounds, "bounds in ascending order")
-    asked = sf.col("asked_ms")
-    found = sf.when(asked.isNull(), sf.lit(UNKNOWN))
-    low = "0"
-    for bound, limit in zip(bounds, limits, strict=True):
-        found = found.when(asked <= limit, sf.lit(f"{low}-{bound:g} s"))
-        low = f"{bound:g}"
-    return found.otherwise(sf.lit(f"over {low} s"))
+    return limits
+
+
+def _class_name(bounds: Sequence[float]) -> Column:
+    """Return the name of a class: ``0-1 s``, ``1-10 s``, ``over 10 s``, ``unknown``."""
+    edges = ["0", *(f"{bound:g}" for bound in bounds)]
+    names = [f"{low}-{high} s" for low, high in pairwise(edges)] + [f"over {edges[-1]} s"]
+    number = sf.col("delay_class")
+    found = sf.when(number < 0, UNKNOWN)
+    for place, name in enumerate(names):
+        found = found.when(number == place, name)
+    return found.alias("delay_class")

@@ -1,87 +1,77 @@
 """What is counted of millions of events, in one pass: lateness by class, and what went on in slices of time.
 
-Both come from one shuffle of the events; what is left is small, and kept until the tables made of it are done with.
+Events come in the order of their messages, and are paired by arrays: what follows an event of the same message stands
+behind it. The events of a message that a batch of Arrow cuts are kept until the rest of them is there. What was found
+is counted whenever it has become a lot; what is left is small, and kept until the tables made of it are done with.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-HISTOGRAM: Final = ("topic", "subscription", "delay_class", "attempt", "ms")
-SLICE: Final = ("topic", "subscription", "slice")
+from ._messages import MESSAGE, UNKNOWN, Kind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HISTOGRAM: Final = ("group", "delay_class", "attempt", "ms")
 MOMENT: Final = 16
 """A moment is a time in ms times this, and the code of what happened then and one more: 0 if only the trace ended."""
 
-_FACT: Final = {
-    "delay_class": "string",
-    "attempt": "int",
-    "ms": "long",
-    "slice": "long",
-    "consumer": "string",
-    "due": "long",
-    "ended": "long",
-    "active": "long",
-}
+_SUMS: Final = {
+    "n": "sum", "became_due": "sum", "done": "sum", "first_due": "min", "last_ended": "max", "first_active": "min",
+    "last_active": "max",
+}  # fmt: skip
+_KEYS: Final = (*HISTOGRAM, "slice", "consumer")
+_COUNTED: Final = StructType(
+    [
+        StructField(name, IntegerType() if name in {"delay_class", "attempt"} else LongType())
+        for name in (*_KEYS, *_SUMS)
+    ]
+)
+_MANY: Final = 500_000
+"""So many facts are counted together."""
 
 
-def counts(nacks: DataFrame, delay_class: Column, slice_ms: int) -> DataFrame:
+def counts(events: DataFrame, bounds_ms: Sequence[int], slice_ms: int) -> DataFrame:
     """Return rows of three kinds: without a ``slice`` those of :func:`histogram`, with one what went on in it.
 
     Those with a ``consumer`` too are of nacks that nothing ended: when its trace ends is not known here.
 
-    :param nacks: as ``with_nacks`` gives them
+    :param events: as ``nacks_and_ends`` gives them
+    :param bounds_ms: the bounds of classes of delays; a class is how many of them are below, -1 if that is not known
     :param slice_ms: the length of a slice
     """
-    facts = nacks.select("topic", "subscription", sf.inline(_facts(delay_class, slice_ms)))
-    return facts.groupBy(*HISTOGRAM, "slice", "consumer").agg(
-        sf.count("*").alias("n"),
-        sf.count("due").alias("became_due"),
-        sf.count("ended").alias("done"),
-        sf.min("due").alias("first_due"),
-        sf.max("ended").alias("last_ended"),
-        sf.min("active").alias("first_active"),
-        sf.max("active").alias("last_active"),
-    )
+    found = events.mapInArrow(_counter(bounds_ms, slice_ms), _COUNTED)
+    return found.groupBy(*_KEYS).agg(*(getattr(sf, how)(name).alias(name) for name, how in _SUMS.items()))
 
 
 def histogram(counted: DataFrame) -> DataFrame:
-    """Return topic, subscription, delay_class, attempt, lateness in ``ms`` and the number ``n`` of such arrivals."""
+    """Return group, delay_class, attempt, lateness in ``ms`` and the number ``n`` of such arrivals."""
     return counted.where(sf.col("slice").isNull()).select(*HISTOGRAM, "n")
 
 
 def slices(counted: DataFrame, ends: DataFrame, slice_ms: int) -> DataFrame:
-    """Return for each subscription and slice of time how many became due and ended, and when the first and last.
+    """Return for each group and slice of time how many became due and ended, and when the first and last.
 
-    :param ends: when the trace of each ``consumer`` ends, ``end_ms``
+    :param ends: when the trace of each ``consumer`` ends, ``end_ms``; by the hash of its name
     """
     columns = ("became_due", "done", "first_due", "last_ended", "first_active", "last_active")
-    known = counted.where(sf.col("slice").isNotNull())
-    last = sf.floor(sf.col("end_ms") / slice_ms)
-    left = known.where(sf.col("consumer").isNotNull()).join(ends, "consumer").where(last > sf.col("slice"))
-    none = sf.lit(None).cast("long")
-    gone = {
-        "became_due": sf.lit(0),
-        "done": sf.col("became_due"),
-        "first_due": none,
-        "last_ended": sf.col("end_ms") * MOMENT,
-    }
-    both = left.select(
-        "topic",
-        "subscription",
-        sf.inline(
-            sf.array(
-                sf.struct(sf.col("slice").alias("slice"), *columns),
-                sf.struct(last.alias("slice"), *(gone.get(name, none).cast("long").alias(name) for name in columns)),
-            )
-        ),
-    )
-    found = known.where(sf.col("consumer").isNull()).select(*SLICE, *columns).unionByName(both)
-    return found.groupBy(*SLICE).agg(
-        sf.sum("became_due").alias("became_due"),
-        sf.sum("done").alias("done"),
+    known = counted.where(sf.col("slice").isNotNull()).join(ends, "consumer", "left")
+    last, none = sf.floor(sf.col("end_ms") / slice_ms), sf.lit(None).cast("long")
+    gone = {"done": sf.col("became_due"), "last_ended": sf.col("end_ms") * MOMENT}
+    here = sf.struct("slice", *columns)
+    there = sf.struct(last.alias("slice"), *(gone.get(name, none).cast("long").alias(name) for name in columns))
+    facts = sf.when(sf.col("consumer").isNull(), sf.array(here)).when(last > sf.col("slice"), sf.array(here, there))
+    found = known.select("group", sf.inline(facts))
+    return found.groupBy("group", "slice").agg(
+        sf.coalesce(sf.sum("became_due"), sf.lit(0)).alias("became_due"),
+        sf.coalesce(sf.sum("done"), sf.lit(0)).alias("done"),
         sf.min("first_due").alias("first_due"),
         sf.max("last_ended").alias("last_ended"),
         sf.min("first_active").alias("first_active"),
@@ -89,26 +79,129 @@ def slices(counted: DataFrame, ends: DataFrame, slice_ms: int) -> DataFrame:
     )
 
 
-def _facts(delay_class: Column, slice_ms: int) -> Column:
-    """Return what an event tells: how late it came and that something did, or from when to when it was due."""
-    time, deadline, ended, is_nack = map(sf.col, ("time_ms", "deadline_ms", "ended_ms", "is_nack"))
-
-    def slice_of(at: Column) -> Column:
-        return sf.floor(at / slice_ms)
-
-    late = _fact(delay_class=delay_class, attempt=sf.col("attempt"), ms=sf.col("ms"))
-    active = _fact(slice=slice_of(time), active=time)
-    due = _fact(slice=slice_of(deadline), due=deadline)
-    done = _fact(slice=slice_of(ended), ended=ended * MOMENT + sf.col("ended_by") + 1)
-    left = _fact(slice=slice_of(deadline), due=deadline, consumer=sf.coalesce("consumer", sf.lit("")))
-    return (
-        sf.when(~is_nack, sf.array(late, active))
-        .when(deadline.isNotNull() & (slice_of(ended) > slice_of(deadline)), sf.array(due, done))
-        .when(deadline.isNotNull() & ended.isNull(), sf.array(left))
-    )
+# --- in workers -----------------------------------------------------------------------------------------------------
 
 
-def _fact(**values: Column) -> Column:
-    nothing = sf.lit(None)
-    fields = (values.get(name, nothing).cast(kind).alias(name) for name, kind in _FACT.items())
-    return sf.struct(*fields)
+def _counter(bounds_ms: Sequence[int], slice_ms: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counter = _Counter(bounds_ms, slice_ms)
+        for batch in batches:
+            yield from counter.add(batch)
+        yield from counter.finish()
+
+    return count
+
+
+class _Counter:
+    """Pairs the events of one partition, and counts what comes of it."""
+
+    def __init__(self, bounds_ms: Sequence[int], slice_ms: int) -> None:
+        import numpy as np
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        self._np, self._pa = np, pa
+        self._schema = to_arrow_schema(_COUNTED)
+        self._bounds = np.array(bounds_ms)
+        self._slice_ms = slice_ms
+        self._rest: dict[str, Any] = {}
+        self._facts: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take a batch; its last message is kept back."""
+        np = self._np
+        events = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
+        if self._rest:
+            events = {name: np.concatenate((self._rest[name], values)) for name, values in events.items()}
+        starts = np.flatnonzero(self._is_first(events))
+        last = int(starts[-1]) if len(starts) else 0
+        self._rest = {name: values[last:] for name, values in events.items()}
+        self._pair({name: values[:last] for name, values in events.items()})
+        if self._rows > _MANY:
+            self._count()
+            if self._rows > _MANY // 2:  # there are many kinds of facts: Spark counts them on
+                yield from self._take()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Take what was kept back, and yield what was counted."""
+        if self._rest:
+            self._pair(self._rest)
+        self._count()
+        yield from self._take()
+
+    def _is_first(self, events: dict[str, Any]) -> Any:
+        """Return which events are the first of their message."""
+        np = self._np
+        size = len(events["time_ms"])
+        found = np.ones(size, bool)
+        names = (MESSAGE, "ledger", "entry")
+        found[1:] = np.logical_or.reduce([events[name][1:] != events[name][:-1] for name in names])
+        return found[:size]
+
+    def _pair(self, events: dict[str, Any]) -> None:
+        np = self._np
+        size = len(events["time_ms"])
+        if not size:
+            return
+        places = np.arange(size)
+        is_first = self._is_first(events)
+        first = np.maximum.accumulate(np.where(is_first, places, 0))
+        kind, time, delay, ms = (events[name] for name in ("kind", "time_ms", "delay_ms", "ms"))
+        is_nack = kind == Kind.NACK
+        nack = np.maximum.accumulate(np.where(is_nack & (delay != UNKNOWN), places, -1))
+        nack = np.concatenate(([-1], nack[:-1]))  # the last one before
+        came = np.flatnonzero(kind == Kind.REDELIVERY)
+        asked = nack[came]
+        delay_class = np.where(asked >= first[came], np.searchsorted(self._bounds, delay[asked]), -1)
+        late = ms[came]
+        attempt = events["attempt"][came]
+        known = {"ms": (late, late == UNKNOWN), "attempt": (attempt, attempt < 0)}
+        one = np.ones(len(came), np.int64)
+        self._note(len(came), n=one, group=events["group"][came], delay_class=delay_class, **known)
+        group, at = events["group"][came], time[came]
+        self._note(len(came), group=group, slice=at // self._slice_ms, first_active=at, last_active=at)
+        has_next = np.concatenate((~is_first[1:], [False]))
+        waits = is_nack & (ms != UNKNOWN)
+        left = np.flatnonzero(waits & ~has_next)
+        ended = np.flatnonzero(waits & has_next)
+        ended = ended[time[ended + 1] // self._slice_ms > ms[ended] // self._slice_ms]
+        for some in (left, ended):
+            one = np.ones(len(some), np.int64)
+            due = {"became_due": one, "first_due": ms[some], "slice": ms[some] // self._slice_ms}
+            consumer = {"consumer": events["consumer"][some]} if some is left else {}
+            self._note(len(some), group=events["group"][some], **due, **consumer)
+        moment = time[ended + 1] * MOMENT + events["code"][ended + 1] + 1
+        done = {"done": np.ones(len(ended), np.int64), "slice": time[ended + 1] // self._slice_ms}
+        self._note(len(ended), group=events["group"][ended], last_ended=moment, **done)
+
+    def _note(self, size: int, **columns: Any) -> None:
+        """Note facts: columns that are not given are null, and so are values with a mask."""
+        if not size:
+            return
+        pa = self._pa
+        arrays = []
+        for field in self._schema:
+            given = columns.get(field.name)
+            if given is None:
+                arrays.append(pa.nulls(size, field.type))
+            else:
+                values, mask = given if isinstance(given, tuple) else (given, None)
+                arrays.append(pa.array(values, mask=mask).cast(field.type))
+        self._facts.append(pa.Table.from_arrays(arrays, schema=self._schema))
+        self._rows += size
+
+    def _count(self) -> None:
+        """Count equal facts."""
+        if not self._facts:
+            return
+        found = self._pa.concat_tables(self._facts).group_by(list(_KEYS)).aggregate(list(_SUMS.items()))
+        names = {f"{name}_{how}": name for name, how in _SUMS.items()}
+        found = found.rename_columns([names.get(name, name) for name in found.column_names])
+        self._facts = [found.select(self._schema.names).cast(self._schema)]
+        self._rows = found.num_rows
+
+    def _take(self) -> Iterator[pa.RecordBatch]:
+        for table in self._facts:
+            yield from table.to_batches()
+        self._facts, self._rows = [], 0

@@ -25,7 +25,7 @@ from typing import Final
 
 from ..errors import InvalidArgumentError, LogLockedError
 from ..inspection._built import MANIFEST
-from ..ledger._files import OsFiles
+from ..ledger._files import PRIVATE_FOLDER, OsFiles
 from ..ledger._home import storage_errors
 from ..ledger._names import GONE, LOCK, LOG, NEW, log_of
 from ..ledger._writer import write_all
@@ -81,15 +81,15 @@ def _must_be_free(lock: Path) -> None:
 def building(target: Path) -> Iterator[Path]:
     """Give a new folder to build in; removed at the end, whatever happens."""
     with storage_errors(str(target), "make a folder beside it"):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         _sweep(target)
         staging = target.parent / f".{target.name}.{secrets.token_hex(8)}{_BUILDING}"
-        staging.mkdir()
+        staging.mkdir(PRIVATE_FOLDER)
         owner = _files.lock(staging / _OWNER)
     try:
         with storage_errors(str(staging), "make a folder in it"):
-            (staging / INDEX).mkdir()
-            (staging / ATTEMPTS).mkdir()
+            (staging / INDEX).mkdir(PRIVATE_FOLDER)
+            (staging / ATTEMPTS).mkdir(PRIVATE_FOLDER)
         yield staging
     finally:
         _remove(staging, owner, target)
@@ -116,7 +116,7 @@ def write_log(staging: Path, name: str, data: bytes) -> None:
     :raises ValueError: another attempt has put something else there
     """
     attempt = staging / ATTEMPTS / f"{name}.{secrets.token_hex(8)}"
-    attempt.mkdir()
+    attempt.mkdir(PRIVATE_FOLDER)
     try:
         write_file(attempt / SEGMENT_FILE, data)
         _files.sync_folder(attempt)

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from .._delays import MAX_DELAY_MS
 from ..errors import InvalidArgumentError
 from ._checks import require_fields
 from ._files import PACKED, PARQUET, Piece
@@ -189,7 +190,7 @@ def _rules(event: dict[str, pa.Array]) -> Iterator[tuple[pa.Array, pa.Array | st
         wrong = pc.or_(pc.less(event[name], 0), pc.greater(event[name], MAX_TIME_MS))
         yield wrong, f"{name} is negative or beyond the year 9999"
     yield pc.less(event["delay_ms"], 0), "delay_ms is negative"
-    yield pc.greater(event["delay_ms"], MAX_TIME_MS), "delay_ms is longer than to the year 9999"
+    yield pc.greater(event["delay_ms"], MAX_DELAY_MS), "delay_ms is longer than 36600 days"
     for name, least in _LEAST.items():
         yield pc.less(event[name], least), f"{name} is negative" if least == 0 else f"{name} is below {least}"
     for name, other in (("ledger", "entry"), ("entry", "ledger")):

@@ -3,7 +3,7 @@
 Events are put in order for each message by one shuffle and one sort, on a hash of its identity; ledger and entry stand
 beside the hash, so that two messages never meet. Within a message the order is that of wall time, then of monotonic
 time, of the attempt and of the kind of event (:class:`Code`). This is what most of the time goes to: rows are few and
-narrow before it, and what only ends a nack brings no names along.
+narrow before it, and hashes stand for names.
 """
 
 from __future__ import annotations
@@ -19,11 +19,23 @@ from .schemas import IDENTITY, MAX_TIME_MS
 
 MESSAGE: Final = "_message"
 CODE: Final = "code"
+GROUP: Final = ("topic", "subscription")
 DEAD_LETTER: Final = "dead-letter"
 """The reason of the acknowledgement of a message that is in the dead-letter topic."""
 
 _HELD_NACKS: Final = ("busy batch mates", "no room")
 """Why a nack was held, or a nacked message; other holds are of what arrived."""
+
+
+UNKNOWN: Final = -(2**63)
+
+
+class Kind(IntEnum):
+    """What an event is beside a nack."""
+
+    END = 0
+    NACK = 1
+    REDELIVERY = 2
 
 
 class Code(IntEnum):
@@ -48,7 +60,13 @@ def code() -> Column:
         found = found.when(event == kind.name.lower(), int(kind))
     found = found.when((event == "ack") & reason.eqNullSafe(DEAD_LETTER), int(Code.DEAD_LETTER))
     found = found.when(event == "ack", int(Code.ACK))
-    return found.when(reason.isin(*_HELD_NACKS), int(Code.HELD_NACK)).otherwise(int(Code.HOLD)).alias(CODE)
+    found = found.when((event == "hold") & reason.isin(*_HELD_NACKS), int(Code.HELD_NACK))
+    return found.when(event == "hold", int(Code.HOLD)).alias(CODE)
+
+
+def with_sound_times(traces: DataFrame) -> DataFrame:
+    """Leave out events whose time cannot be, of traces that no reader has checked: sums of such would overflow."""
+    return traces.where(sf.col("time_ms").between(0, MAX_TIME_MS))
 
 
 def message_hash() -> Column:
@@ -61,14 +79,14 @@ def by_message() -> WindowSpec:
     return Window.partitionBy(MESSAGE, "ledger", "entry").orderBy("time_ms", "mono_ns", "attempt", CODE)
 
 
-def with_nacks(traces: DataFrame, answer: str) -> DataFrame:
-    """Return the nacks and redeliveries, each with its neighbours.
+def nacks_and_ends(traces: DataFrame, answer: str) -> DataFrame:
+    """Return nacks, redeliveries, and all else that ends a nack, in order within each message, in columns of numbers.
 
     A redelivery is an ``answer`` with a deadline or of a later attempt than the first; a request is one in any case.
 
-    The columns are topic, subscription, ``is_nack``, ``time_ms``, attempt, ``deadline_ms`` and ``consumer`` of a nack,
-    ``ms``, the lateness of a redelivery, ``asked_ms``, the delay that the message's last nack before asked for,
-    ``ended_ms`` and ``ended_by``, when the message's next event was that ends a nack, null where there is none.
+    The columns are those of the message and of the order, ``group`` and ``consumer`` (hashes), ``kind`` (a
+    :class:`Kind`), ``delay_ms`` of a nack and ``ms``: of a nack the deadline, of a redelivery the lateness. What is not
+    known is :data:`UNKNOWN`, and for attempts -1.
 
     :param answer: the event that answers a nack, ``arrive`` or ``redeliver``
     """
@@ -77,29 +95,32 @@ def with_nacks(traces: DataFrame, answer: str) -> DataFrame:
     is_answer = event == answer
     if answer == "arrive":
         is_answer = is_answer & (sf.col("deadline_ms").isNotNull() | (sf.col("attempt") > 0))
-    is_shown = is_nack | is_answer
+    kind = sf.when(is_nack, int(Kind.NACK)).when(is_answer, int(Kind.REDELIVERY)).otherwise(int(Kind.END))
+    unknown = sf.lit(UNKNOWN)
     events = traces.where(event.isin(*{"nack", "arrive", "ack", "cancel", answer})).select(
-        *(sf.when(is_shown, sf.col(name)).alias(name) for name in ("topic", "subscription")),
-        *("ledger", "entry", "time_ms", "mono_ns", "attempt"),
-        sf.when(is_nack, sf.col("consumer")).alias("consumer"),
-        sf.when(is_nack, sf.col("delay_ms")).alias("delay_ms"),
-        sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()).alias("deadline_or_late_ms"),
-        sf.when(is_shown, is_nack).alias("is_nack"),
-        code(),
         message_hash().alias(MESSAGE),
+        *(sf.coalesce(name, sf.lit(-1)).alias(name) for name in ("ledger", "entry", "attempt")),
+        "time_ms",
+        "mono_ns",
+        code(),
+        kind.alias("kind"),
+        group_hash().alias("group"),
+        consumer_hash().alias("consumer"),
+        sf.coalesce("delay_ms", unknown).alias("delay_ms"),
+        sf.coalesce(sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()), unknown).alias("ms"),
     )
-    order = by_message()
-    before = order.rowsBetween(Window.unboundedPreceding, -1)
-    known = sf.col("deadline_or_late_ms")
-    found = events.select(
-        *("topic", "subscription", "is_nack", "time_ms", "attempt", "consumer"),
-        sf.when(sf.col("is_nack"), known).alias("deadline_ms"),
-        sf.when(~sf.col("is_nack"), known).alias("ms"),
-        sf.last("delay_ms", ignorenulls=True).over(before).alias("asked_ms"),
-        sf.lead("time_ms").over(order).alias("ended_ms"),
-        sf.lead(CODE).over(order).alias("ended_by"),
-    )
-    return found.where(sf.col("is_nack").isNotNull())
+    order = (MESSAGE, "ledger", "entry", "time_ms", "mono_ns", "attempt", CODE)
+    return events.repartition(MESSAGE).sortWithinPartitions(*order).drop("mono_ns")
+
+
+def group_hash() -> Column:
+    """Return a hash of topic and subscription, a long: narrower than the names, and as good to tell them apart."""
+    return sf.xxhash64(*GROUP)
+
+
+def consumer_hash() -> Column:
+    """Return a hash of the consumer's name, a long."""
+    return sf.xxhash64("consumer")
 
 
 def lateness() -> Column:

@@ -18,11 +18,12 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 from pyspark.sql.types import BooleanType, DoubleType, IntegerType, LongType, StringType, StructField, StructType
 
+from .._delays import MAX_DELAY_MS
 from ..errors import InvalidArgumentError
 from ..planning import Kind
 from ._checks import require_columns
 from ._plan_measure import Arrival, Measured, Measuring, Planned, make_planned
-from .schemas import METADATA, TRACE
+from .schemas import MAX_TIME_MS, METADATA, TRACE
 
 _MOST_BITS: Final = 30
 _STREAM: Final = ("topic", "partition", "subscription")
@@ -102,7 +103,8 @@ def _kind(df: DataFrame, kind: str | None) -> Kind:
 
 def _nacks(df: DataFrame) -> DataFrame:
     require_columns(df, TRACE, _NACKS)
-    nacks = df.where((f.col("event") == "nack") & (f.col("delay_ms") > 0) & f.col("ledger").isNotNull())
+    is_sound = f.col("time_ms").between(0, MAX_TIME_MS) & f.col("delay_ms").between(1, MAX_DELAY_MS)
+    nacks = df.where((f.col("event") == "nack") & is_sound & f.col("ledger").isNotNull())
     return nacks.select(
         f.coalesce("topic", f.lit("")).alias("topic"),
         f.lit(-1).alias("partition"),

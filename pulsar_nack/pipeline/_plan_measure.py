@@ -45,6 +45,7 @@ class Measuring:
     kind: Kind
     bits: int
     at_ms: int
+    _waits: int = 0
     _delays: int = 0
     _early: int = 0
     _last_at: int = 0
@@ -64,6 +65,7 @@ class Measuring:
         for time, delay, ledger, entry, partition, batch_index in arrivals:
             due_at = time + delay
             start = self._put(MessageId(ledger, entry, partition, batch_index), time, delay)
+            self._waits += 1
             self._delays += delay
             self._early += due_at - start
             self._last_at = max(self._last_at, due_at)
@@ -84,14 +86,13 @@ class Measuring:
 
     def finish(self) -> Measured:
         """Return the figures."""
-        count = len(self._buckets)
         return Measured(
             self.bits,
-            count,
+            len(self._buckets),
             self._buckets.bucket_count,
             self._buckets.bytes,
-            self._early / count,
-            self._delays / count,
+            self._early / self._waits,
+            self._delays / self._waits,
             self._last_at - self.at_ms,
             sum(last - first + 1 for first, last in self._spans.values()),
             len(self._spans),

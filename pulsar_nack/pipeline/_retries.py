@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
 from ._arguments import at_least, milliseconds
 from ._checks import require_columns
-from ._messages import CODE, DEAD_LETTER, MESSAGE, Code, by_message, code, message_hash
+from ._messages import CODE, DEAD_LETTER, MESSAGE, Code, by_message, code, message_hash, with_sound_times
 from .schemas import IDENTITY, TRACE
 
 _GROUP: Final = ("topic", "subscription")
@@ -18,6 +18,7 @@ _NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "cons
 DEAD: Final = "dead letter"
 ACKED: Final = "acked"
 OPEN: Final = "open"
+_MOST: Final = 2**63 - 1
 _USEFUL: Final = "useful"
 """How many arrivals of a message ended in an acknowledgement."""
 
@@ -47,7 +48,7 @@ class Retries(NamedTuple):
     ``messages`` that went to the dead-letter topic, those that were acknowledged besides too.
 
     ``waste``: for each topic and subscription ``arrivals``, ``acked``, ``nacked``, ``held``, ``after_ack`` and
-    ``wasted``, the share of arrivals that did not end in an acknowledgement.
+    ``wasted``, the share of arrivals that were not acknowledged before the next one.
 
     The page of this job defines each column.
     """
@@ -84,6 +85,7 @@ def retries(
     for name, value in (("poison_at", poison_at), ("baseline", baseline), ("factor", factor), ("least", least)):
         at_least(name, value, 1)
     window_ms = milliseconds("window", window, least=1)
+    df = with_sound_times(df)
     messages = _messages(df).persist()
     chains = messages.where(sf.col("nacks") > 0).drop(_USEFUL)
     return Retries(
@@ -106,13 +108,17 @@ def _messages(traces: DataFrame) -> DataFrame:
     is_redelivery = kind == int(Code.REDELIVER)
     is_arrival = kind == int(Code.ARRIVE)
     before = by_message().rowsBetween(Window.unboundedPreceding, -1)
-    moves = kind.isin(*map(int, (Code.ARRIVE, Code.NACK, Code.REDELIVER, Code.ACK, Code.DEAD_LETTER)))
-    latest = sf.last(sf.when(moves, kind), ignorenulls=True).over(before)
+
+    def latest(*kinds: Code) -> Column:
+        return sf.last(sf.when(kind.isin(*map(int, kinds)), kind), ignorenulls=True).over(before)
+
+    ends = (Code.ARRIVE, Code.ACK, Code.DEAD_LETTER)
+    is_again = is_redelivery & (latest(*ends, Code.NACK, Code.REDELIVER) == int(Code.REDELIVER))
     known = events.select(
         "*",
         sf.coalesce(sf.max(is_acked).over(before), sf.lit(col=False)).alias("was_acked"),
-        sf.coalesce(is_redelivery & (latest == int(Code.REDELIVER)), sf.lit(col=False)).alias("is_again"),
-        sf.coalesce(is_ack & (latest == int(Code.ARRIVE)), sf.lit(col=False)).alias("is_useful"),
+        sf.coalesce(is_again, sf.lit(col=False)).alias("is_again"),
+        sf.coalesce(is_ack & (latest(*ends) == int(Code.ARRIVE)), sf.lit(col=False)).alias("is_useful"),
     )
     found = known.groupBy(MESSAGE, *IDENTITY).agg(
         sf.when(sf.max(is_ack), ACKED)
@@ -125,7 +131,9 @@ def _messages(traces: DataFrame) -> DataFrame:
         sf.count_if(is_arrival).alias("arrivals"),
         sf.count_if(kind == int(Code.HOLD)).alias("held"),
         sf.count_if(is_arrival & sf.col("was_acked")).alias("after_ack"),
-        sf.coalesce(sf.sum("delay_ms"), sf.lit(0)).alias("asked_ms"),
+        sf.coalesce(sf.try_sum("delay_ms"), sf.when(sf.max("delay_ms").isNotNull(), _MOST), sf.lit(0)).alias(
+            "asked_ms"
+        ),
         sf.min("time_ms").alias("first_ms"),
         sf.max("time_ms").alias("last_ms"),
         sf.count_if("is_useful").alias(_USEFUL),

@@ -77,7 +77,7 @@ TIMES: Final = ("time_ms", "deadline_ms", "actual_ms")
 REQUIRED: Final = tuple(field.name for field in TRACE.fields if not field.nullable)
 """The columns of :data:`TRACE` that every line has."""
 
-MAX_LINE_BYTES: Final = 16 * 2**20
+MAX_LINE_BYTES: Final = 4 * 2**20
 """The longest line that is read."""
 
 BROKEN: Final = "not a JSON object of this schema"

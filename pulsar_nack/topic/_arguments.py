@@ -23,15 +23,6 @@ InitialPosition = Literal["latest", "earliest"]
 SubscriptionTypeName = Literal["shared", "key_shared", "exclusive", "failover"]
 
 
-def config_of(field: str, config: object, kind: type[_T]) -> _T:
-    """Return settings of this kind, the defaults for None."""
-    if config is None:
-        return kind()
-    if not isinstance(config, kind):
-        raise InvalidArgumentError(field, config, f"a {kind.__name__}")
-    return config
-
-
 def as_bucket_config(config: DelayedDeliveryConfig | None) -> BucketConfig | None:
     """Return settings that say which tracker is meant: those of any tracker mean the one in memory."""
     if config is None or isinstance(config, BucketConfig):

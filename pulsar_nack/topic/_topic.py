@@ -12,10 +12,10 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
-from .._check import check_clock
+from .._arguments import clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
 from .._lifetime import OfOneLoop
-from ..clock import Clock, WallClock
+from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
 from ..consumer._local import LocalPort, NoPort
@@ -32,7 +32,6 @@ from ._arguments import (
     check_most,
     check_subscription_name,
     check_text,
-    config_of,
     deliver_at_ms,
     kind_of,
     message_of,
@@ -111,7 +110,6 @@ class LocalTopic(OfOneLoop):
         :raises MissingExtraError: protobuf is not installed
         """
         messages()
-        check_clock(clock)
         settings = _Settings(config_of("config", config, TopicConfig), as_bucket_config(delayed), clock)
         check_text("name", name)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)
@@ -563,4 +561,4 @@ class _Settings:
     def __init__(self, config: TopicConfig, delayed: BucketConfig | None, clock: Clock | None) -> None:
         self.config = config
         self.delayed = delayed or BucketConfig(delayed_delivery_tracker_factory_class_name="memory")
-        self.clock = WallClock() if clock is None else clock
+        self.clock = clock_of(clock)

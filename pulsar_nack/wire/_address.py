@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple, Self
 
+from .._foreign import quoted, without_credentials
 from ..errors import InvalidArgumentError
 
 PLAIN_SCHEME: Final = "pulsar"
 SECURE_SCHEME: Final = "pulsar+ssl"
 _DEFAULT_PORTS: Final = {PLAIN_SCHEME: 6650, SECURE_SCHEME: 6651}
 _HOST: Final = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s\[\]:/@?#,]+))(?::(?P<port>[0-9]{1,5}))?")
+_MOST_LETTERS: Final = 300  # of a host and its port; a name has 253 at most
 _EXPECTED: Final = "a URL as pulsar://host:6650 or pulsar+ssl://host:6651, with several hosts parted by commas"
 
 
@@ -52,6 +54,7 @@ def parse_service_url(url: str) -> tuple[Address, ...]:
     :raises InvalidArgumentError: not a service URL; the message names what is wrong with it
     """
     text = str(url)
+    url = without_credentials(text)  # as errors show it
     if text != text.strip():
         raise InvalidArgumentError("url", url, f"no spaces around it: {_EXPECTED}")
     scheme, _, rest = text.partition("://")
@@ -59,14 +62,18 @@ def parse_service_url(url: str) -> tuple[Address, ...]:
         raise InvalidArgumentError("url", url, f"the broker's own protocol, not its admin address: {_EXPECTED}")
     if scheme not in _DEFAULT_PORTS or not rest.rstrip("/"):
         raise InvalidArgumentError("url", url, _EXPECTED)
+    if "@" in rest:
+        raise InvalidArgumentError("url", url, f"no user or password in it, which authentication= takes: {_EXPECTED}")
     found = [_parse_host(host, scheme, url) for host in rest.rstrip("/").split(",")]
     return tuple(dict.fromkeys(found))
 
 
 def _parse_host(text: str, scheme: str, url: str) -> Address:
     match = _HOST.fullmatch(text.strip())
-    if match is None:
-        raise InvalidArgumentError("url", url, f"hosts as name:port, not {text!r}: {_EXPECTED}")
+    if match is None or len(text) > _MOST_LETTERS or not text.isprintable():
+        raise InvalidArgumentError(
+            "url", url, f"hosts as name:port, not {quoted(without_credentials(text))}: {_EXPECTED}"
+        )
     port = int(match["port"]) if match["port"] else _DEFAULT_PORTS[scheme]
     if not 0 < port < 65_536:
         raise InvalidArgumentError("url", url, f"ports from 1 to 65535, not {port}")

@@ -88,7 +88,11 @@ class TokenAuthentication:
         return token
 
     def __repr__(self) -> str:  # never shows a token
-        return "TokenAuthentication(...)" if isinstance(self._source, str) else f"TokenAuthentication({self._source!r})"
+        source = self._source
+        if isinstance(source, Path):
+            return f"TokenAuthentication({source!r})"
+        is_text = isinstance(source, str)
+        return f"TokenAuthentication({'...' if is_text else getattr(source, '__qualname__', type(source).__name__)})"
 
 
 class BasicAuthentication:
@@ -98,7 +102,7 @@ class BasicAuthentication:
 
     def __init__(self, user: str, password: str) -> None:
         if not _is_text(user) or ":" in user:
-            raise InvalidArgumentError("user", user, "a name without a colon")
+            raise InvalidArgumentError("user", type(user), "a name without a colon, and the password beside it")
         if not _is_text(password or "none"):
             raise InvalidArgumentError("password", type(password), "text")
         self._user = user

@@ -47,11 +47,10 @@ from ._heads import MessageHead
 from ._pausing import Pausing
 from ._permits import Permits
 from ._redeliveries import MOST_IDS, Redeliveries
-from ._refusals import is_busy, is_transient
+from ._refusals import as_text, is_busy, is_transient
 from ._resuming import Resuming
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
-from ._told import as_text
 
 T = TypeVar("T")
 _EARLIEST: Final = MessageId(-1, -1)

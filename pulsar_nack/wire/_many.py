@@ -17,9 +17,9 @@ from ..ids import MessageId, Position
 from ._core import Core
 from ._departed import Departed
 from ._inbox import Source
+from ._refusals import told
 from ._selection import Directory, Selection, name_of
 from ._together import MOST_AT_ONCE, each_tried, together
-from ._told import told
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ def _as_authentication(value: Any, info: ValidationInfo) -> Authentication:
         return NoAuthentication()
     if isinstance(value, type) or not isinstance(value, Authentication):
         field = info.field_name or "authentication"
-        raise InvalidArgumentError(field, value, "an Authentication, such as TokenAuthentication")
+        kind = value if isinstance(value, type) else type(value)  # not the value, which may be a secret
+        raise InvalidArgumentError(field, kind, "an Authentication, such as TokenAuthentication(token)")
     return value
 
 

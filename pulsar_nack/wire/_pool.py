@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..errors import BrokerError, ClosedError, ConnectionLostError
+from ..errors import BrokerError, ClosedError, ConnectionLostError, InvalidArgumentError
 from ._address import Address, parse_service_url
 from ._connection import Connection, Dial
 from ._options import ClientOptions
@@ -67,10 +67,21 @@ class Pool:
         """Return an open connection to the broker at the URL ``logical``, perhaps through a proxy at ``physical``.
 
         :raises ClosedError: the pool is closed
-        :raises BrokerError: what :meth:`Connection.open` raises
+        :raises BrokerError: what :meth:`Connection.open` raises; or the URL is none, or not of the service's scheme
         """
-        broker = Address.parse(logical)
-        return await self._to(_Place(broker, broker if physical is None else Address.parse(physical)))
+        broker = self._named(logical)
+        return await self._to(_Place(broker, broker if physical is None else self._named(physical)))
+
+    def _named(self, url: str) -> Address:
+        """Return an address that a broker has named. TLS is as the service URL has it, whatever a broker says."""
+        try:
+            address = Address.parse(url)
+        except InvalidArgumentError as error:
+            raise BrokerError(f"{self}: a broker named an address that is none: {error}") from error
+        if address.is_secure != self.is_secure:
+            what = "without TLS" if self.is_secure else "with TLS"
+            raise BrokerError(f"{self}: a broker named {address}, which is {what}: it is not connected to")
+        return address
 
     async def service(self) -> Connection:
         """Return an open connection to one of the service's addresses.

@@ -16,10 +16,10 @@ from ._consumer import TopicConsumer
 from ._core import Core
 from ._inbox import WireInbox
 from ._many import Member, Members
+from ._refusals import as_text
 from ._selection import Matching, Selection
 from ._subscribe_options import SubscribeOptions
 from ._together import each_tried, together
-from ._told import as_text
 from ._topic_watch import TopicWatch
 from ._topics import normalize
 

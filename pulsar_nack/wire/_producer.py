@@ -17,9 +17,9 @@ from ._core import Core
 from ._outgoing import Outgoing
 from ._pending_room import PendingRoom
 from ._producer_options import ProducerOptions
+from ._refusals import as_text, told
 from ._routing import Routing
 from ._together import each_tried
-from ._told import as_text, told
 from ._topic_producer import TopicProducer
 from ._topics import partition_name
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
+from .._foreign import shown
 from ..consumer._port import Schema
 from ..consumer._producers import Producers
 from ..errors import BrokerRefusedError, ClosedError
@@ -47,7 +48,9 @@ class WirePublisher:
             if is_transient(error):
                 raise
             topic, version = schema
-            _LOG.warning("dead letters of %s go without their schema, version %s: %s", topic, version.hex(), error)
+            _LOG.warning(
+                "dead letters of %s go without their schema, version %s: %s", topic, shown(version.hex()), error
+            )
             return None
 
     async def publish(

@@ -1,10 +1,19 @@
-"""What the broker says no with, and whether asking again later may help."""
+"""What the broker says no with, whether asking again later may help, and how such errors are reported."""
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Final
 
-from ..errors import BrokerRefusedError, ConnectionLostError, RequestTimeoutError, TopicNotFoundError
+from .._foreign import shown
+from ..errors import (
+    BrokerError,
+    BrokerRefusedError,
+    ConnectionLostError,
+    PulsarNackError,
+    RequestTimeoutError,
+    TopicNotFoundError,
+)
 from . import _pulsar_pb2 as pb
 
 _TRANSIENT: Final = frozenset(
@@ -54,3 +63,15 @@ def is_transient(error: BaseException) -> bool:
 def is_busy(error: BaseException) -> bool:
     """Return whether another one has the place, of which the broker has one: it may leave it."""
     return isinstance(error, BrokerRefusedError) and error.code in _BUSY
+
+
+def told(what: str, error: BrokerError) -> BrokerError:
+    """Return the same error, with what was tried before its words; itself unchanged, as others may get it too."""
+    copied = copy(error)
+    copied.args = (f"{what}: {error}",)
+    return copied
+
+
+def as_text(error: BaseException) -> str:
+    """Return an error as text for a log line; foreign errors with their type, as they may have no words."""
+    return str(error) if isinstance(error, PulsarNackError) else shown(repr(error))

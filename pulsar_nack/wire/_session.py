@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from .._foreign import shown
 from ..errors import BrokerError, ConnectionLostError
 from ..ids import MessageId
 from . import _consumer_commands as commands
@@ -154,7 +155,7 @@ class Session:
 
     def on_closed_by_broker(self, assigned_url: str | None) -> None:
         """End: the topic moves, or the subscription was moved."""
-        where = f", and assigned it to {assigned_url}" if assigned_url else ""
+        where = f", and assigned it to {shown(assigned_url)}" if assigned_url else ""
         self._over(ConnectionLostError(f"{self._topic}: the broker closed the consumer{where}"), is_lost=False)
 
     def on_connection_lost(self, error: Exception) -> None:

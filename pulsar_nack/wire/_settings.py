@@ -161,4 +161,7 @@ def _checked(kind: type[_Model], options: Mapping[str, Any]) -> _Model:
         expected = (
             a_setting(name, list(kind.model_fields)) if is_unknown else first["msg"].removeprefix("Input should be ")
         )
-        raise InvalidArgumentError(name, first["input"], expected) from None
+        given = first["input"]
+        if is_unknown and kind is ClientOptions:
+            given = type(given)  # a token, perhaps
+        raise InvalidArgumentError(name, given, expected) from None

@@ -45,8 +45,7 @@ from ._operations import Encoding, Operation, batch, divided, single
 from ._outgoing import Outgoing
 from ._producer_options import ProducerOptions
 from ._producer_session import ProducerSession
-from ._refusals import is_busy, is_transient, refused
-from ._told import as_text
+from ._refusals import as_text, is_busy, is_transient, refused
 from ._topics import split_partition
 
 _CLOSE_TIMEOUT_S: Final = 5.0

@@ -42,12 +42,23 @@ class Told:
         return _UNKNOWN
 
     async def is_stuck(self) -> bool:
-        """Return whether the broker waits somewhere for messages to send again that nobody reads.
+        """Return whether the broker hands out nothing more somewhere, or has lost chunks that it counts as handed out.
 
-        It then hands out nothing, whatever permits there are; as on a Shared subscription with a last part alone.
+        It waits for messages to send again that nobody reads, as on a Shared subscription with a last chunk alone. Or
+        it had chosen a consumer for chunks that was gone when it sent them: no consumer of the subscription has them.
         """
         looks = zip(await self.cursors(), await self.cursors(), strict=True)
-        return any(all(map(_waits_in_vain, both)) for both in looks)
+        if any(all(map(_waits_in_vain, both)) for both in looks):
+            return True
+        lost = [await asyncio.to_thread(self._lost, name) for name in (*self.names, *self.names)]
+        return any(map(min, lost[: len(self.names)], lost[len(self.names) :]))
+
+    def _lost(self, name: str) -> int:
+        """Return how many messages are counted as unacknowledged that no consumer has."""
+        with suppress(AdminError, KeyError):
+            found = self.admin.subscription(name, NAME)
+            return max(int(found["unackedMessages"]) - sum(each["unackedMessages"] for each in found["consumers"]), 0)
+        return 0
 
     async def stored(self, wanted: AbstractSet[MessageId | None]) -> set[MessageId]:
         """Read the whole topic; return the ids, once those that are wanted are among them."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from pulsar_nack import Cursor
+from pulsar_nack import Cursor, MissingExtraError
 from pulsar_nack.cli import main
+from pulsar_nack.inspection import _cursors
 from tests.cli.test_app import call_without
 from tests.inspection.folders import everything, segments, write_buckets, write_nacks, write_plain
 
@@ -48,14 +51,50 @@ async def test_cursor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert ["6", "1", "1", "1", "0"] in rows
 
 
+async def test_not_everything_was_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without protobuf the exit code is 2, and nothing claims that all is well; damage that is found is told first."""
+    await write_plain(tmp_path)
+    async with await Cursor.open_local(tmp_path, {5: 100}) as cursor:
+        await cursor.acknowledge([(5, 0)])
+
+    def lack(*_arguments: object) -> NoReturn:
+        raise MissingExtraError("the cursor", "protobuf>=5", "cursor")
+
+    monkeypatch.setattr(_cursors, "is_marker", lack)
+    code, out, _ = run(capsys, str(tmp_path))
+    assert (code, "Not everything was read" in out, "pulsar-nack[cursor]" in out) == (2, True, True)
+    assert "No damage." not in out
+    code, out, _ = run(capsys, "--json", str(tmp_path))
+    assert (code, json.loads(out)["is_complete"]) == (2, False)
+    segments(tmp_path, "events")[0].write_bytes(b"x" * 100)
+    assert run(capsys, str(tmp_path))[0] == 1
+
+
+async def test_names_are_escaped(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """O39: names of files are printed so that no terminal obeys them, and none fails."""
+    await write_plain(tmp_path / "a\x1b[31mred")
+    for name in (b"\x1b]0;title\x07", b"\xff\xfe", b"two\nlines", "\u202eback".encode(), b"[bold]markup"):
+        for folder in (b"", b"/events.log"):
+            Path(os.fsdecode(bytes(tmp_path / "a\x1b[31mred") + folder + b"/" + name)).touch()
+    code, out, _ = run(capsys, str(tmp_path), "--files")
+    assert code == 0
+    assert all(letter == "\n" or letter.isprintable() for letter in out)
+    assert "\\x1b]0;title\\x07" in out
+    assert "[bold]markup" in out
+    assert run(capsys, "--json", str(tmp_path))[0] == 0
+
+
 @pytest.mark.slow
 async def test_cursor_without_protobuf(tmp_path: Path) -> None:
     """Without protobuf a cursor is shown with what would show more."""
     async with await Cursor.open_local(tmp_path, {5: 100}) as cursor:
         await cursor.acknowledge([(5, 0)])
     done = call_without("google", "inspect", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2, done.stderr
     assert "pulsar-nack[cursor]" in done.stdout
+    assert "Not everything was read" in done.stdout
 
 
 async def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -129,6 +168,6 @@ async def test_without_protobuf(tmp_path: Path) -> None:
     """Buckets are shown without their counts, and a line says what would bring them."""
     await write_buckets(tmp_path)
     done = call_without("google", "inspect", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2, done.stderr
     assert "2 buckets" in done.stdout
     assert "pulsar-nack[bucket]" in done.stdout

@@ -108,6 +108,16 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, *, times: int) -> None:
     monkeypatch.setattr("pulsar_nack.observe._trace_files.os.write", write)
 
 
+class Stepped(LoopClock):
+    """The loop's clock, as it is after the loop did nothing for so long."""
+
+    step_ms = 0
+
+    def now_ms(self) -> int:
+        """Return the time."""
+        return super().now_ms() + self.step_ms
+
+
 async def test_a_line(tmp_path: Path) -> None:
     """An event is one JSON object with all keys in order; what is not known is null, text is escaped."""
     async with TraceWriter(tmp_path, wall_clock=ManualClock(now_ms=1_000)) as writer:
@@ -392,3 +402,21 @@ def test_the_stored_sample() -> None:
         ("invoices", "billing", "worker-1"),
     }
     assert {"nack", "redeliver", "arrive", "ack", "cancel"} <= {each["event"] for each in found}
+
+
+async def test_a_nack_is_never_due_before_it(tmp_path: Path) -> None:
+    """S7: A message that is nacked again when it is overdue, as the loop was busy, is due at once and not before."""
+    clock = Stepped()
+    port = FakePort()
+    port.topic.publish(b"x")
+    async with (
+        TraceWriter(tmp_path, wall_clock=clock) as writer,
+        Consumer(port, config=EXACT, trace=writer, clock=clock) as consumer,
+    ):
+        message = await consumer.receive()
+        for _ in range(2):
+            await message.nack(delay=60)
+            clock.step_ms += 100_000
+    nacks = [each for each in lines(tmp_path) if each["event"] == "nack"]
+    assert [each["deadline_ms"] - each["time_ms"] for each in nacks] == [60_000, 0]
+    assert nacks[0]["deadline_ms"] < nacks[1]["deadline_ms"]

@@ -5,33 +5,19 @@ A table is a list of dicts. Events are dicts with the keys of a line.
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from pulsar_nack import MessageId, NackConfig, NackSchedule
 from pulsar_nack.planning import Kind, Workload, make_plan, recommend
 
-Event = dict[str, Any]
+from .reference_lines import KINDS, Event
+
 Row = dict[str, Any]
 
 MESSAGE: Final = ("topic", "partition", "subscription", "ledger", "entry", "batch_index")
-TYPES: Final = {
-    "v": int, "event": str, "time_ms": int, "mono_ns": int, "topic": str, "partition": int, "subscription": str,
-    "consumer": str, "ledger": int, "entry": int, "batch_index": int, "attempt": int, "delay_ms": int,
-    "deadline_ms": int, "actual_ms": int, "reason": str,
-}  # fmt: skip
-SHORT: Final = {"v", "partition", "batch_index", "attempt"}
-OPTIONAL: Final = {"ledger", "entry", "attempt", "delay_ms", "deadline_ms", "actual_ms", "reason"}
-KINDS: Final = ("arrive", "hold", "error", "nack", "redeliver", "cancel", "ack")
-YEAR_9999: Final = 253_402_300_799_999
-NO_EVENT: Final = "not a JSON object of this schema"
 
 
 def by(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
@@ -40,94 +26,6 @@ def by(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
     for row in rows:
         found[key(row)].append(row)
     return found
-
-
-# --- files and lines ------------------------------------------------------------------------------------------------
-
-
-def read(folder: Path) -> tuple[list[Event], Counter[tuple[str, str]]]:
-    """Return the events of a folder, and how often a file's line was refused for what reason."""
-    events: list[Event] = []
-    refused: Counter[tuple[str, str]] = Counter()
-    for path in files(folder):
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            text = file.read()
-        for line in text.split(b"\n")[: -1 if text.endswith(b"\n") else None]:
-            found = event_of(line)
-            if isinstance(found, str):
-                refused[f"file:{path}", found] += 1
-            else:
-                events.append(found)
-    return events, refused
-
-
-def files(folder: Path) -> list[Path]:
-    """Return the files of a folder that count."""
-    chosen: dict[Any, list[Path]] = defaultdict(list)
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent, name)
-            if any(part[0] in "._" for part in path.relative_to(folder).parts):
-                continue
-            if name.endswith((".jsonl", ".jsonl.gz")):
-                named = re.fullmatch(r"trace-\d+-([0-9a-f]+)-(\d+)\.jsonl(\.gz)?", name)
-                chosen[(named[1], int(named[2])) if named else path].append(path)
-    return [min(each, key=lambda path: (path.suffix == ".gz", -path.stat().st_size, str(path)))
-            for each in chosen.values()]  # fmt: skip
-
-
-def event_of(line: bytes) -> Event | str:
-    """Return the event of a line, or why it is refused."""
-    try:
-        text = line.decode("utf-8")
-    except UnicodeDecodeError:
-        return "not Unicode text"
-    try:
-        found = json.loads(text.strip(" \t\r"))
-    except (ValueError, RecursionError):
-        return NO_EVENT
-    if not isinstance(found, dict) or text.startswith("\ufeff"):
-        return NO_EVENT
-    event = {name: found.get(name) for name in TYPES}
-    for name, value in event.items():
-        bound = 2**31 if name in SHORT else 2**63
-        if value is not None and (
-            type(value) is not TYPES[name] or (TYPES[name] is int and not -bound <= value < bound)
-        ):
-            return NO_EVENT
-    for value in event.values():
-        if isinstance(value, str) and re.search("[\ud800-\udfff]", value):
-            return "not Unicode text"
-    return nonsense(event) or event
-
-
-def nonsense(event: Event) -> str | None:
-    """Return what is wrong with an event whose fields have the right types."""
-    if event["v"] not in {None, 1}:
-        return f"unknown version {event['v']}"
-    for name in [each for each in TYPES if each not in OPTIONAL]:
-        if event[name] is None:
-            return f"{name} is missing"
-    if event["event"] not in KINDS:
-        return f"unknown event {event['event']}"
-    for name in ("time_ms", "deadline_ms", "actual_ms"):
-        if event[name] is not None and not 0 <= event[name] <= YEAR_9999:
-            return f"{name} is negative or beyond the year 9999"
-    if event["delay_ms"] is not None and event["delay_ms"] < 0:
-        return "delay_ms is negative"
-    if event["delay_ms"] is not None and event["delay_ms"] > YEAR_9999:
-        return "delay_ms is longer than to the year 9999"
-    for name in ("ledger", "entry", "attempt"):
-        if event[name] is not None and event[name] < 0:
-            return f"{name} is negative"
-    for name in ("partition", "batch_index"):
-        if event[name] < -1:
-            return f"{name} is below -1"
-    if (event["ledger"] is None) != (event["entry"] is None):
-        return f"{'ledger' if event['ledger'] is None else 'entry'} is missing"
-    if event["event"] == "nack" and event["deadline_ms"] is not None and event["deadline_ms"] < event["time_ms"]:
-        return "deadline_ms of a nack is before its time_ms"
-    return None
 
 
 # --- accuracy -------------------------------------------------------------------------------------------------------
@@ -200,9 +98,9 @@ def accuracy(
         })  # fmt: skip
     beyond = [
         {name: event[name] for name in (*MESSAGE, "consumer", "attempt", "deadline_ms", "actual_ms")}
-        | {"lateness_ms": ms}
+        | {"lateness_ms": late}
         for event in events
-        if is_redelivery(event, kind) and (ms := lateness_of(event)) is not None and not -early_ms <= ms <= late_ms
+        if is_redelivery(event, kind) and (late := lateness_of(event)) is not None and not -early_ms <= late <= late_ms
     ]
     return {"lateness": lateness, "starvation": starvation(events, starvation_ms, kind), "beyond": beyond}
 
@@ -313,12 +211,13 @@ def chain_of(chain: list[Event]) -> Row:
     """Return the row of a message; ``useful``: arrivals that ended well, ``why``: whether it is dead, and why."""
     kinds = Counter(event["event"] for event in chain)
     asked_again = after_ack = useful = 0
-    before, was_acked = None, False
+    before, was_acked, is_new = None, False, False
     for event in chain:
         kind = event["event"]
         asked_again += kind == "redeliver" and before == "redeliver"
         after_ack += kind == "arrive" and was_acked
-        useful += kind == "ack" and event["reason"] != "dead-letter" and before == "arrive"
+        useful += kind == "ack" and event["reason"] != "dead-letter" and is_new
+        is_new = kind == "arrive" or (is_new and kind != "ack")
         was_acked |= kind == "ack"
         if kind in {"arrive", "nack", "redeliver", "ack"}:
             before = kind
@@ -406,9 +305,9 @@ def planned(here: list[Event], moment: int, max_bits: int) -> list[Row]:
             message = MessageId(event["ledger"], event["entry"], event["partition"], event["batch_index"])
             schedule.add(message, time, delay)
             early += time + delay - schedule.bucket_start(time, delay)
-        measured.append((schedule, early / len(schedule)))
+        measured.append((schedule, early / len(here)))
     pending = len(measured[0][0])
-    delay_ms = sum(event["delay_ms"] for event in here) / pending
+    delay_ms = sum(event["delay_ms"] for event in here) / len(here)
     last_ms = max(event["time_ms"] + event["delay_ms"] for event in here) - moment
     ledgers = by(here, lambda e: (e["partition"], e["ledger"]))
     entries = sum(max(e["entry"] for e in each) - min(e["entry"] for e in each) + 1 for each in ledgers.values())
@@ -430,7 +329,7 @@ def planned(here: list[Event], moment: int, max_bits: int) -> list[Row]:
     best = recommend(workload, built)
     return [
         {
-            "pending": len(schedule), "delay_ms": sum(e["delay_ms"] for e in here) / len(schedule), "bits": row.bits,
+            "pending": len(schedule), "delay_ms": delay_ms, "bits": row.bits,
             "width_ms": 1 << row.bits, "buckets": row.buckets, "wake_ups_per_second": row.wake_ups_per_second,
             "early_ms": early, "bytes": row.bytes, "bytes_per_message": row.bytes_per_message,
             "predicted_bytes": formula.bytes, "proposal_bytes": formula.proposal_bytes,

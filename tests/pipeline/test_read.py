@@ -83,7 +83,7 @@ KINDS: list[tuple[bytes | dict[str, Any], str | None]] = [
     (TEXT[:-1] + b', "event": "ack"}', None),
     (TEXT.replace(b"QQ", b"a\\u0000\xe2\x80\xa8\\ud83d\\ude00"), None),
     (NACK | {"ledger": None, "entry": None}, None),
-    (NACK | {"ledger": HUGE, "delay_ms": 253_402_300_799_999}, None),
+    (NACK | {"ledger": HUGE, "delay_ms": 3_162_240_000_000}, None),
     (TEXT.replace(b'"time_ms": 1000', b'"time_ms": -0'), None),
     # no object, or more than that
     (TEXT + TEXT, BROKEN),
@@ -113,7 +113,7 @@ KINDS: list[tuple[bytes | dict[str, Any], str | None]] = [
     (TEXT.replace(b"QQ", b"\\ud800"), "not Unicode text"),
 ]
 SENSELESS: list[tuple[dict[str, Any], str]] = [
-    (NACK | {"delay_ms": HUGE}, "delay_ms is longer than to the year 9999"),
+    (NACK | {"delay_ms": HUGE}, "delay_ms is longer than 36600 days"),
     (NACK | {"ledger": -5}, "ledger is negative"),
     (NACK | {"entry": -7}, "entry is negative"),
     (NACK | {"attempt": -1}, "attempt is negative"),
@@ -151,7 +151,10 @@ def test_lines_without_sense(spark: SparkSession, tmp_path: Path) -> None:
     from pulsar_nack.pipeline.schemas import TRACE
 
     most = 253_402_300_799_999
-    largest = [NACK | {"time_ms": most - each, "delay_ms": most, "deadline_ms": most, "entry": 7} for each in (1, 0)]
+    largest = [
+        NACK | {"time_ms": most - each, "delay_ms": 3_162_240_000_000, "deadline_ms": most, "entry": 7}
+        for each in (1, 0)
+    ]
     write(tmp_path / "trace-1-aa-0.jsonl", *largest, *(line for line, _ in SENSELESS))
     expected = Counter(why for _, why in SENSELESS)
     for read in both(spark, tmp_path):
@@ -161,9 +164,28 @@ def test_lines_without_sense(spark: SparkSession, tmp_path: Path) -> None:
     rows = [tuple(line.values()) for line, _ in SENSELESS] + [tuple(line.values()) for line in largest]
     checked = pipeline.check_traces(spark.createDataFrame(rows, TRACE))
     assert checked.refused() == expected
-    assert [row.asked_ms for row in pipeline.retries(checked.traces).chains.collect()] == [2 * most]
+    assert [row.asked_ms for row in pipeline.retries(checked.traces).chains.collect()] == [2 * 3_162_240_000_000]
     assert pipeline.accuracy(checked.traces).starvation.collect() == []
-    assert {row.pending for row in pipeline.plan(checked.traces, max_bits=2).collect()} == {1}
+    planned = pipeline.plan(checked.traces, max_bits=2).collect()
+    assert {(row.pending, row.delay_ms) for row in planned} == {(1, 3_162_240_000_000.0)}
+
+
+def test_what_nobody_checked_ends_no_job(spark: SparkSession) -> None:
+    """S7: Jobs on events that no reader has checked do not overflow: what would is left out, or cut."""
+    from pulsar_nack.pipeline.schemas import TRACE
+
+    changes: list[dict[str, Any]] = [
+        {},
+        {"attempt": 1},
+        {"time_ms": HUGE, "entry": 5},
+        {"deadline_ms": HUGE, "entry": 6},
+    ]
+    huge = [NACK | {"delay_ms": HUGE} | each for each in changes]
+    df = spark.createDataFrame([tuple(each.values()) for each in huge], TRACE)
+    found = pipeline.retries(df)
+    assert sorted((row.entry, row.asked_ms) for row in found.chains.collect()) == [(4, HUGE), (6, HUGE)]
+    for table in (*found, *pipeline.accuracy(df), pipeline.plan(df, max_bits=1)):
+        table.collect()
 
 
 def test_which_files_are_read(spark: SparkSession, tmp_path: Path) -> None:
@@ -241,6 +263,7 @@ def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.Monke
     """A line beyond the limit is refused, whatever its length, and those after it are read, in each piece of a file."""
     from pulsar_nack.pipeline import _lines
     from pulsar_nack.pipeline._files import Piece
+    from pulsar_nack.pipeline.schemas import TOO_LONG
 
     monkeypatch.setattr(_lines, "MAX_LINE_BYTES", 400)
     lines = [json.dumps(NACK | {"entry": entry, "reason": "x" * size}) for entry, size in enumerate((0, 2_000, 1, 500))]
@@ -250,9 +273,7 @@ def test_long_lines_are_refused_unread(tmp_path: Path, monkeypatch: pytest.Monke
         pieces = [Piece(str(path), start, stop) for start, stop in itertools.pairwise(cuts)]
         found = [row for batch in _lines.read_pieces(pieces) for row in batch.to_pylist()]
         assert sorted(row["entry"] for row in found if row["fault"] is None) == [0, 2]
-        assert [(row["line"][:20], row["fault"]) for row in found if row["fault"]] == 2 * [
-            (lines[0][:20], _lines.TOO_LONG)
-        ]
+        assert [(row["line"][:20], row["fault"]) for row in found if row["fault"]] == 2 * [(lines[0][:20], TOO_LONG)]
 
 
 def test_open_files_are_left_out(spark: SparkSession, tmp_path: Path) -> None:

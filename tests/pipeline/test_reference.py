@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pulsar_nack import pipeline
-from pulsar_nack.pipeline._hole_figures import figures_of
 from tests.tiers import SEED
 
-from . import reference, reference_holes
+pytest.importorskip("google.protobuf")
+
+from pulsar_nack.pipeline._hole_figures import figures_of
+
+from . import reference, reference_holes, reference_lines
 from .random_traces import write_traces
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ def test_every_table_is_that_of_the_reference(spark: SparkSession, tmp_path: Pat
     """What is read, and each table of ``accuracy``, ``retries`` and ``plan``; no trace knows of another."""
     write_traces(tmp_path, SEED, TRACES, EVENTS)
     read = pipeline.read_traces(spark, tmp_path)
-    events, refused = reference.read(tmp_path)
+    events, refused = reference_lines.read(tmp_path)
     assert Counter((row.file, row.reason) for row in read.quarantine.collect()) == refused
     traces = read.traces.cache()
     try:

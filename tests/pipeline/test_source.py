@@ -88,12 +88,11 @@ def test_late_files_are_read_once(tmp_path: Path) -> None:
     from pulsar_nack.pipeline._source import TraceSource
 
     source = TraceSource({"path": str(tmp_path)})
-    stream = source.streamReader(source.schema())
+    stream: Any = source.streamReader(source.schema())
 
     def read(start: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-        end: Any = stream.latestOffset(start)
-        tasks: Any = stream.partitions(start, end)
-        return end, [Path(piece.path).name for task in tasks for piece in task.pieces]
+        end = stream.latestOffset(start)
+        return end, [Path(piece.path).name for task in stream.partitions(start, end) for piece in task.pieces]
 
     assert stream.initialOffset() == {}
     second = write(tmp_path, "ab", 1, range(1))
@@ -113,13 +112,16 @@ def test_late_files_are_read_once(tmp_path: Path) -> None:
 
 def test_a_stream_goes_on_after_what_is_broken(spark: SparkSession, tmp_path: Path) -> None:
     """S10: Half of a surrogate pair, a packed file that is cut off and Parquet that is none never end a stream."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     traces = tmp_path / "traces"
     write(traces, "aa", 0, range(2), json.dumps(PLAIN | {"entry": 7, "reason": "\ud800"}))
     packed = gzip.compress("".join(f"{json.dumps(PLAIN | {'entry': entry})}\n" for entry in range(10, 13)).encode())
     (traces / "trace-1-bb-0.jsonl.gz").write_bytes(packed)
     (traces / "trace-1-bb-1.jsonl.gz").write_bytes(packed[:-8])
     (traces / "trace-1-bb-2.parquet").write_bytes(b"PAR1")
-    spark.createDataFrame([(1, "x")], "v int, event string").toPandas().to_parquet(traces / "other.parquet")
+    pq.write_table(pa.table({"v": [1], "event": ["x"]}), traces / "other.parquet")
     found: list[tuple[int | None, str | None]] = []
 
     def keep(batch: DataFrame, _: int) -> None:
@@ -128,7 +130,16 @@ def test_a_stream_goes_on_after_what_is_broken(spark: SparkSession, tmp_path: Pa
     stream = spark.readStream.format("pulsar_nack_trace").load(str(traces)).writeStream.foreachBatch(keep)
     query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
     assert query.awaitTermination(int(patience(50)))
-    assert sorted(entry for entry, fault in found if fault is None and entry is not None) == [0, 1, *2 * [10, 11, 12]]
+    assert sorted(entry for entry, fault in found if fault is None and entry is not None) == [
+        0,
+        1,
+        10,
+        10,
+        11,
+        11,
+        12,
+        12,
+    ]
     faults = sorted(fault for _, fault in found if fault is not None)
     assert [fault.split(":")[0] for fault in faults] == [
         "df",

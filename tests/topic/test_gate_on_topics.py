@@ -11,6 +11,7 @@ from pulsar_nack import DelayedDeliveryConfig, Delivery
 from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.testing import FaultyPort, LocalBroker, virtual_time
 from pulsar_nack.topic import LocalTopic
+from pulsar_nack.topic._dispatcher import SubscriptionType
 from tests.tiers import seeds, size
 
 LIMIT = 1_024
@@ -79,6 +80,29 @@ async def test_it_goes_on_by_itself() -> None:
         await port.acknowledge([delivery.id for delivery in kept])
         await drain(port, topic)
         assert not is_paused(topic)
+
+
+@virtual_time
+async def test_all_kinds_of_subscriptions() -> None:
+    """O27: single acknowledgements leave holes on each kind, and pause it; in order or cumulatively there are none."""
+    for kind in SubscriptionType:
+        async with LocalBroker(LITTLE) as broker:
+            topic = await broker.topic()
+            port: FaultyPort = await broker.subscribe("s", kind.value, receiver_queue_size=4)
+            await topic.publish([b"%d" % number for number in range(300)])
+            for number in range(100):
+                delivery = await port.receive()
+                if number % 2 or kind.is_shared:
+                    await port.acknowledge([delivery.id])
+                else:
+                    await port.acknowledge_cumulative(delivery.id)
+            assert not is_paused(topic)
+            kept = await acknowledge_each_second(port)
+            assert (is_paused(topic), 0 < len(kept) < 100) == (True, True)
+            assert topic.cursor("s").metadata_size_bytes <= LIMIT
+            await port.acknowledge([delivery.id for delivery in kept])
+            await drain(port, topic)
+            assert not is_paused(topic)
 
 
 @virtual_time

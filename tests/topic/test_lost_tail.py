@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from pulsar_nack import BucketConfig, DelayedDeliveryConfig, LocalTopic, TopicConfig
+from pulsar_nack import BucketConfig, DelayedDeliveryConfig, LocalTopic, LogCorruptedError, TopicConfig
 from pulsar_nack.testing import ManualClock
 from pulsar_nack.topic._arguments import SubscriptionTypeName
 from tests.topic.test_local_topic import numbered, payloads, take
 
 
-async def publish_each(topic: LocalTopic, messages: list[bytes], **options: float) -> None:
+async def publish_each(topic: LocalTopic, messages: list[bytes], deliver_after: float | None = None) -> None:
     """Publish messages one after the other, so that each is a write."""
     for message in messages:
-        await topic.publish(message, **options)
+        await topic.publish(message, deliver_after=deliver_after)
 
 
 def lose_tail(home: Path) -> None:
     """Cut the last ledger in half, in the middle of an entry."""
-    last = sorted(home.glob("ledger-*.log"))[-1] / f"{0:020}.segment"
+    last = max(home.glob("ledger-*.log")) / f"{0:020}.segment"
     data = last.read_bytes()
     last.write_bytes(data[: len(data) // 2])
 
@@ -113,3 +113,28 @@ async def test_lost_messages_that_were_nacked_durably(tmp_path: Path) -> None:
     ):
         await topic.publish([b"new %d" % number for number in range(5)])
         assert [(await consumer.receive(timeout=5)).data for _ in range(5)] == [b"new %d" % n for n in range(5)]
+
+
+async def test_swapped_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """O26: of swapped files of two subscriptions nothing is taken over, with a warning; of two ledgers it is damage."""
+    config = TopicConfig(max_entries_per_ledger=10)
+    async with await LocalTopic.open(tmp_path, config) as topic:
+        ports = {name: await topic.subscribe(name, initial_position="earliest") for name in ("few", "many")}
+        await publish_each(topic, numbered(20))
+        for name, count in (("few", 3), ("many", 16)):
+            await ports[name].acknowledge([each.id for each in (await take(ports[name], 20))[:count]])
+    swap(tmp_path, "subscription.few-0000000001", "subscription.many-0000000001")
+    async with await LocalTopic.open(tmp_path, config) as topic:
+        assert {name: topic.backlog(name) for name in ("few", "many")} == {"few": 17, "many": 4}  # by their snapshots
+    assert "it is a segment of another log" in caplog.text
+    swap(tmp_path, f"ledger-{1:020}", f"ledger-{2:020}")
+    with pytest.raises(LogCorruptedError, match="it is a segment of another log"):
+        await LocalTopic.open(tmp_path, config)
+
+
+def swap(home: Path, one: str, other: str) -> None:
+    """Swap the first files of two logs."""
+    first, second = (home / f"{log}.log" / f"{0:020}.segment" for log in (one, other))
+    kept = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(kept)

@@ -130,7 +130,7 @@ class DurableNacks:
             try:
                 self = await cls._open(store, memory, Epoch(clock), compact_bytes, around)
             except LogLockedError as error:
-                raise LogLockedError(str(Path(durable) / error.log), IN_USE) from error
+                raise LogLockedError(str(Path(durable) / error.log), IN_USE, owner=error.owner) from error
         self._own_store = store
         return self
 

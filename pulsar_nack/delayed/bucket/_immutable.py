@@ -15,7 +15,7 @@ _BUCKET_BYTES: Final = 1_400
 class ImmutableBucket:
     """Segments on storage of which the first ``next`` were loaded; ``loaded`` indexes of those are still in memory.
 
-    Its next segment ``is_late`` once a read has failed or takes long, and ``is_slow`` when it is not waited for any more.
+    Its next segment ``is_late`` once a read has failed or takes long, and ``is_slow`` when it is waited for no more.
 
     :param key: the property that names it
     :param snapshot_id: the storage's id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Coroutine, Generator
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -45,7 +45,7 @@ class Jobs:
         self._end()
 
     @asynccontextmanager
-    async def place(self, on_late: Callable[[], object] = lambda: None) -> AsyncIterator[None]:
+    async def place(self) -> AsyncIterator[None]:
         """Read while few others do.
 
         A read that is late makes room for itself and for one more. So of any number that hang, twice as many are under
@@ -54,7 +54,6 @@ class Jobs:
 
         def become_late(_: int) -> None:
             self._places.total_tokens += 2
-            on_late()
 
         async with self._places:
             late = WakeUp(self._clock, become_late)

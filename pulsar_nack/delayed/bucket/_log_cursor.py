@@ -90,6 +90,7 @@ class LogDelayedCursor(OfOneLoop):
         :param store: where its logs are, called ``<name>-<number>``; other logs in it are left alone
         :param compact_at: from this size (bytes) on the log is written anew when it is four times what it has to be
         :param close_timeout: how long closing waits for what was begun, in seconds or as a timedelta
+        :raises InvalidArgumentError: a name or number was refused, or a :class:`~pulsar_nack.Cursor` has the name
         :raises LogLockedError: somebody else has it open, in a folder; on object storage it is taken over from them
         :raises LogFencedError: somebody else opened it at the same time, a moment later, on object storage
         :raises LogCorruptedError: a log is damaged; nothing was changed
@@ -99,6 +100,7 @@ class LogDelayedCursor(OfOneLoop):
         _check_text("name", name)
         check_int("compact_at", compact_at, 0, INT64_MAX)
         close_timeout_s = delay_seconds(close_timeout, "close_timeout")
+        await check_name_is_free(store, name)
         part = await take(store, name)
         self = cls(part, name, compact_at, close_timeout_s)
         async with given_back([part]):
@@ -299,7 +301,7 @@ class LogDelayedCursor(OfOneLoop):
 
     async def _find(self) -> None:
         """Open the present log, and delete what is not it."""
-        pattern = re.compile(re.escape(self._name) + r"-(\d{1,18})")
+        pattern = re.compile(re.escape(self._name) + r"-([1-9]\d{0,17})")
         matches = [match for name in await self._store.names() if (match := pattern.fullmatch(name))]
         first = min((int(match[1]) for match in matches), default=None)
         if first is None:
@@ -350,6 +352,21 @@ class LogDelayedCursor(OfOneLoop):
 
     def _log_name(self, generation: int) -> str:
         return f"{self._name}-{generation}"
+
+
+async def check_name_is_free(store: LogStore, name: str) -> None:
+    """Look, before anything is taken over, whether a :class:`~pulsar_nack.Cursor` has this name: two in one do not go.
+
+    :raises InvalidArgumentError: it has; its numbers have ten digits
+    """
+    logs = await store.names()
+    pattern = re.compile(re.escape(name) + r"-0\d{9}")
+    other = next(filter(pattern.fullmatch, logs), None)
+    ours = re.compile(re.escape(name) + r"-[1-9]\d{0,17}")
+    if other is not None and not any(map(ours.fullmatch, logs)):
+        raise InvalidArgumentError(
+            "name", name, f"a name, or a folder, that no Cursor has: {other} is the acknowledgement state of one"
+        )
 
 
 def _check_text(field: str, value: object) -> None:

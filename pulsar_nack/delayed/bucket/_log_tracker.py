@@ -7,16 +7,15 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Final, Self
 
-from ..._check import check_clock, check_config
+from ..._arguments import clock_of, config_of
 from ...clock import Clock
 from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
 from ...ledger._taking import Part, given_back, take, within
 from .._arguments import check_on_due
-from ._log_cursor import CURSOR, LogDelayedCursor
+from ._log_cursor import CURSOR, LogDelayedCursor, check_name_is_free
 from ._log_storage import APPEND, LogSnapshotStorage
 from ._tracker import BucketDelayedDeliveryTracker
-from ._wire import messages
 
 _LOCAL_APPEND: Final = 1 << 18
 """What is appended together is read together; with files, where a read costs little, a few segments of a snapshot."""
@@ -47,10 +46,9 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
 
         :param store: for this tracker alone; closed by its owner, after the tracker
         """
-        check_config(config, BucketConfig)
-        check_clock(clock)
         check_on_due(on_due)
-        messages()
+        config, clock = config_of("config", config, BucketConfig), clock_of(clock)
+        await check_name_is_free(store, CURSOR)
         part = await take(store, CURSOR)
         async with given_back([part]):
             return await cls._open_in(part, part, config, clock, on_due)
@@ -60,15 +58,15 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         cls,
         part: Part,
         place: Part | LocalLogStore,
-        config: BucketConfig | None,
-        clock: Clock | None,
+        config: BucketConfig,
+        clock: Clock,
         on_due: Callable[[], object] | None,
     ) -> Self:
         """Open the tracker; whoever owns the cursor's name owns the snapshots too.
 
         :param place: what it closes
         """
-        timeout = (config or BucketConfig()).close_timeout
+        timeout = config.close_timeout
         cursor = await LogDelayedCursor.open(part, close_timeout=timeout)
         max_append = _LOCAL_APPEND if isinstance(part, LocalLogStore) else APPEND
         storage = LogSnapshotStorage(part, max_append=max_append, close_timeout=timeout)
@@ -87,12 +85,11 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         on_due: Callable[[], object] | None = None,
     ) -> Self:
         """Open the tracker that has its snapshots and its cursor in a folder, made where it is missing."""
-        check_config(config, BucketConfig)
-        check_clock(clock)
         check_on_due(on_due)
-        messages()
+        config, clock = config_of("config", config, BucketConfig), clock_of(clock)
         store = await LocalLogStore.open(path)
         async with given_back([store]):
+            await check_name_is_free(store, CURSOR)
             return await cls._open_in(await take(store, CURSOR), store, config, clock, on_due)
 
     @property

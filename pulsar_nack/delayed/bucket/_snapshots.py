@@ -101,22 +101,25 @@ class Snapshots:
             self._reserved.discard(key)
         return named
 
-    async def delete(self, named: NamedSnapshot) -> None:
+    async def delete(self, named: NamedSnapshot, *, is_cleared: bool = False) -> None:
         """Delete a snapshot and then the property that names it; what is gone already is no error.
 
         The other way round where the cursor may have been taken over: then the removal of the property is refused, and
-        the snapshot stays. What a crash leaves in between is found in the list.
+        the snapshot stays. What a crash leaves in between is found in the list. So, too, where the snapshot was
+        cleared: it must not come back if it cannot be deleted.
         """
         async with self.operations.counted("delete"):
             if isinstance(self._cursor, SupportsForgetting) and isinstance(self._storage, SupportsSnapshotListing):
                 await self._cursor.forget(named.snapshot_id)
+            elif is_cleared:
+                await self._disown(named)
             with suppress(SnapshotNotFoundError):
                 await self._storage.delete_bucket_snapshot(named.snapshot_id)
             self.bytes -= self._sizes.pop(named.snapshot_id, 0)
-            await self.disown(named)
+            await self._disown(named)
 
-    async def disown(self, named: NamedSnapshot) -> None:
-        """Remove the property that names a snapshot, if it is there: the snapshot does not count any more."""
+    async def _disown(self, named: NamedSnapshot) -> None:
+        """Remove the property that names a snapshot, if it is there."""
         if self._cursor.properties().get(named.key) == str(named.snapshot_id):
             await self._cursor.remove_property(named.key)
 

@@ -15,10 +15,11 @@ from os import PathLike
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..._check import check_clock, check_config, check_flag, check_has, check_text
+from ..._arguments import clock_of, config_of
+from ..._check import check_flag, check_has, check_text
 from ..._lifetime import OfOneLoop
 from ..._wake_up import WakeUp
-from ...clock import Clock, WallClock
+from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError
 from ...ids import Position
@@ -30,7 +31,6 @@ from ._bulk import entries_of, times_of
 from ._index import BucketIndex
 from ._snapshots import Snapshots
 from ._statistics import BucketStatistics
-from ._wire import messages
 from ._worker import Worker
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         )
         self._snapshots = snapshots
         self._index = BucketIndex(config)
-        self._worker = Worker(self._index, snapshots, config, clock, cutoff=self._cutoff, on_news=self._have_news)
+        self._worker = Worker(
+            self._index, snapshots, config, clock, cutoff=self._cutoff, settle=self._settle, on_news=self._have_news
+        )
         self._wake_up = WakeUp(clock, self._run)
         self._call_at = NEVER
         self._last_run_at: int | None = None
@@ -94,19 +96,15 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         :param on_due: a plain function, called when something may be taken out; see the in-memory tracker
         :param topic_name: passed to the storage with each snapshot
         :param cursor_name: passed to the storage with each snapshot
-        :raises InvalidArgumentError: ``on_due`` is a coroutine function
+        :raises InvalidArgumentError: ``on_due`` is a coroutine function, ``config`` no BucketConfig, ``clock`` no clock
         :raises MissingExtraError: protobuf is not installed
         """
         check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage")
         check_has("cursor", cursor, ("properties", "put_property"), "a DelayedCursor")
-        check_config(config, BucketConfig)
-        check_clock(clock)
         check_on_due(on_due)
         check_text("topic_name", topic_name)
         check_text("cursor_name", cursor_name)
-        messages()
-        config = BucketConfig() if config is None else config
-        clock = WallClock() if clock is None else clock
+        config, clock = config_of("config", config, BucketConfig), clock_of(clock)
         self = cls(Snapshots(storage, cursor, topic_name, cursor_name), config, clock, on_due)
         try:
             await self._recover()
@@ -128,6 +126,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         The cursor is ``tracker.cursor``; with ``await tracker.cursor.mark_delete(position)`` it learns what is
         acknowledged. The tracker closes what it opened. One at a time has the folder open.
 
+        :raises InvalidArgumentError: an argument was refused, or the folder is a Cursor's; nothing was made
         :raises LogLockedError: another tracker, of this process or another, has the folder open
         :raises LogStorageError: the folder cannot be made, read or written
         :raises LogCorruptedError: the cursor's log is damaged; snapshots that are damaged are left to the dispatcher
@@ -244,7 +243,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         cutoff = self._cutoff()
         if self._index.ready_at <= cutoff or self._index.storage_at <= cutoff:
             return True
-        self._settle(self._now_ms())
+        self._settle()
         return False
 
     def get_scheduled_messages(self, max_messages: int) -> list[Position]:
@@ -261,7 +260,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
             self.trim()
         self._worker.start()
         positions = self._index.pop(self._cutoff(), max_messages)
-        self._settle(self._now_ms())
+        self._settle()
         return positions
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
@@ -296,7 +295,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         position = self._snapshots.mark_delete_position
         self._trimmed_to = position.ledger
         went = self._index.trim(position)
-        self._settle(self._now_ms())
+        self._settle()
         return went
 
     def reset_tick_time(self, tick_ms: int) -> None:
@@ -309,28 +308,26 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         self._ensure_open()
         if tick_ms != self._ticks.tick_ms:
             self._ticks = Ticks(tick_ms, is_strict=self._ticks.is_strict)
-            self._settle(self._now_ms())
+            self._settle()
 
     async def clear(self) -> None:
         """Drop everything and delete all snapshots; those that cannot be deleted now are tried again later.
 
-        The cursor forgets them first: what storage cannot delete before the tracker is closed does not come back.
+        The cursor forgets them first, so that what storage cannot delete does not come back.
 
         :raises ClosedError: after :meth:`aclose`
         """
         self._ensure_open()
         self._index.clear()
-        self._settle(self._now_ms())
+        self._settle()
         await self._worker.delete_all()
 
     async def wait_until_recovered(self, *, once: bool = False) -> None:
         """Wait until no snapshot of an earlier run is left to be read; ``once``: until each was tried once."""
         check_flag("once", once)
         self._check_loop("the tracker")
-        if once:
-            await self._worker.recovery.is_tried.wait()
-        else:
-            await self._worker.recovery.ended()
+        recovery = self._worker.recovery
+        await (recovery.is_tried.wait() if once else recovery.ended())
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is being stored, loaded, merged or deleted; what waits for its next attempt aside."""
@@ -377,10 +374,11 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
     def _cutoff(self) -> int:
         return self._now_ms() + self._ticks.lead
 
-    def _settle(self, now_ms: int) -> None:
+    def _settle(self, now_ms: int | None = None) -> None:
         """Start what there is to do, and set the timer for what comes next."""
         if self._is_closed:
             return
+        now_ms = self._now_ms() if now_ms is None else now_ms
         ready_at = self._index.ready_at
         self._worker.start()
         self._call_at = self._next_call(ready_at, now_ms)
@@ -411,9 +409,9 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
             if is_call and self._on_due is not None and self._index.ready_at <= now_ms + self._ticks.lead:
                 self._on_due()
         finally:
-            self._settle(self._now_ms())
+            self._settle()
 
     def _have_news(self) -> None:
         """Storage brought something, or is not waited for any more: the dispatcher has to look again."""
         self._last_run_at = None
-        self._settle(self._now_ms())
+        self._settle()

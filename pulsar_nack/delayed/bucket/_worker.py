@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -36,12 +35,18 @@ _log = logging.getLogger("pulsar_nack.delayed")
 
 PATIENCE_MS: Final = 1_000
 """How long others wait for a segment that is being loaded, failures included, for the sake of order."""
+_LATE_MS: Final = 300
+"""From when on what is due is loaded although it comes after a segment that is being loaded."""
 _FULL: Final = 5_000
 """What a full segment has where there is no bound."""
 
 
 class Worker:
-    """Carries out what the index needs; ``on_news`` is called when it has something that it had not before."""
+    """Carries out what the index needs.
+
+    :param settle: called when there is more to do, and to wait for
+    :param on_news: called when there is something to be taken out that was not there before
+    """
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class Worker:
         clock: Clock,
         *,
         cutoff: Callable[[], int],
+        settle: Callable[[], None],
         on_news: Callable[[], None],
     ) -> None:
         self._index = index
@@ -58,6 +64,7 @@ class Worker:
         self._config = config
         self._clock = clock
         self._cutoff = cutoff
+        self._settle = settle
         self._on_news = on_news
         self._prefetch_ms = delay_ms(config.prefetch)
         self._is_sealing = False
@@ -118,16 +125,19 @@ class Worker:
     async def _load(self, bucket: ImmutableBucket) -> None:
         now_ms = self._clock.now_ms()
         bucket.wait_until = now_ms + PATIENCE_MS
+        late = WakeUp(self._clock, lambda _: self._note_late(bucket))
+        late.set(now_ms + _LATE_MS, now_ms)
         patience = WakeUp(self._clock, lambda _: self._lose_patience(bucket))
         patience.set(bucket.wait_until, now_ms)
         try:
             while not bucket.is_gone:
-                async with self.jobs.place(partial(self._note_late, bucket)):
+                async with self.jobs.place():
                     is_loaded = await self._load_once(bucket)
                 if is_loaded:
                     break
                 await self.jobs.back_off(bucket.failures)
         finally:
+            late.cancel()
             patience.cancel()
             bucket.is_loading = False
             self._index.changed()
@@ -151,7 +161,7 @@ class Worker:
         bucket.is_late = True
         self._index.changed()
         if is_first:
-            self._on_news()
+            self._settle()
 
     def _lose_patience(self, bucket: ImmutableBucket) -> None:
         """Wait no more for what was to be loaded by now, all at once: there may be many of them."""
@@ -305,9 +315,7 @@ class Worker:
         if named.snapshot_id < 0:
             return True
         try:
-            if is_cleared:
-                await self._snapshots.disown(named)
-            await self._snapshots.delete(named)
+            await self._snapshots.delete(named, is_cleared=is_cleared)
         except Exception:  # noqa: BLE001 - as above
             return False
         self._cleared.discard(named)

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from pulsar_nack import BucketDelayedDeliveryTracker, InjectedError, Position
+from pulsar_nack.delayed.bucket._jobs import MOST_READING
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
+from tests.patience import patience
 from tests.tiers import size
 
-from .stage import config_of
+from .stage import Stage, config_of
 
 FIRST_AT = 1_000_000
 LATEST = 1_500
@@ -86,7 +88,7 @@ class Outage:
 @pytest.mark.parametrize(("apart", "prefetch"), [(1, 2), (1, 0.001), (100, 0.001)])
 async def test_what_is_in_memory(how: str, apart: int, prefetch: float) -> None:
     """O21: while no segment of many buckets can be read, what was never sealed comes in time."""
-    for buckets in (40, size(200, fast=80), size(1_000, fast=120)):
+    for buckets in (40, size(200, fast=80), *([size(1_000, fast=120)] if apart == 1 else [])):
         outage = Outage(buckets, how, apart=apart, prefetch=prefetch)
         await outage.start()
         outage.storage.ill = set(outage.storage.snapshots)
@@ -117,13 +119,16 @@ async def test_what_can_be_read(how: str, prefetch: float) -> None:
 
 @pytest.mark.slow
 async def test_snapshots_that_hang_when_the_tracker_starts() -> None:
-    """Opening takes in all that can be read, and later what could not, however many hang."""
+    """All that can be read is taken in, and later what could not, however many hang."""
     outage = Outage(40, "hang at once")
     await outage.start()
     await outage.tracker.aclose()
     outage.storage.ill = set(list(outage.storage.snapshots)[:20])
     async with await outage.open() as tracker:
-        assert (tracker.number_of_delayed_messages, tracker.statistics().is_recovering) == (40, True)
+        async with asyncio.timeout(patience(10)):
+            while tracker.number_of_delayed_messages < 40:
+                await asyncio.sleep(0.01)
+        assert tracker.statistics().is_recovering
         outage.storage.ill.clear()
         outage.clock.advance(1_000)
         await tracker.wait_until_recovered()
@@ -149,3 +154,25 @@ async def test_a_list_that_hangs_when_the_tracker_starts() -> None:
         created.set()
         await tracker.wait_until_idle()
         assert len(outage.storage.snapshots) == len(outage.cursor.held) == 4
+
+
+async def test_a_backlog_on_slow_storage() -> None:
+    """Of a backlog only what comes next is loaded, but while that takes long; then nothing waits behind it."""
+    async with Stage(least=10, step=10**6, most_indexes=5, prefetch=0.1).run() as stage:
+        for ledger in range(1, 21):
+            stage.tracker.add_entries(ledger, range(10), [ledger * 1_000 + entry for entry in range(10)])
+        stage.add(21, 0, 10**6)
+        await stage.idle()
+        reads = stage.storage.faults.calls
+        gate = stage.storage.faults.hold("segment")
+        stage.clock.set(100_000)
+        await stage.idle_except("segment")
+        stage.clock.advance(299)
+        await stage.idle_except("segment")
+        assert reads["segment"] == 1
+        stage.clock.advance(1)
+        await stage.idle_except("segment")
+        assert reads["segment"] == 2 + MOST_READING
+        gate.set()
+        await stage.idle()
+        assert reads["segment"] == 20

@@ -1,0 +1,44 @@
+"""Foreign text: what brokers, issuers, messages and files say, made fit for an error, a log or a terminal.
+
+All of it goes through here before it is shown: cut at 200 characters, control characters escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Final
+
+MOST_SHOWN: Final = 200
+_CREDENTIALS: Final = re.compile(r"(?<=//).*@|(?<=[?#]).+", re.DOTALL)
+
+
+def shown(text: str | bytes) -> str:
+    """Return foreign text as it may be shown: at most 200 characters of it, none of which a terminal obeys."""
+    if isinstance(text, bytes):
+        text = text[: 4 * MOST_SHOWN + 1].decode("utf-8", "backslashreplace")
+    if len(text) <= MOST_SHOWN and text.isprintable():
+        return text
+    escaped = _escaped(text[: MOST_SHOWN + 1])
+    return escaped if len(escaped) <= MOST_SHOWN else f"{escaped[:MOST_SHOWN]}..."
+
+
+def quoted(value: object) -> str:
+    """Return a repr that is short and never fails: not for an int of 10 000 digits, not for a broken ``__repr__``."""
+    text = f"{type(value).__name__} that cannot be shown"
+    with suppress(Exception):
+        text = repr(value)
+    if len(text) > MOST_SHOWN:
+        text = f"{text[: MOST_SHOWN // 2]}...{text[-MOST_SHOWN // 4 :]}"
+    return text if text.isprintable() else _escaped(text)
+
+
+def without_credentials(url: str) -> str:
+    """Return a URL without what may be secret in it: a user and password, what follows ``?`` or ``#``."""
+    return _CREDENTIALS.sub("***", url)
+
+
+def _escaped(text: str) -> str:
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
+    )
