@@ -16,6 +16,7 @@ from .._arguments import check_on_due
 from ._log_cursor import CURSOR, LogDelayedCursor, check_name_is_free
 from ._log_storage import APPEND, LogSnapshotStorage
 from ._tracker import BucketDelayedDeliveryTracker
+from ._wire import messages
 
 _LOCAL_APPEND: Final = 1 << 18
 """What is appended together is read together; with files, where a read costs little, a few segments of a snapshot."""
@@ -48,6 +49,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         """
         check_on_due(on_due)
         config, clock = config_of("config", config, BucketConfig), clock_of(clock)
+        messages()
         await check_name_is_free(store, CURSOR)
         part = await take(store, CURSOR)
         async with given_back([part]):
@@ -87,6 +89,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         """Open the tracker that has its snapshots and its cursor in a folder, made where it is missing."""
         check_on_due(on_due)
         config, clock = config_of("config", config, BucketConfig), clock_of(clock)
+        messages()
         store = await LocalLogStore.open(path)
         async with given_back([store]):
             await check_name_is_free(store, CURSOR)

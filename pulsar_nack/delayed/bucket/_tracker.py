@@ -31,6 +31,7 @@ from ._bulk import entries_of, times_of
 from ._index import BucketIndex
 from ._snapshots import Snapshots
 from ._statistics import BucketStatistics
+from ._wire import messages
 from ._worker import Worker
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         check_text("topic_name", topic_name)
         check_text("cursor_name", cursor_name)
         config, clock = config_of("config", config, BucketConfig), clock_of(clock)
+        messages()
         self = cls(Snapshots(storage, cursor, topic_name, cursor_name), config, clock, on_due)
         try:
             await self._recover()
