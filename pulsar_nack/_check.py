@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
-from .clock import Clock
+from pydantic import BaseModel
+
+from .clock import Clock, WallClock
 from .errors import InvalidArgumentError
+
+_T = TypeVar("_T", bound=BaseModel)
 
 
 def check_kind(field: str, value: object, kind: type[Any], expected: str) -> None:
@@ -20,9 +24,21 @@ def check_config(config: object, kind: type[Any], field: str = "config") -> None
     check_kind(field, config, kind, f"a {kind.__name__} or None")
 
 
+def config_of(config: object, kind: type[_T], field: str = "config") -> _T:
+    """Return checked settings, the defaults for None."""
+    check_config(config, kind, field)
+    return config if isinstance(config, kind) else kind()
+
+
 def check_clock(clock: object, field: str = "clock") -> None:
     """Refuse all but None and a clock."""
     check_kind(field, clock, Clock, "a Clock (an object with now_ms()) or None")
+
+
+def clock_of(clock: object) -> Clock:
+    """Return a checked clock, the wall clock for None."""
+    check_clock(clock)
+    return clock if isinstance(clock, Clock) else WallClock()
 
 
 def check_callable(field: str, value: object, expected: str) -> None:

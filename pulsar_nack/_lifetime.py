@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 
 from .errors import WrongLoopError
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.lifetime")
 running_loop = asyncio._get_running_loop
 """Returns the loop that runs in this thread, None without one; as cheap as it can be."""
 

@@ -28,7 +28,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from .._arguments import config_of
+from .._check import config_of
 from .._lifetime import OfOneLoop
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
@@ -108,7 +108,7 @@ class Cursor(OfOneLoop, CursorFigures):
         """
         if not isinstance(store, LogStore):
             raise InvalidArgumentError("store", store, "a LogStore such as LocalLogStore")
-        config = config_of("config", config, CursorConfig)
+        config = config_of(config, CursorConfig)
         self = cls(await open_state(store, names_of(name), ledgers, config, start), config)
         self._cache.use_all(sorted(self._state.ledger_states))
         if self._state.cut_entries:
@@ -127,7 +127,7 @@ class Cursor(OfOneLoop, CursorFigures):
         start: tuple[int, int] | None = None,
     ) -> Self:
         """Open the cursor in a folder, made where it is missing; the rest is as in :meth:`open`."""
-        config = config_of("config", config, CursorConfig)
+        config = config_of(config, CursorConfig)
         names_of(name)
         check_topic(ledgers, start)
         store = await LocalLogStore.open(path, threads=2)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from .._arguments import config_of
-from .._check import check_callable, check_clock, check_has
+from .._check import check_callable, check_clock, check_has, config_of
 from .._lifetime import OfOneLoop
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
@@ -74,7 +73,7 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
         clock: Clock | None = None,
         on_fallback: Callable[[TrackerFallback], object] | None = None,
     ) -> None:
-        self._config = config = config_of("config", config, BucketConfig)
+        self._config = config = config_of(config, BucketConfig)
         check_clock(clock)
         if storage is not None:
             check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage or None")

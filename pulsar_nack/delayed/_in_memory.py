@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from .._arguments import clock_of, config_of
+from .._check import clock_of, config_of
 from .._lifetime import check_loop
 from .._wake_up import WakeUp
 from ..clock import Clock
@@ -71,7 +71,7 @@ class InMemoryDelayedDeliveryTracker:
         clock: Clock | None = None,
         on_due: Callable[[], object] | None = None,
     ) -> None:
-        config = config_of("config", config, DelayedDeliveryConfig)
+        config = config_of(config, DelayedDeliveryConfig)
         clock = clock_of(clock)
         check_on_due(on_due)
         self._now_ms = clock.now_ms

@@ -12,7 +12,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
-from .._arguments import clock_of, config_of
+from .._check import clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
 from .._lifetime import OfOneLoop
 from ..clock import Clock
@@ -110,7 +110,7 @@ class LocalTopic(OfOneLoop):
         :raises MissingExtraError: protobuf is not installed
         """
         messages()
-        settings = _Settings(config_of("config", config, TopicConfig), as_bucket_config(delayed), clock)
+        settings = _Settings(config_of(config, TopicConfig), as_bucket_config(delayed), clock)
         check_text("name", name)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)
         opened: list[LogStore] = [] if owned is None else [owned]

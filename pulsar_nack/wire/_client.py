@@ -34,7 +34,7 @@ from ._topics import normalize, normalize_namespace
 if TYPE_CHECKING:
     from ._producer import Producer, Producing
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 
 
 class Client:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import ssl
 import time
 import urllib.parse
@@ -23,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from .._check import check_callable
 from .._delays import Delay, delay_seconds
+from .._foreign import without_credentials
 from ..errors import BrokerError, InvalidArgumentError
 from ._http import Answer, fetch
 
@@ -45,7 +45,6 @@ _CODES: Final = frozenset(
     }
 )
 """What OAuth2 (RFC 6749, RFC 8707) has for reasons."""
-_CREDENTIALS: Final = re.compile(r"(?<=//).*@|(?<=[?#]).+", re.DOTALL)
 _OURS: Final = frozenset({ConnectionError, ConnectionResetError})
 """What is raised with words of our own."""
 
@@ -226,7 +225,7 @@ def _checked_url(name: str, url: object) -> str:
     except ValueError:
         parts, is_good = None, False
     if parts is None or not is_good or "@" in parts.netloc or parts.fragment or " " in str(url):
-        raise InvalidArgumentError(name, _CREDENTIALS.sub("***", url) if isinstance(url, str) else url, expected)
+        raise InvalidArgumentError(name, without_credentials(url) if isinstance(url, str) else url, expected)
     if parts.scheme == "http" and parts.hostname not in _LOCAL:
         raise InvalidArgumentError(
             name, f"http://{parts.hostname}", "https://: over http:// the secret could be read on the way"

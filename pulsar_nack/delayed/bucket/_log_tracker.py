@@ -7,7 +7,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Final, Self
 
-from ..._arguments import clock_of, config_of
+from ..._check import clock_of, config_of
 from ...clock import Clock
 from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
@@ -48,7 +48,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         :param store: for this tracker alone; closed by its owner, after the tracker
         """
         check_on_due(on_due)
-        config, clock = config_of("config", config, BucketConfig), clock_of(clock)
+        config, clock = config_of(config, BucketConfig), clock_of(clock)
         messages()
         await check_name_is_free(store, CURSOR)
         part = await take(store, CURSOR)
@@ -88,7 +88,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
     ) -> Self:
         """Open the tracker that has its snapshots and its cursor in a folder, made where it is missing."""
         check_on_due(on_due)
-        config, clock = config_of("config", config, BucketConfig), clock_of(clock)
+        config, clock = config_of(config, BucketConfig), clock_of(clock)
         messages()
         store = await LocalLogStore.open(path)
         async with given_back([store]):

@@ -15,8 +15,7 @@ from os import PathLike
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..._arguments import clock_of, config_of
-from ..._check import check_flag, check_has, check_text
+from ..._check import check_flag, check_has, check_text, clock_of, config_of
 from ..._lifetime import OfOneLoop
 from ..._wake_up import WakeUp
 from ...clock import Clock
@@ -105,7 +104,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         check_on_due(on_due)
         check_text("topic_name", topic_name)
         check_text("cursor_name", cursor_name)
-        config, clock = config_of("config", config, BucketConfig), clock_of(clock)
+        config, clock = config_of(config, BucketConfig), clock_of(clock)
         messages()
         self = cls(Snapshots(storage, cursor, topic_name, cursor_name), config, clock, on_due)
         try:
