@@ -25,6 +25,8 @@ from pulsar_nack.wire._consumer_commands import acknowledge, redeliver
 from pulsar_nack.wire._deliveries import EntryReader
 from pulsar_nack.wire._entries import decode_entry, encode_batch
 from pulsar_nack.wire._frames import FrameDecoder, encode_message, encode_rest
+from pulsar_nack.wire._options import ClientOptions
+from pulsar_nack.wire._unread import AT_ONCE, Unread
 
 FRAMES = 200
 BATCH = 1_000
@@ -83,13 +85,15 @@ def frame(of_entry: pb.MessageMetadata, payload: bytes) -> bytes:
 def reader() -> EntryReader:
     """Return a reader of one topic."""
     topic = "persistent://public/default/orders"
-    return EntryReader(topic, -1, AckSets(), Chunks(10, 1 << 20, 1_000), max_bytes=1 << 27, now_ms=lambda: 0)
+    return EntryReader(topic, -1, AckSets(), Chunks(10, 1 << 20, 1_000), options=ClientOptions(), now_ms=lambda: 0)
 
 
 def read_all(frames: list[Any], read: EntryReader) -> None:
     """Make deliveries of all."""
     for head, rest in frames:
-        read.read(head, rest)
+        found = read.read(head, rest).found
+        while isinstance(found, Unread) and found.messages:
+            found.take(AT_ONCE)
 
 
 def read_bytes(data: bytes, read: EntryReader) -> None:

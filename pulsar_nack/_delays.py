@@ -23,8 +23,11 @@ _LAST_PUBLISH_MS: Final = 32_503_680_000_000
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_DELAY_S: Final = MAX_DELAY_MS // 1000
+MAX_NUMBER_S: Final = 366 * 86_400
+"""A year: more seconds as a plain number are most likely ms."""
 _FLOAT_ERROR: Final = 1e-15
-_EXPECTED: Final = "seconds as a finite number from 0 to a century, or a timedelta"
+_EXPECTED: Final = "seconds as a finite number from 0 to a year, or a timedelta of at most a century"
+_AS_MS: Final = "seconds, at most a year of them as a number: this is most likely meant as ms (else use a timedelta)"
 
 
 def delay_ms(value: object, field: str = "delay") -> int:
@@ -32,27 +35,31 @@ def delay_ms(value: object, field: str = "delay") -> int:
 
     What is above a whole ms by no more than the error of a float counts as that ms.
 
-    Raises :class:`InvalidArgumentError` naming ``field`` for a bool, a str, NaN, an infinite, negative or huge value.
+    Raises :class:`InvalidArgumentError` naming ``field`` for a bool, a str, NaN, an infinite, negative or huge value,
+    and for a number of more than a year, which is most likely meant as ms.
     """
+    most = MAX_NUMBER_S
     if type(value) is float or type(value) is int:
         seconds: float = value
     elif isinstance(value, timedelta):
-        seconds = value.total_seconds()
+        seconds, most = value.total_seconds(), _MAX_DELAY_S
     elif isinstance(value, float | int) and not isinstance(value, bool):
         seconds = value
     else:
         raise InvalidArgumentError(field, value, _EXPECTED)
-    if not 0 <= seconds <= _MAX_DELAY_S:  # false for NaN too
-        raise InvalidArgumentError(field, value, _EXPECTED)
+    if not 0 <= seconds <= most:  # false for NaN too
+        raise InvalidArgumentError(field, value, _AS_MS if most < seconds <= MAX_DELAY_MS else _EXPECTED)
     milliseconds = seconds * 1000
     whole = round(milliseconds)
     return whole + (milliseconds - whole > milliseconds * _FLOAT_ERROR)
 
 
 def delay_seconds(value: object, field: str = "delay") -> float:
-    """Return ``value`` in seconds, not rounded; raises what :func:`delay_ms` raises."""
+    """Return ``value`` in seconds, not rounded, at most a year; raises what :func:`delay_ms` raises."""
     delay_ms(value, field)
     if isinstance(value, timedelta):
+        if value.total_seconds() > MAX_NUMBER_S:
+            raise InvalidArgumentError(field, value, "at most a year")
         return value.total_seconds()
     assert isinstance(value, float | int)
     return float(value)

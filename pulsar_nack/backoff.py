@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final
 
+from ._check import check_callable, check_list
 from ._delays import Delay, delay_seconds
 from .errors import InvalidArgumentError
 
@@ -65,6 +66,7 @@ class Exponential:
         self._base, self._maximum = _bounds("base", base, maximum)
         if not isinstance(jitter, bool):
             raise InvalidArgumentError("jitter", jitter, "True or False")
+        check_callable("random", random, "a callable that gives numbers from 0 to 1")
         self._raw = Multiplier(self._base, self._maximum)
         self._jitter = jitter
         self._random = random
@@ -82,6 +84,7 @@ class Steps:
     """The delays of a list in turn, the last one from then on."""
 
     def __init__(self, delays: Iterable[Delay]) -> None:
+        check_list("delays", delays, "a list of delays")
         self._delays = [delay_seconds(delay, f"delays[{index}]") for index, delay in enumerate(delays)]
         if not self._delays:
             raise InvalidArgumentError("delays", [], "at least one delay")

@@ -179,7 +179,7 @@ class BrokerError(PulsarNackError):
 
 
 class BrokerRefusedError(BrokerError):
-    """The broker said no. ``code`` is the protocol's name of the reason, ``text`` the broker's words, cut and escaped."""
+    """The broker said no. ``code`` is the protocol's name of the reason, ``text`` its words, cut and escaped."""
 
     def __init__(self, code: str, text: str) -> None:
         self.code = code

@@ -192,6 +192,14 @@ def _delivered_id(identity: tuple[int, int, int, int], extras: dict[str, Any]) -
     return made
 
 
+def _fuller(one: MessageId, other: MessageId) -> MessageId:
+    """Return the first of two equal ids with all that either says: its parts, topic and batch size."""
+    best = max(one, other, key=lambda known: (len(known.chunks), known.first_chunk is not None))
+    extras = {name: value for known in (other, one) for name, value in known.__dict__.items()}
+    missing = {name: extras[name] for name in ("topic", "batch_size") if extras.get(name) != best.__dict__.get(name)}
+    return best._replace(**missing) if missing else best
+
+
 def _names_message(position: object) -> TypeGuard[MessageId]:
     """Return whether this is the id of a message, not the id of the earliest or latest end of a topic, nor a time."""
     return isinstance(position, MessageId) and 0 <= position.entry < _INT64_MAX

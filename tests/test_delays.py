@@ -47,7 +47,8 @@ class Seconds(float):
         (Wait.SHORT, 2000),
         (Seconds(1.5), 1500),
         (5e-324, 1),
-        (MAX_DELAY_MS // 1000, MAX_DELAY_MS),
+        (366 * 86_400, 31_622_400_000),
+        (timedelta(days=366), 31_622_400_000),
     ],
 )
 def test_good_delays(delay: Any, expected: int) -> None:
@@ -77,11 +78,24 @@ def test_wrong_delays(wrong: object) -> None:
         assert len(str(caught.value)) < 400
 
 
+@for_each("wrong", [31_622_401, 60_000_000, 31_622_400.1, Seconds(86_400_000), MAX_DELAY_MS])
+def test_milliseconds_taken_for_seconds(wrong: float) -> None:
+    """More than a year as a number is most likely meant as ms, and refused; a timedelta may be longer."""
+    for convert in (delay_ms, delay_seconds):
+        with pytest.raises(InvalidArgumentError, match=r"^my_delay: expected seconds, .*most likely meant as ms"):
+            convert(wrong, "my_delay")
+    longer = timedelta(days=36_000)
+    assert delay_ms(longer) == 36_000 * 86_400_000
+    with pytest.raises(InvalidArgumentError, match="my_delay: expected at most a year"):
+        delay_seconds(longer, "my_delay")
+
+
 @given(st.integers(0, MAX_DELAY_MS))
 def test_whole_milliseconds_survive(milliseconds: int) -> None:
     """Any whole number of ms is kept exactly, as a timedelta and as seconds."""
     assert delay_ms(timedelta(milliseconds=milliseconds)) == milliseconds
-    assert delay_ms(milliseconds / 1000) == milliseconds
+    as_number = milliseconds % 31_622_400_000
+    assert delay_ms(as_number / 1000) == as_number
 
 
 @given(st.floats(0, 1e6))

@@ -46,6 +46,7 @@ from pulsar_nack import (
 from pulsar_nack.cursor import GateStatistics
 from pulsar_nack.cursor._gate import DEFAULT_LIMIT
 from pulsar_nack.testing import EmbeddedBroker
+from pulsar_nack.wire import ClientStatistics
 from tests.for_each import for_each
 
 ROOT: Final = Path(__file__).parent.parent
@@ -297,6 +298,7 @@ def test_every_error_is_listed() -> None:
 def test_every_statistic_is_listed() -> None:
     """The observability page explains each field of both statistics, in their order."""
     assert first_names("observability.md", "The consumer") == [field.name for field in fields(ConsumerStatistics)]
+    assert first_names("observability.md", "The native client") == [field.name for field in fields(ClientStatistics)]
     assert first_names("observability.md", "The tracker") == [field.name for field in fields(NackStatistics)]
     assert first_names("delayed-buckets.md", "Statistics") == [field.name for field in fields(BucketStatistics)]
     assert first_names("delayed-buckets.md", "A factory's statistics") == [
@@ -304,6 +306,13 @@ def test_every_statistic_is_listed() -> None:
     ]
     assert first_names("acknowledgements.md", "Statistics") == [field.name for field in fields(CursorStatistics)]
     assert first_names("gate.md", "When it is paused") == [field.name for field in fields(GateStatistics)]
+
+
+def test_every_logger_is_listed() -> None:
+    """O36: each has a public name, and a row in the table; the table has no others."""
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "pulsar_nack").rglob("*.py"))
+    names = set(re.findall(r'getLogger\(("?.+?"?)\)', code))
+    assert {f'"{name}"' for name in first_names("observability.md", "Loggers")} == names
 
 
 def test_every_metric_is_listed() -> None:

@@ -119,10 +119,13 @@ def test_is_bounded() -> None:
     parts = {name.split(".")[1] for name in own(modules) if "." in name}
     assert parts <= {
         "_arguments",
+        "_check",
         "_connect",
         "_delays",
         "_foreign",
+        "_lifetime",
         "_version",
+        "_wake_up",
         "backoff",
         "clock",
         "config",

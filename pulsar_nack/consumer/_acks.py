@@ -129,6 +129,7 @@ class Acks:
         if record is None:
             record = states.begin_ack(message_id)
         else:
+            record.learn(message_id)
             states.start_ack(record)
         self._calls[record] = waiter
         try:

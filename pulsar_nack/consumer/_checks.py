@@ -6,8 +6,10 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from .._check import check_clock, check_config
 from .._delays import Delay, delay_ms
 from ..backoff import Backoff, as_backoff
+from ..clock import Clock
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
 from ..nack import HookLike
@@ -51,13 +53,16 @@ def checked(
     durable_ttl: Delay,
     max_ack_state_bytes: int,
     trace: ConsumerTrace | None,
+    clock: Clock | None,
+    wall_clock: Clock | None,
 ) -> Checked:
     """Return what a consumer on a port with such traits goes by; needs no event loop.
 
     :raises InvalidArgumentError: names the first setting that is wrong
     """
-    if config is not None and not isinstance(config, NackConfig):
-        raise InvalidArgumentError("config", config, "a NackConfig")
+    check_config(config, NackConfig)
+    check_clock(clock)
+    check_clock(wall_clock, "wall_clock")
     if trace is not None and not hasattr(trace, "source"):
         raise InvalidArgumentError("trace", trace, "a TraceWriter")
     if dead_letter is not None and not isinstance(dead_letter, DeadLetterPolicy):

@@ -11,14 +11,15 @@ import copy
 import inspect
 import logging
 import math
-from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from .._check import check_has
 from .._delays import Delay, delay_ms, seek_position
+from .._lifetime import ClosesWhenDropped, check_loop, running_loop
 from ..backoff import Backoff
 from ..clock import Clock, LoopClock, WallClock
 from ..config import NackConfig
@@ -31,7 +32,6 @@ from ..errors import (
     NoDeadLetterError,
     NotDurableError,
     NotOpenError,
-    WrongLoopError,
 )
 from ..ids import MessageId, _names_message
 from ..nack import HookLike
@@ -86,12 +86,14 @@ _MOST_REFUSALS: Final = 3
 """After so many refused questions the consumer does not ask the broker again."""
 
 
-class Consumer:
+class Consumer(ClosesWhenDropped):
     """Receives messages, and shows those that are negatively acknowledged again at their own times.
 
-    Use it as ``async with``, or call :meth:`open` and :meth:`aclose`; all in one event loop. Any number of tasks may
-    receive. What comes back is decided by the state of each message, so that nobody sees a message twice for one nack,
-    whatever copies the broker sends.
+    Use it as ``async with``, or call :meth:`open` and :meth:`aclose`; all in one event loop. Dropped without being
+    closed, it warns (:class:`ResourceWarning`) and closes itself, once none of its messages is in use either.
+
+    Any number of tasks may receive. What comes back is decided by the state of each message, so that nobody sees a
+    message twice for one nack, whatever copies the broker sends.
 
     :param port: the transport, which the consumer owns and closes
     :param redelivery: ``"local"`` shows nacked messages again from memory, exactly in time and one by one; ``"broker"``
@@ -130,6 +132,10 @@ class Consumer:
                     await message.nack()
     """
 
+    _loop: asyncio.AbstractEventLoop | None = None
+    _unsubscribing: asyncio.Task[None] | None = None
+    _held_back_at: int | None = None
+
     def __init__(
         self,
         port: ConsumerPort,
@@ -149,6 +155,8 @@ class Consumer:
         wall_clock: Clock | None = None,
         trace: ConsumerTrace | None = None,
     ) -> None:
+        inner = self._inner = self._twin()
+        check_has("port", port, ("traits", "receive"), "a ConsumerPort")
         self._port = port
         settings = checked(
             port.traits,
@@ -164,6 +172,8 @@ class Consumer:
             durable_ttl=durable_ttl,
             max_ack_state_bytes=max_ack_state_bytes,
             trace=trace,
+            clock=clock,
+            wall_clock=wall_clock,
         )
         most, limit = settings.max_local_bytes, settings.unacked_limit
         self._note = None if trace is None else trace.source(*names_of(port))
@@ -180,17 +190,17 @@ class Consumer:
             most_in_work=2 * (limit or 500_000),
             keeps_members=self._port_keeps_members,
         )
-        self._states.may_be_here = self._may_be_here
+        self._states.may_be_here = inner._may_be_here
         self._states.gets_all = self._telling is not None and not port.traits.honours_ids
         self._store = LocalStore(most)
         self._recent = Recent(most)
         has_queue = port.traits.receiver_queue_size > 0 or not isinstance(port, SupportsPause)
-        self._inbox = Inbox(self._is_current, None if has_queue else self._give_back_unwanted)
-        self._room = Room(self._unacked, limit, self._must_let_pass)
+        self._inbox = Inbox(inner._is_current, None if has_queue else inner._give_back_unwanted)
+        self._room = Room(inner._unacked, limit, inner._must_let_pass)
         self._following: Following | None = None
         if self._telling is not None:
             self._following = Following(
-                self._telling, self._states, self._clock, is_waiting=self._has_waiting, passed=self._on_passed
+                self._telling, self._states, self._clock, is_waiting=inner._has_waiting, passed=inner._on_passed
             )
         waits = not_followed if self._following is None else self._following.note
         self._holds = Holds(
@@ -201,10 +211,10 @@ class Consumer:
             self._config,
             clock=self._clock,
             hooks=hooks,
-            show=self._show_again,
+            show=inner._show_again,
             freed=self._room.changed,
             waits=waits,
-            gone=lambda records: self._drop(records, "settled by another consumer"),
+            gone=lambda records: inner._drop(records, "settled by another consumer"),
             note=self._note,
         )
         self._dead: DeadLetters | None = None
@@ -224,14 +234,12 @@ class Consumer:
         self._opened: asyncio.Future[None] | None = None
         self._stopping = asyncio.Event()
         self._is_closed = False
-        self._now_ms = self._yielded_at_ms = 0
+        self._now_ms = self._yielded_at_ms = self._clock.now_ms()
         self._is_plain = durable is None and trace is None and not self._holds.ways.may_keep_all
         self._nowait = port.receive_nowait if durable is None and isinstance(port, SupportsNowait) else None
         self._receive_nowait = self._nowait  # None while it is paused
         self._unreadable: MissingExtraError | None = None
         self._watches_idle = self._keeps_what_it_has = self._is_pumping = False
-        self._unsubscribing: asyncio.Task[None] | None = None
-        self._held_back_at: int | None = None
         self._nacking: list[Message] = []
         self._received = self._shown = self._copies = self._replayed = self._nacked = self._dropped = 0
 
@@ -250,10 +258,10 @@ class Consumer:
         if self._server is None or self._opened is None:
             self._loop = asyncio.get_running_loop()
             self._opened = self._loop.create_future()
-            self._server = asyncio.create_task(self._serve(self._opened), name="pulsar_nack.Consumer")
-            self._server.add_done_callback(self._on_end)
-        elif asyncio.get_running_loop() is not self._loop:
-            raise WrongLoopError("the consumer")
+            inner = self._inner or self
+            self._server = asyncio.create_task(inner._serve(self._opened), name="pulsar_nack.Consumer")
+            self._server.add_done_callback(inner._on_end)
+        check_loop(self._loop, "the consumer")
         if not self._opened.done():
             try:
                 await asyncio.wait({self._opened, self._server}, return_when=asyncio.FIRST_COMPLETED)
@@ -285,23 +293,33 @@ class Consumer:
         storage of the durable state has not answered by then, it is closed once it does. What was not written is logged
         and counted.
         """
-        self._is_closed = True
-        self._unreadable = None
-        self._inbox.close(ClosedError("the consumer"))
-        self._room.close(ClosedError("the consumer"))
-        self._stop()
+        check_loop(self._loop, "the consumer")
+        self._begin_close()
         if self._server is None:
             if self._dead is not None:
                 await self._dead.aclose()
             await self._port.close()
             return
-        if self._opened is not None and not self._opened.done():
-            self._server.cancel()
         await asyncio.wait([self._server])
         if not self._server.cancelled():
             self._server.result()
 
     close = aclose
+
+    def _begin_close(self) -> None:
+        self._is_closed = True
+        self._unreadable = None
+        self._inbox.close(ClosedError("the consumer"))
+        self._room.close(ClosedError("the consumer"))
+        self._stop()
+        if self._server is not None and self._opened is not None and not self._opened.done():
+            self._server.cancel()
+
+    def _open_in(self) -> asyncio.AbstractEventLoop | None:
+        is_open = (
+            self._loop is not None and not self._is_closed and self._server is not None and not self._server.done()
+        )
+        return self._loop if is_open else None
 
     def _stop(self) -> None:
         """Let the server end, within ``close_timeout``."""
@@ -424,7 +442,7 @@ class Consumer:
             installed. It stays for others, and each later call raises this too. The consumer gives back what it fetched
             ahead, and closes once nothing is in work
         """
-        if self._is_closed or self._acks is None or get_running_loop() is not self._loop:
+        if self._is_closed or self._acks is None or running_loop() is not self._loop:
             if self._unreadable is not None:
                 raise copy.copy(self._unreadable)
             self._ensure_open()
@@ -436,6 +454,7 @@ class Consumer:
                 self._now_ms = self._clock.now_ms()
             else:
                 self._yielded_at_ms = self._now_ms  # while this waited
+        message._consumer = self  # see _lifetime: a message that is in use keeps its consumer
         self._shown += 1
         if self._now_ms - self._yielded_at_ms >= _YIELD_AFTER_MS:
             await self._let_others_run(message)
@@ -492,7 +511,7 @@ class Consumer:
             try:
                 await durable.shown(message.id, message.redelivery_count)
             except asyncio.CancelledError:
-                self._inbox.put(message, first=True)
+                self._put_back(message)
                 raise
             self._ensure_open()
             if self._is_current(message):
@@ -513,8 +532,13 @@ class Consumer:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
             self._shown -= 1
-            self._inbox.put(message, first=True)
+            self._put_back(message)
             raise
+
+    def _put_back(self, message: Message) -> None:
+        """Give a message that was not shown to the next call."""
+        message._consumer = self._inner or self
+        self._inbox.put(message, first=True)
 
     async def _pump(self) -> None:
         while True:
@@ -756,7 +780,7 @@ class Consumer:
             if message in self._inbox.ready and not self._is_closed:
                 self._give_back([message])
 
-        get_running_loop().call_later(_UNWANTED_AFTER_S, look)
+        asyncio.get_running_loop().call_later(_UNWANTED_AFTER_S, look)
 
     # --- settling --------------------------------------------------------------------------------------------------
 
@@ -904,7 +928,7 @@ class Consumer:
 
     def _acknowledge(self, message_id: MessageId) -> Awaitable[None]:
         acks = self._acks
-        if acks is None or self._is_closed or get_running_loop() is not self._loop:
+        if acks is None or self._is_closed or running_loop() is not self._loop:
             acks = self._ensure_open()
         if self._dead is not None:
             self._check_kept(message_id)
@@ -1246,8 +1270,7 @@ class Consumer:
             raise ClosedError("the consumer")
         if acks is None:
             raise NotOpenError("the consumer")
-        if asyncio.get_running_loop() is not self._loop:
-            raise WrongLoopError("the consumer")
+        check_loop(self._loop, "the consumer")
         return acks
 
 

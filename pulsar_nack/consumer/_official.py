@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from .._delays import Delay, delay_ms
+from .._foreign import quoted, shown
 from ..errors import (
     BrokerError,
     ClosedError,
@@ -235,7 +236,7 @@ class OfficialPort:
             error = told
         self._looking = None
         if error is not None and result_of(error) == _NOT_FOUND:
-            what = f"{self._topic} was deleted, and may not be created again (the client says: {error})"
+            what = f"{self._topic} was deleted, and may not be created again (the client says: {shown(str(error))})"
             self._fail_waiters(TopicNotFoundError(_NOT_FOUND, what))
         elif self._closing is None and self._waiters:
             self._look_later()
@@ -334,9 +335,9 @@ def broker_error(what: str, error: Exception) -> BrokerError:
     """Return what is raised for an error of the client, with a hint where it fits."""
     result = result_of(error)
     if result == _NOT_FOUND:
-        return TopicNotFoundError(result, f"{what}: the client says {str(error)!r}")
+        return TopicNotFoundError(result, f"{what}: the client says {quoted(str(error))}")
     hint = "; does a broker answer there?" if result in _NOBODY_THERE else ""
-    return BrokerError(f"{what}: the client says {str(error)!r}{hint}")
+    return BrokerError(f"{what}: the client says {quoted(str(error))}{hint}")
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:

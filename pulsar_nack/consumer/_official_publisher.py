@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from .._foreign import shown
+from .._foreign import quoted, shown
 from ..errors import BrokerError
 from ..ids import MessageId
 from ._port import Schema
@@ -95,7 +95,7 @@ class OfficialPublisher:
         try:
             sent = await self._producers.use((topic, schema), send, is_spent=_is_spent)
         except pulsar.asyncio.PulsarException as error:
-            raise BrokerError(f"publishing to {topic}: the client says {str(error)!r}") from error
+            raise BrokerError(f"publishing to {topic}: the client says {quoted(str(error))}") from error
         return MessageId.from_bytes(sent.serialize(), topic)
 
     async def aclose(self) -> None:

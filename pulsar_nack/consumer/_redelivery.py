@@ -6,9 +6,11 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from itertools import islice
 from typing import Any, Final, NoReturn
 
+from .._delays import MAX_NUMBER_S, Delay
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
@@ -25,6 +27,8 @@ _MOST_IN_A_TURN: Final = 1_000
 """Of messages that one request is made for: a rewind brings back all that are due."""
 ASKED_AGAIN = "asked again"
 """Why a redelivery is traced that was traced before."""
+
+_YEAR_MS = MAX_NUMBER_S * 1000
 
 
 class Holds:
@@ -66,7 +70,8 @@ class Holds:
         self._waits = waits
         self._gone = gone
         self._note = note
-        self._armed_ms, self._armed = 0, 0.0
+        self._armed_ms = 0
+        self._armed: Delay = 0.0
         self._watched_until_ms: int | None = None
         self._is_earlier = asyncio.Event()
         self._nowait_port = port if isinstance(port, SupportsRedeliverNowait) else None
@@ -149,7 +154,8 @@ class Holds:
 
     def _arm(self, message_id: MessageId, delay_ms: int) -> None:
         if delay_ms != self._armed_ms:
-            self._armed_ms, self._armed = delay_ms, delay_ms / 1000
+            self._armed_ms = delay_ms
+            self._armed = delay_ms / 1000 if delay_ms <= _YEAR_MS else timedelta(milliseconds=delay_ms)
         self.tracker.nack_nowait(message_id, self._armed)  # which knows the one that it saw last
 
     # --- what is due -----------------------------------------------------------------------------------------------

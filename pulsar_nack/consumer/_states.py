@@ -38,7 +38,7 @@ from enum import Enum
 from typing import Final
 
 from ..errors import AlreadySettledError
-from ..ids import MessageId
+from ..ids import MessageId, _fuller
 from ._batches import Batches, EntryKey, entry_key, is_member, is_through
 from ._sessions import Place, Sessions, Stamp, place_of
 from ._unanswered import AskAgain
@@ -116,6 +116,11 @@ class Record:
         # has_copy: a delivery was hidden while an acknowledgement was under way
         # is_due: its timer fired while an acknowledgement was under way
         # request: the newest request for it, a number of its own, which ends at expires_at_ms
+
+    def learn(self, message_id: MessageId) -> None:
+        """Keep the parts that an id names, where an equal one that was known first does not name them."""
+        if message_id is not self.id and message_id.is_chunked:
+            self.id = _fuller(self.id, message_id)
 
     def __repr__(self) -> str:
         return f"<Record of {self.id!r}: {self.state.value}, shown again {self.redelivery_count} times>"
@@ -213,6 +218,7 @@ class States:
         record = self._records.get(message_id)
         if record is None:
             return self._deliver_unknown(message_id, broker_count, now_ms)
+        record.learn(message_id)
         if record.state is State.REQUESTED:
             self._count_again(record, broker_count)
             self._move(record, State.IN_WORK)
@@ -297,12 +303,14 @@ class States:
         if record is not None and record.state is State.IN_WORK:
             self._move(record, State.HELD)
             record.is_guessed = False  # from the next time on it is told
+            record.learn(message_id)
             return record
         self.check_unsettled(message_id)
         if record is None:
             record = Record(message_id, State.HELD, self._counts.pop(message_id, 0))
             record.is_doubtful = self.sessions.has_ended(place_of(message_id))
             self._add(record)
+        record.learn(message_id)
         return record
 
     def give_up(self, message_id: MessageId, count: int) -> Record:
@@ -352,6 +360,7 @@ class States:
             record = Record(message_id, State.IN_WORK, self._counts.pop(message_id, 0))
             record.is_guessed = True
             self._add(record)
+        record.learn(message_id)
         self.start_ack(record)
         return record
 

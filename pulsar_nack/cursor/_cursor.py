@@ -21,13 +21,15 @@ from __future__ import annotations
 import asyncio
 import math
 import warnings
+from _thread import get_ident
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from os import PathLike
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from .._arguments import config_of
+from .._check import config_of
+from .._lifetime import OfOneLoop
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ledger import LocalLogStore, LogStore
@@ -49,8 +51,10 @@ _T = TypeVar("_T")
 _LOOK_EVERY: Final = 256
 _FEW_RANGES: Final = 5_000
 
+_NO_THREAD: Final = 0
 
-class Cursor(CursorFigures):
+
+class Cursor(OfOneLoop, CursorFigures):
     """What a subscription has acknowledged, kept in memory within bounds, and on a store of logs.
 
     Made by :meth:`open` or :meth:`open_local`, ended by :meth:`aclose`, or use it with ``async with``. What is
@@ -74,7 +78,7 @@ class Cursor(CursorFigures):
         limit = self._cache.limit
         self._crowd = math.inf if limit is None else limit // 16
         self._is_crowded = False
-        self._is_closed = False
+        self._is_closed, self._thread = False, get_ident()
         self._apply = self._state.acknowledge
 
     # --- opening and closing -----------------------------------------------------------------------------------------
@@ -104,7 +108,7 @@ class Cursor(CursorFigures):
         """
         if not isinstance(store, LogStore):
             raise InvalidArgumentError("store", store, "a LogStore such as LocalLogStore")
-        config = config_of("config", config, CursorConfig)
+        config = config_of(config, CursorConfig)
         self = cls(await open_state(store, names_of(name), ledgers, config, start), config)
         self._cache.use_all(sorted(self._state.ledger_states))
         if self._state.cut_entries:
@@ -123,7 +127,7 @@ class Cursor(CursorFigures):
         start: tuple[int, int] | None = None,
     ) -> Self:
         """Open the cursor in a folder, made where it is missing; the rest is as in :meth:`open`."""
-        config = config_of("config", config, CursorConfig)
+        config = config_of(config, CursorConfig)
         names_of(name)
         check_topic(ledgers, start)
         store = await LocalLogStore.open(path, threads=2)
@@ -159,8 +163,10 @@ class Cursor(CursorFigures):
         :raises LedgerError: the last write failed; what it should have written is lost
         :raises TimeoutError: it did not end in time
         """
+        if not self._is_closed:
+            self._check_loop("the cursor")
         if self._closing is None:
-            self._is_closed = True
+            self._is_closed, self._thread = True, _NO_THREAD
             self._closing = asyncio.get_running_loop().create_task(self._close(), name="pulsar_nack.Cursor close")
             self._closing.add_done_callback(retrieve)
         await asyncio.shield(self._closing)
@@ -192,6 +198,7 @@ class Cursor(CursorFigures):
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError("Cursor")
+        self._check_loop("the cursor")
         if self._flusher.broken is not None:
             raise LogFencedError(self._flusher.broken.log)
 
@@ -266,7 +273,7 @@ class Cursor(CursorFigures):
         """
         if positions.__class__ is not list:
             positions = _as_list("positions", positions)
-        if self._line.is_busy or self._is_crowded or self._is_closed or self._flusher.broken is not None:
+        if self._line.is_busy or self._is_crowded or get_ident() != self._thread or self._flusher.broken is not None:
             await self._acknowledge_in_line(positions, batch_sets)
             return
         try:
@@ -286,6 +293,7 @@ class Cursor(CursorFigures):
     async def acknowledge_entries(self, ledger: int, entries: Iterable[int]) -> None:
         """Acknowledge entries of one ledger: the fast way for many; the rest is as in :meth:`acknowledge`."""
         wanted = _as_list("entries", entries)
+        checked_number("ledger", ledger)
 
         def apply() -> None:
             self._state.acknowledge_entries(ledger, wanted)
@@ -374,6 +382,7 @@ class Cursor(CursorFigures):
         :raises LogFencedError: somebody else has taken the cursor over
         :raises LedgerError: it could not be written; nothing has changed
         """
+        checked_number("snapshot_id", snapshot_id)
         self._ensure_open()
         value = str(snapshot_id)
         named = [key for key, held in self.properties().items() if held == value and key.startswith(DELAYED_PREFIX)]

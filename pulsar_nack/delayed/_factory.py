@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from .._arguments import config_of
+from .._check import check_callable, check_clock, check_has, config_of
+from .._lifetime import OfOneLoop
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
 from ..errors import ClosedError, InvalidArgumentError, NotOpenError
@@ -45,7 +46,7 @@ class _Request:
     on_due: Callable[[], object] | None
 
 
-class DelayedDeliveryTrackerFactory:
+class DelayedDeliveryTrackerFactory(OfOneLoop):
     """Makes trackers: in memory, in buckets, or such that hold nothing back; ``config`` says which.
 
     In buckets, a tracker whose storage does not start, or whose recovery fails or is not done within
@@ -72,7 +73,12 @@ class DelayedDeliveryTrackerFactory:
         clock: Clock | None = None,
         on_fallback: Callable[[TrackerFallback], object] | None = None,
     ) -> None:
-        self._config = config = config_of("config", config, BucketConfig)
+        self._config = config = config_of(config, BucketConfig)
+        check_clock(clock)
+        if storage is not None:
+            check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage or None")
+        if on_fallback is not None:
+            check_callable("on_fallback", on_fallback, "a callable that takes a TrackerFallback, or None")
         if storage is None and config.tracker_kind == "bucket":
             raise InvalidArgumentError("storage", storage, "a BucketSnapshotStorage, since buckets are configured")
         self._clock = clock = WallClock() if clock is None else clock
@@ -105,6 +111,7 @@ class DelayedDeliveryTrackerFactory:
         """
         if self._closing is not None:
             raise ClosedError(_NAME)
+        self._check_loop(_NAME)
         if self._config.tracker_kind == "bucket" and self._storage is not None:
             messages()
             try:
@@ -163,12 +170,14 @@ class DelayedDeliveryTrackerFactory:
 
     async def wait_until_clean(self) -> None:
         """Wait until what is not wanted any more is deleted; what waits for its next attempt aside."""
+        self._check_loop(_NAME)
         if self._cleaning is not None:
             await self._cleaning.idle()
 
     async def aclose(self) -> None:
         """Close all trackers, give up cleaning, close the storage. Idempotent; cancelled, it goes on."""
         if self._closing is None:
+            self._check_loop(_NAME)
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
@@ -189,12 +198,16 @@ class DelayedDeliveryTrackerFactory:
     def _check(self, request: _Request) -> None:
         if self._closing is not None:
             raise ClosedError(_NAME)
+        self._check_loop(_NAME)
         if not self._is_started:
             raise NotOpenError(_NAME)
         check_on_due(request.on_due)
         for field, name in (("topic_name", request.topic_name), ("cursor_name", request.cursor_name)):
             if not isinstance(name, str):
                 raise InvalidArgumentError(field, name, "a string")
+        for field, cursor in (("cursor", request.cursor), ("topic_cursor", request.topic_cursor)):
+            if cursor is not None:
+                check_has(field, cursor, ("properties", "put_property"), "a DelayedCursor or None")
         if self._config.tracker_kind != "bucket":
             return
         if request.cursor is None:

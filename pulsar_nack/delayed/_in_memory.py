@@ -10,11 +10,14 @@ when a wake-up was planned, so that a loop that is a little late each time does 
 
 from __future__ import annotations
 
+from _thread import get_ident
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from .._arguments import clock_of, config_of
+from .._check import clock_of, config_of
+from .._lifetime import check_loop
+from .._wake_up import WakeUp
 from ..clock import Clock
 from ..config import DelayedDeliveryConfig
 from ..errors import ClosedError
@@ -23,9 +26,9 @@ from ..index import NEVER, TimeBuckets, as_entries
 from ._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick
 from ._fixed_delay import FixedDelayDetector
 from ._ticks import Ticks
-from ._wake_up import WakeUp
 
 _NAME: Final = "InMemoryDelayedDeliveryTracker"
+_NO_THREAD: Final = 0
 _make = tuple.__new__
 
 
@@ -56,6 +59,7 @@ class InMemoryDelayedDeliveryTracker:
         "_now_ms",
         "_on_due",
         "_settled_for",
+        "_thread",
         "_ticks",
         "_wake_up",
     )
@@ -67,7 +71,7 @@ class InMemoryDelayedDeliveryTracker:
         clock: Clock | None = None,
         on_due: Callable[[], object] | None = None,
     ) -> None:
-        config = config_of("config", config, DelayedDeliveryConfig)
+        config = config_of(config, DelayedDeliveryConfig)
         clock = clock_of(clock)
         check_on_due(on_due)
         self._now_ms = clock.now_ms
@@ -80,6 +84,7 @@ class InMemoryDelayedDeliveryTracker:
         self._is_closed = False
         self._on_due = on_due
         self._wake_up = None if on_due is None else WakeUp(clock, self._run)
+        self._thread = _NO_THREAD  # whose calls are right without a further look
         self._settled_for = NEVER
         self._last_run_at: int | None = None
 
@@ -147,8 +152,8 @@ class InMemoryDelayedDeliveryTracker:
 
     def _bucket_for(self, deliver_at: int) -> int | None:
         """Return the bucket of a message that is added now, None when it has to be dispatched."""
-        if self._is_closed:
-            raise ClosedError(_NAME)
+        if get_ident() != self._thread:
+            self._check_thread()
         ticks = self._ticks
         if deliver_at < 0 or deliver_at <= self._now_ms() + ticks.lead:
             self._delays.refused()
@@ -247,7 +252,9 @@ class InMemoryDelayedDeliveryTracker:
 
     async def aclose(self) -> None:
         """Drop everything; ``on_due`` is not called any more. Idempotent."""
-        self._is_closed = True
+        if not self._is_closed:
+            self._ensure_open()
+        self._is_closed, self._thread = True, _NO_THREAD
         self._drop()
 
     def _drop(self) -> None:
@@ -256,8 +263,15 @@ class InMemoryDelayedDeliveryTracker:
         self._settle(0)
 
     def _ensure_open(self) -> None:
+        if get_ident() != self._thread:
+            self._check_thread()
+
+    def _check_thread(self) -> None:
         if self._is_closed:
             raise ClosedError(_NAME)
+        if self._wake_up is not None:
+            check_loop(self._wake_up.loop, "the tracker")
+        self._thread = get_ident()
 
     # -- waking up ---------------------------------------------------------------------------------------------------
 

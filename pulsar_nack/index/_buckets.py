@@ -62,6 +62,18 @@ class TimeBuckets(Intake):
         width = 9 if self._positions.is_wide else 4.5
         return _BASE_BYTES + self._positions.memory(count) + self._store.memory() + int(width * unsealed)
 
+    def learn(self, id: MessageId) -> bool:
+        """Return whether an id is pending; what this one names beside its numbers, topic and parts, is kept for it."""
+        self._settle()
+        positions = self._positions
+        number = positions.number_if_pending(*id)
+        if number is None:
+            return False
+        positions.slots.get(positions.slots[number >> 16].key, id.topic)
+        if id.is_chunked:
+            positions.keep(number, id)
+        return True
+
     # -- cancelling --------------------------------------------------------------------------------------------------
 
     def discard(self, id: MessageId) -> bool:
@@ -107,7 +119,7 @@ class TimeBuckets(Intake):
         self._settle()
         due = DueIds()
         self._hand_out(self._positions.runs(self._positions.pending), due)
-        due.replace(self._positions.originals)
+        due.replace(self._positions.take_originals(self._positions.pending))
         self.clear()
         return due
 

@@ -210,14 +210,15 @@ class Intake:
     def _add(self, message_id: MessageId, start: int) -> bool:
         self._settle()
         number = self._number(message_id)
+        kind = type(message_id)
+        if kind is not MessageId and kind is not _TopicId and message_id.is_chunked:
+            self._positions.keep(number, message_id)
         if number in self._positions.pending:
             return self._add_again(number, start)
         if number <= self._guard:
             self._make_way(number, start)
         self._insert(number)
         self._top = max(self._top, number)
-        if message_id.is_chunked:
-            self._positions.originals[number] = message_id
         self._put(number, start)
         self._count += 1
         return True

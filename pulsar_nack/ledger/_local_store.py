@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Final, Self
 
+from .._check import check_has
 from ._files import Files, OsFiles
 from ._folder import as_folder
 from ._home import Home, Opened
@@ -57,6 +58,8 @@ class LocalLogStore(StoreShell[Home, Opened, LocalLog]):
         folder = as_folder("path", path)
         check_number("max_segment_bytes", max_segment_bytes, _MIN_SEGMENT, 1 << 40)
         check_number("threads", threads, 1, 64)
+        if files is not None:
+            check_has("files", files, ("is_folder", "read"), "file operations, or None")
         executor = _executor(threads, files)
         home = Home(files or OsFiles(), folder, max_segment_bytes)
         try:

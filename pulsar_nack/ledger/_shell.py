@@ -19,6 +19,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, ParamSpec, Protocol, Self, TypeVar
 
+from .._check import check_list
+from .._lifetime import OfOneLoop
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._commit import GroupCommit
 from ._home import explain, storage_errors
@@ -89,7 +91,7 @@ class LogBackend(Protocol):
         ...
 
 
-class LogShell:
+class LogShell(OfOneLoop):
     """A :class:`~pulsar_nack.ledger.Log` over its blocking work."""
 
     def __init__(self, backend: LogBackend, executor: ThreadPoolExecutor) -> None:
@@ -129,6 +131,7 @@ class LogShell:
 
     async def append_many(self, records: Sequence[bytes | bytearray | memoryview]) -> int:
         """Add records next to each other, all or none; return the number of the first."""
+        check_list("records", records, "a list of bytes")
         checked = [_check_record(record) for record in records]
         if (size := body_size(checked)) > MAX_BODY:
             raise InvalidArgumentError(
@@ -169,6 +172,8 @@ class LogShell:
 
     async def aclose(self) -> None:
         """Let the appends that were called be carried out, and give up the writer's place. Idempotent."""
+        if self._ended is None:
+            self._check_loop(f"log {self.name}")
         ended = self.close_soon()
         await asyncio.wait([ended])
         error = ended.exception()
@@ -219,6 +224,7 @@ class LogShell:
     def _check_open(self) -> None:
         if self._ended is not None:
             raise ClosedError(f"log {self.name}")
+        self._check_loop(f"log {self.name}")
 
     def _check_writable(self) -> None:
         self._check_open()

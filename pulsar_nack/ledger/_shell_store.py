@@ -15,6 +15,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from .._check import check_flag
+from .._lifetime import OfOneLoop
 from ..errors import ClosedError
 from ._names import check_name
 from ._shell import LogShell
@@ -57,7 +59,7 @@ class HomeBackend(Protocol[_O_co]):
         ...
 
 
-class StoreShell(Generic[_H, _O, _L]):
+class StoreShell(OfOneLoop, Generic[_H, _O, _L]):
     """A :class:`~pulsar_nack.ledger.LogStore` over its blocking work.
 
     :param make: makes a log of what a home opened
@@ -101,6 +103,7 @@ class StoreShell(Generic[_H, _O, _L]):
 
     async def open_log(self, name: str, *, read_only: bool = False) -> _L:
         """Open a log for writing, or for reading what is durable at this time."""
+        check_flag("read_only", read_only)
         return await self._open_log(partial(self._home.open_log, read_only=read_only), check_name(name))
 
     async def names(self) -> list[str]:
@@ -126,6 +129,8 @@ class StoreShell(Generic[_H, _O, _L]):
 
     async def aclose(self) -> None:
         """Close the logs that it opened, and then itself. Idempotent; goes on when the call is cancelled."""
+        if not self._is_closed:
+            self._check_loop("the store of logs")
         self.close_soon()
         while opening := self._all_opening():
             await asyncio.wait(opening)
@@ -175,3 +180,4 @@ class StoreShell(Generic[_H, _O, _L]):
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the store of logs")
+        self._check_loop("the store of logs")

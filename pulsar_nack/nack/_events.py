@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from .._check import check_list
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
 
@@ -93,6 +94,7 @@ class Hooks:
     __slots__ = ("_hooks", "errors")
 
     def __init__(self, hooks: Sequence[HookLike]) -> None:
+        check_list("hooks", hooks, "a list of callables that take one event")
         self._hooks = tuple(hooks)
         for index, hook in enumerate(self._hooks):
             if not callable(hook):

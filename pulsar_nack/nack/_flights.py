@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Container, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import RedeliveryError
-from ..ids import MessageId
+from ..ids import MessageId, _fuller
 from ._events import NackEvent, Redelivered, RedeliveryFailed
+from ._schedule import NackSchedule
 
 
 class Landing(NamedTuple):
@@ -32,7 +33,7 @@ class Flight:
     that a failure does not bring the id back. The ids stay as lazy as they came until one is asked for.
     """
 
-    __slots__ = ("_acked", "_members", "attempt", "ids", "is_forgotten", "result")
+    __slots__ = ("_acked", "_known", "_members", "attempt", "ids", "is_forgotten", "result")
 
     def __init__(self, ids: Sequence[MessageId], attempt: int = 1) -> None:
         self.ids = ids
@@ -41,6 +42,7 @@ class Flight:
         self.result: Awaitable[None] | None = None
         """What the callback returned, while nobody awaits it."""
         self._acked: set[MessageId] = set()
+        self._known: dict[MessageId, MessageId] = {}
         self._members: frozenset[MessageId] | None = None
 
     @property
@@ -58,6 +60,13 @@ class Flight:
         if message_id in self:
             self._acked.add(message_id)
 
+    def learn(self, message_id: MessageId) -> bool:
+        """Return whether an id is one of these; what it names beside its numbers is kept, should it come back."""
+        if message_id not in self:
+            return False
+        self._known[message_id] = _fuller(message_id, self._known.get(message_id, message_id))
+        return True
+
     def failed(self, error: BaseException | None) -> Sequence[MessageId]:
         """Return the ids that the callback failed for: all, or those which its error names."""
         if error is None:
@@ -66,14 +75,15 @@ class Flight:
             return [message_id for message_id in dict.fromkeys(error.failed) if message_id in self]
         return self.ids
 
-    def wanted(self, ids: Sequence[MessageId], pending: Container[MessageId]) -> Sequence[MessageId]:
+    def wanted(self, ids: Sequence[MessageId], schedule: NackSchedule) -> Sequence[MessageId]:
         """Return those of ``ids`` that still have to come back.
 
         Not the acknowledged ones, and not those which were nacked meanwhile: their new deadline counts.
         """
         if self.is_forgotten:
             return ()
-        return [message_id for message_id in ids if message_id not in self._acked and message_id not in pending]
+        full = (_fuller(message_id, self._known.get(message_id, message_id)) for message_id in ids)
+        return [message_id for message_id in full if message_id not in self._acked and not schedule.learn(message_id)]
 
     def events(self, landing: Landing) -> Iterator[NackEvent]:
         """Return what hooks are told of the end."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..backoff import Exponential
-from ..ids import MessageId
+from ..ids import MessageId, _fuller
 from ..index import NEVER
 
 FIRST_RETRY_DELAY: Final = 0.1
@@ -18,11 +18,11 @@ MAX_RETRY_DELAY: Final = 30.0
 
 @dataclass(slots=True)
 class Retry:
-    """Ids that failed together; ``attempt`` is the number of the try to come, 2 for the first retry."""
+    """Ids that failed together, each with all that is known of it; ``attempt`` is the number of the try to come."""
 
     at_ms: int
     attempt: int
-    ids: dict[MessageId, None] = field(default_factory=dict)
+    ids: dict[MessageId, MessageId] = field(default_factory=dict)
 
 
 class Retries:
@@ -50,7 +50,7 @@ class Retries:
 
     def add(self, ids: Iterable[MessageId], attempt: int, at_ms: int) -> None:
         """Keep ids for try number ``attempt`` at ``at_ms``; none of them is here already."""
-        retry = Retry(at_ms, attempt, dict.fromkeys(ids))
+        retry = Retry(at_ms, attempt, {message_id: message_id for message_id in ids})
         self._of.update(dict.fromkeys(retry.ids, retry))
         self._made += 1
         heapq.heappush(self._heap, (at_ms, self._made, retry))
@@ -60,6 +60,12 @@ class Retries:
         """Return when an id is tried again, None when it is not here."""
         retry = self._of.get(message_id)
         return None if retry is None else retry.at_ms
+
+    def learn(self, message_id: MessageId) -> MessageId:
+        """Add the topic and the parts that an id names to those of its equal here; return an id with all of them."""
+        ids = self._of[message_id].ids
+        ids[message_id] = known = _fuller(message_id, ids[message_id])
+        return known
 
     def discard(self, message_id: MessageId) -> bool:
         """Take one id out; True when it was here."""

@@ -10,6 +10,7 @@ from typing import Final
 from ..errors import WouldBlockError
 
 UNBOUNDED: Final = 1 << 62
+EVERY_PLACE: Final = 1 << 63
 
 
 class Room:
@@ -18,11 +19,14 @@ class Room:
     ``free`` is changed by its users directly when they take (the hot path), and by :meth:`give` when they give back.
     """
 
-    __slots__ = ("_size", "_waiting", "free")
+    __slots__ = ("_given", "_size", "_waiting", "free", "reserved")
 
     def __init__(self, size: int | None) -> None:
         self._size = UNBOUNDED if size is None else size
         self.free = self._size
+        self.reserved = EVERY_PLACE
+        """How many places the hot path leaves alone: all while each nack has to go the long way, or none."""
+        self._given = 0
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
     @property
@@ -35,13 +39,20 @@ class Room:
         """Return how many places are taken, those handed to a caller who has not run yet included."""
         return self._size - self.free
 
+    @property
+    def times_taken(self) -> int:
+        """Return how often a place was taken."""
+        return self._size - self.free + self._given
+
     def give(self, places: int) -> None:
         """Give places back."""
         self.free += places
+        self._given += places
         while self._waiting and self.free > 0:
             future = self._waiting.popleft()
             if not future.done():
                 self.free -= 1
+                self._given -= 1
                 future.set_result(True)
 
     async def wait(self) -> None:
@@ -61,6 +72,7 @@ class Room:
             raise
         if has_place:
             self.free += 1
+            self._given += 1
 
     def dismiss(self) -> None:
         """Wake all who wait, without a place."""

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+from .._check import check_config
 from .._delays import MAX_DELAY_MS
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
@@ -21,7 +22,10 @@ _UNSET: Final = object()
 
 
 class DueRun(NamedTuple):
-    """Due entries of one ledger, ascending, as ``array('I')``, or ``array('Q')`` from entry 2**32 on."""
+    """Due entries of one ledger, ascending, as ``array('I')``, or ``array('Q')`` from entry 2**32 on.
+
+    Numbers alone: topics and batch sizes are left out, and of a chunked message all parts but the last.
+    """
 
     partition: int
     batch_index: int
@@ -41,6 +45,7 @@ class NackSchedule(TimeBuckets):
     # ``full_width_*`` are read by the tracker, whose ordinary call cannot afford a call more.
 
     def __init__(self, config: NackConfig | None = None) -> None:
+        check_config(config, NackConfig)
         super().__init__()
         self._config = NackConfig() if config is None else config
         bits = self._config.negative_ack_precision_bit_cnt
@@ -127,11 +132,18 @@ class NackSchedule(TimeBuckets):
         return added
 
     def pop_due(self, now_ms: int, limit: int | None = None) -> DueIds:
-        """Take out what is due, earliest bucket first and by position inside it; ids are made when they are read."""
+        """Take out what is due, earliest bucket first and by position inside it; ids are made when they are read.
+
+        They have the topic and the parts that any of the equal ids named that were added; batch sizes are left out.
+        """
         return self.pop(now_ms, limit)
 
     def pop_due_runs(self, now_ms: int) -> list[DueRun]:
-        """Take out all that is due at once, as arrays of entries; ordered by ledger, not by deadline."""
+        """Take out all that is due at once, as arrays of entries; ordered by ledger, not by deadline.
+
+        Left out are topics, batch sizes, and of a chunked message all parts but the last: whoever asks a broker for
+        chunked messages takes :meth:`pop_due`, whose ids name every part.
+        """
         runs: list[DueRun] = []
         for slot, numbers in self.pop_parts(now_ms):
             for run in _due_runs(slot, numbers):

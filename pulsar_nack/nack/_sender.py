@@ -26,6 +26,7 @@ from typing import Final
 import anyio
 from anyio.abc import TaskGroup
 
+from .._wake_up import NS_PER_MS, WakeUp, ticker_of
 from ..clock import Clock
 from ..config import NackConfig
 from ..ids import MessageId
@@ -34,10 +35,9 @@ from ._events import Cleared, Hooks
 from ._flights import Flight, Landing
 from ._joined import join_ids
 from ._retries import Retries
-from ._room import Room
+from ._room import EVERY_PLACE, Room
 from ._schedule import NackSchedule
 from ._statistics import Counters
-from ._timing import NS_PER_MS, Alarm, Cancel, ticker_of
 
 RedeliveryCallback = Callable[[Sequence[MessageId]], Awaitable[None] | None]
 """Takes ids that are due, at most ``max_batch`` of them; what it raises brings them back to it later."""
@@ -76,27 +76,27 @@ class Sender:
         self._is_closing = False
         self._group: TaskGroup | None = None
         self._fatal: BaseException | None = None
-        self._cancel_alarm: Cancel | None = None
+        self._timer: WakeUp | None = None
         self.retries = retries
         self.room = Room(config.max_held)
         self.counters = Counters()
         self.armed_at = NEVER
         self.in_flight = 0
-        self.is_special = True
 
     def open(self, clock: Clock) -> None:
         """Take the clock, in the running loop."""
         loop = asyncio.get_running_loop()
         self.ticks = ticker_of(clock, loop)
-        self._alarm = Alarm(clock, loop, self._ahead)
-        self.ahead_ns = self._alarm.ahead_ns
+        self._timer = WakeUp(clock, self._on_timer, self._ahead)
+        self.ahead_ns = self._timer.ahead_ns
         self._kick = asyncio.Event()
         self._landed = asyncio.Event()
         self.settle()
 
     def settle(self) -> None:
         """Decide whether a nack has to go the long way: with hooks, while anything is to be tried again, and closed."""
-        self.is_special = bool(self._hooks) or len(self.retries) > 0 or self._is_closing
+        is_special = bool(self._hooks) or len(self.retries) > 0 or self._is_closing
+        self.room.reserved = EVERY_PLACE if is_special else 0
 
     def now_ms(self) -> int:
         """Return the clock's time."""
@@ -108,7 +108,12 @@ class Sender:
 
     # the timer
 
-    def arm(self, now_ms: int, *, is_retry: bool = False) -> None:
+    @property
+    def early_wakeups(self) -> int:
+        """Return how often the timer fired before its time."""
+        return 0 if self._timer is None else self._timer.early
+
+    def arm(self, now_ms: int) -> None:
         """Set the one timer for the earliest bucket or retry; touch nothing when it is right already."""
         at_ms = self._earliest()
         if self.armed_at in {at_ms, ATTENDED} or self._is_closing:
@@ -118,7 +123,8 @@ class Sender:
             self._wake()
         elif at_ms < NEVER:
             self.armed_at = at_ms
-            self._cancel_alarm = self._alarm.set(at_ms, now_ms, self._on_alarm, is_retry=is_retry)
+            if self._timer is not None:
+                self._timer.set(at_ms, now_ms)
 
     def _earliest(self) -> int:
         if self._retry_flights >= self._max_retry_flights:
@@ -127,27 +133,20 @@ class Sender:
 
     def disarm(self) -> None:
         """Cancel the timer."""
-        if self._cancel_alarm is not None:
-            self._cancel_alarm()
-            self._cancel_alarm = None
+        if self._timer is not None:
+            self._timer.cancel()
         self.armed_at = NEVER
 
     def _wake(self) -> None:
         self.armed_at = ATTENDED
         self._kick.set()
 
-    def _on_alarm(self) -> None:
-        self._cancel_alarm = None
+    def _on_timer(self, _at_ms: int) -> None:
         self.counters.wakeups += 1
-        now_ms = self.due_ms()
-        if now_ms < self.armed_at:
-            self.counters.early_wakeups += 1
-            self.armed_at = NEVER
-            self.arm(now_ms, is_retry=True)
-        elif self._is_plain and self._group is not None and len(self._flights) < self._max_in_flight:
+        if self._is_plain and self._group is not None and len(self._flights) < self._max_in_flight:
             self.armed_at = NEVER
             try:
-                self._send_at_once(self._group, now_ms)
+                self._send_at_once(self._group, self.due_ms())
             except BaseException as fatal:
                 self._fatal = fatal  # ends the sending task
                 self._kick.set()
@@ -246,14 +245,14 @@ class Sender:
         if self._retry_flights >= self._max_retry_flights:
             return None
         retry = self.retries.pop_due(now_ms)
-        return None if retry is None else Flight(list(retry.ids), retry.attempt)
+        return None if retry is None else Flight(list(retry.ids.values()), retry.attempt)
 
     def _everything(self, now_ms: int) -> Flight | None:
         due_at = self._schedule.earliest
         if due_at <= now_ms:
             self.counters.late_ms.append(now_ms - due_at)
         retries = self.retries.pop_all()
-        ids = join_ids([self._schedule.pop_all(), *(list(retry.ids) for retry in retries)])
+        ids = join_ids([self._schedule.pop_all(), *(list(retry.ids.values()) for retry in retries)])
         return Flight(ids, max((retry.attempt for retry in retries), default=1)) if len(ids) else None
 
     async def _fly(self, flight: Flight) -> None:
@@ -319,8 +318,11 @@ class Sender:
         return [
             message_id
             for message_id in flight.wanted(failed, self._schedule)
-            if message_id not in self.retries and not any(message_id in other for other in later)
+            if not self._is_retried(message_id) and not any(other.learn(message_id) for other in later)
         ]
+
+    def _is_retried(self, message_id: MessageId) -> bool:
+        return message_id in self.retries and bool(self.retries.learn(message_id))
 
     # what happens to ids meanwhile
 
@@ -361,7 +363,7 @@ class Sender:
     def take_left(self) -> Sequence[MessageId]:
         """Take out everything that was not sent: in flight, retrying, pending."""
         flying = [flight.wanted(flight.ids, self._schedule) for flight in self._flights]
-        retrying = [retry.ids for retry in self.retries.pop_all()]
+        retrying = [retry.ids.values() for retry in self.retries.pop_all()]
         loose = list(dict.fromkeys(itertools.chain(self._left, *flying, *retrying)))
         return join_ids([loose, self._schedule.pop_all()])
 

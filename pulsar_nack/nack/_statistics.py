@@ -69,8 +69,7 @@ class Counters:
     """The totals, while they grow."""
 
     wakeups: int = 0
-    early_wakeups: int = 0
-    nacked: int = 0
+    nacked_again: int = 0
     sent: int = 0
     commands: int = 0
     failed_commands: int = 0

@@ -16,17 +16,21 @@ import functools
 import random
 import warnings
 import weakref
+from _thread import get_ident
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
 
+from .._check import check_callable, check_clock, check_config, check_flag
 from .._delays import Delay, delay_ms
+from .._lifetime import check_loop
+from .._wake_up import NS_PER_MS, is_steady
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock, LoopClock
 from ..config import NackConfig
-from ..errors import ClosedError, InvalidArgumentError, NotOpenError
+from ..errors import ClosedError, NotOpenError
 from ..ids import MessageId
 from ..index import as_entries
 from ._arguments import backoff_ms, check_ahead, check_count, check_id, check_ids, count_entries
@@ -35,7 +39,6 @@ from ._retries import Retries
 from ._schedule import NackSchedule
 from ._sender import RedeliveryCallback, Sender
 from ._statistics import NackStatistics
-from ._timing import NS_PER_MS
 
 _NEW: Final = 0
 _OPEN: Final = 1
@@ -45,6 +48,7 @@ _NO_COUNT: Final = 0
 _YIELD_AFTER: Final = 5 * NS_PER_MS
 _GRACE: Final = 1.0
 _UNSET: Final = object()
+_LONG_AGO: Final = -(1 << 127)
 
 
 class NegativeAcksTracker:
@@ -81,7 +85,9 @@ class NegativeAcksTracker:
         "_hooks",
         "_host",
         "_is_finished",
+        "_keeps_start",
         "_left",
+        "_loop",
         "_mask",
         "_now",
         "_retries",
@@ -91,6 +97,7 @@ class NegativeAcksTracker:
         "_start",
         "_start_until",
         "_state",
+        "_thread",
         "_ticks",
         "_yielded_at",
     )
@@ -108,10 +115,11 @@ class NegativeAcksTracker:
         random: Callable[[], float] = random.random,
     ) -> None:
         self._state = _NEW
-        if not callable(redeliver):
-            raise InvalidArgumentError("redeliver", redeliver, "a callable that takes a sequence of ids")
-        if not isinstance(config, NackConfig | None):
-            raise InvalidArgumentError("config", config, "a NackConfig")
+        check_callable("redeliver", redeliver, "a callable that takes a sequence of ids")
+        check_callable("random", random, "a callable that gives numbers from 0 to 1")
+        check_config(config, NackConfig)
+        check_clock(clock)
+        check_flag("collapse", collapse)
         check_ahead(ahead)
         self._config = NackConfig() if config is None else config
         self._backoff = None if backoff is None else as_backoff(backoff)
@@ -129,15 +137,22 @@ class NegativeAcksTracker:
         self._cached_delay: object = _UNSET
         self._cached_ms = 0
         self._mask = -1
-        self._start = self._start_until = 0
+        self._start, self._start_until = 0, _LONG_AGO
+        self._keeps_start = True
         self._host: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
         self._left: Sequence[MessageId] = ()
         self._is_finished = False
 
     async def __aenter__(self) -> Self:
         if self._state != _NEW:
             raise ClosedError("NegativeAcksTracker (it is entered once)")
-        self._sender.open(LoopClock() if self._clock is None else self._clock)
+        clock = LoopClock() if self._clock is None else self._clock
+        self._sender.open(clock)
+        self._keeps_start = is_steady(clock)
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self._ticks = self._sender.ticks
         self._yielded_at = self._now = self._ticks()
         self._state = _OPEN
@@ -151,11 +166,11 @@ class NegativeAcksTracker:
         await self.aclose()
 
     def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        if self._state in {_OPEN, _BROKEN}:
-            _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
         host = getattr(self, "_host", None)
         if host is not None and not host.done() and not host.get_loop().is_closed():
             host.get_loop().call_soon_threadsafe(host.cancel)
+        if self._state in {_OPEN, _BROKEN}:
+            _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
         state = ("not entered", "open", "closed", "broken")[self._state]
@@ -196,27 +211,33 @@ class NegativeAcksTracker:
         :raises WouldBlockError: ``max_held`` ids are held; nothing was added
         :raises ClosedError: after :meth:`aclose`
         :raises NotOpenError: outside of ``async with``
+        :raises WrongLoopError: in another thread or event loop than that in which it was entered; so do all calls
         """
         if redelivery_count is not _NO_COUNT:
             check_count(redelivery_count)
         delay_ms = self._cached_ms if delay is self._cached_delay else self._resolve(delay, redelivery_count)
-        sender, room = self._sender, self._room
-        if sender.is_special or room.free <= 0:
+        room = self._room
+        if room.free <= room.reserved or get_ident() != self._thread:
             self._nack_specially(id, delay_ms)
             return
         self._now = now = self._ticks()
         start = self._start if now < self._start_until else self._next_start(now, delay_ms)
         if self._add_at(id, start):
             room.free -= 1
-        self._counters.nacked += 1
-        if start < sender.armed_at:
-            sender.arm(now // NS_PER_MS)
+        else:
+            self._counters.nacked_again += 1
+        if start < self._sender.armed_at:
+            self._sender.arm(now // NS_PER_MS)
 
     def _next_start(self, now: int, delay_ms: int) -> int:
-        """Return the start of the bucket for the cached delay, and keep it until the next bucket's turn (ns)."""
+        """Return the start of the bucket for the cached delay, and keep it until the next bucket's turn (ns).
+
+        Not where the clock may be set back: the bucket that is kept would then be too late.
+        """
         mask = self._mask
         start = self._start = (now // NS_PER_MS + delay_ms) & mask
-        self._start_until = (start - mask - delay_ms) * NS_PER_MS
+        if self._keeps_start:
+            self._start_until = (start - mask - delay_ms) * NS_PER_MS
         return start
 
     def nack_many(self, ids: Iterable[MessageId], delay: Delay | None = None) -> None:
@@ -240,9 +261,10 @@ class NegativeAcksTracker:
 
         The cheapest way from some hundred ids on. All of them, or none and an error as :meth:`nack_nowait` raises it.
         """
+        check_loop(self._loop, "the tracker")
         entries = entries if hasattr(entries, "__len__") else as_entries(entries)
         count = count_entries(entries)
-        if count > self._room.free or self._sender.is_special:
+        if count > self._room.free or self._room.reserved:
             self._nack_each_entry(ledger, entries, count, delay)
             return
         delay_ms = self._resolve(delay, 0)
@@ -273,7 +295,7 @@ class NegativeAcksTracker:
         else:
             milliseconds = self._config.negative_ack_redelivery_delay_ms
         self._cached_delay, self._cached_ms = cached, milliseconds
-        self._start_until = 0
+        self._start_until = _LONG_AGO
         schedule = self._schedule
         is_full = milliseconds >= schedule.full_width_from
         self._mask = schedule.full_width_mask if is_full else schedule.mask(milliseconds)
@@ -307,6 +329,7 @@ class NegativeAcksTracker:
             raise NotOpenError("NegativeAcksTracker")
         if self._state != _OPEN:
             raise ClosedError("NegativeAcksTracker")
+        check_loop(self._loop, "the tracker")
 
     def _ensure_room(self, ids: Sequence[MessageId]) -> None:
         wanted = len({message_id for message_id in ids if message_id not in self})
@@ -318,6 +341,7 @@ class NegativeAcksTracker:
         retry_at = self._retries.at_ms(message_id)
         if retry_at is None:
             return self._add(message_id, now_ms, delay_ms)
+        message_id = self._retries.learn(message_id)
         if now_ms + delay_ms < retry_at:
             self._retries.discard(message_id)
             self._add(message_id, now_ms, delay_ms)
@@ -325,7 +349,7 @@ class NegativeAcksTracker:
 
     def _added(self, count: int, added: int, now_ms: int) -> None:
         self._room.free -= added
-        self._counters.nacked += count
+        self._counters.nacked_again += count - added
         self._sender.settle()
         self._sender.arm(now_ms)
 
@@ -342,6 +366,8 @@ class NegativeAcksTracker:
         """
         if type(id) is not MessageId:
             check_id(id)
+        if get_ident() != self._thread:
+            check_loop(self._loop, "the tracker")
         was_pending = self._schedule.discard(id)
         if len(self._retries) and self._retries.discard(id):
             was_pending = True
@@ -365,6 +391,7 @@ class NegativeAcksTracker:
 
         After a seek, or a reconnect that makes the broker deliver everything again.
         """
+        check_loop(self._loop, "the tracker")
         return self._sender.clear() if self._state == _OPEN else 0
 
     def statistics(self) -> NackStatistics:
@@ -378,9 +405,9 @@ class NegativeAcksTracker:
             waiting=room.waiting,
             buckets=self._schedule.bucket_count,
             bytes=self._schedule.bytes,
-            wakeups=counters.wakeups,
-            early_wakeups=counters.early_wakeups,
-            nacked=counters.nacked,
+            wakeups=counters.wakeups + self._sender.early_wakeups,
+            early_wakeups=self._sender.early_wakeups,
+            nacked=room.times_taken + counters.nacked_again,
             sent=counters.sent,
             commands=counters.commands,
             failed_commands=counters.failed_commands,
@@ -400,6 +427,7 @@ class NegativeAcksTracker:
         Idempotent: every call returns the same ids. Shielded: cancelled, it cuts the waiting for callbacks short,
         cleans up, and then is cancelled. Called inside the callback it does not wait for it.
         """
+        check_loop(self._loop, "the tracker")
         host = self._host
         self._state = _CLOSED
         if host is None:

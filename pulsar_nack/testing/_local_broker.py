@@ -7,6 +7,7 @@ from random import Random
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
+from .._check import check_clock, check_config, check_kind
 from ..clock import Clock, LoopClock
 from ..config import DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
@@ -61,6 +62,10 @@ class LocalBroker:
         clock: Clock | None = None,
         seed: int = 0,
     ) -> None:
+        check_config(config, TopicConfig)
+        check_config(delayed, DelayedDeliveryConfig, "delayed")
+        check_clock(clock)
+        check_kind("seed", seed, int, "an int")
         self._config = config
         self._delayed = delayed
         self._clock = LoopClock() if clock is None else clock

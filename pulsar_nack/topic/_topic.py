@@ -12,8 +12,9 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
-from .._arguments import clock_of, config_of
+from .._check import clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
+from .._lifetime import OfOneLoop
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
@@ -49,7 +50,7 @@ from ._trackers import Trackers
 from ._trimming import Trimming
 
 
-class LocalTopic:
+class LocalTopic(OfOneLoop):
     """A topic whose broker is this object: durable, ordered, with the four kinds of subscriptions.
 
     Made by :meth:`open`; close it with :meth:`aclose`, or use it with ``async with``. What :meth:`publish` returned for
@@ -109,7 +110,7 @@ class LocalTopic:
         :raises MissingExtraError: protobuf is not installed
         """
         messages()
-        settings = _Settings(config_of("config", config, TopicConfig), as_bucket_config(delayed), clock)
+        settings = _Settings(config_of(config, TopicConfig), as_bucket_config(delayed), clock)
         check_text("name", name)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)
         opened: list[LogStore] = [] if owned is None else [owned]
@@ -151,6 +152,8 @@ class LocalTopic:
         :raises LedgerError: something could not be written; what is durable is there
         :raises TimeoutError: storage did not answer in time; the topic is released once it does
         """
+        if not self._is_closed:
+            self._check_loop("the topic")
         if self._closing is None:
             self._is_closed = True
             self._closing = self._jobs.begin(self._close())
@@ -177,6 +180,7 @@ class LocalTopic:
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError("LocalTopic")
+        self._check_loop("the topic")
 
     # -- what it knows -------------------------------------------------------------------------------------------------
 

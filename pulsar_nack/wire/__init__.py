@@ -20,6 +20,7 @@ from ._authentication import (
 )
 from ._client import Client
 from ._options import ClientOptions
+from ._pool import ClientStatistics
 from ._port import WirePort
 from ._schema_info import SchemaInfo
 from ._subscribe_options import KeyShared, SubscribeOptions
@@ -43,6 +44,7 @@ __all__ = [
     "BasicAuthentication",
     "Client",
     "ClientOptions",
+    "ClientStatistics",
     "KeyShared",
     "NoAuthentication",
     "OAuth2Authentication",

@@ -10,34 +10,32 @@ subscription may have been moved back meanwhile, and then a set that is too smal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ..errors import BrokerError
 from ..ids import MessageId
 
 _WORD_BITS: Final = 64
-_WORD_MASK: Final = (1 << _WORD_BITS) - 1
-_SIGN: Final = 1 << _WORD_BITS - 1
 _MOST_ENTRIES: Final = 50_000
 
 
 def words_of(remaining: int) -> list[int]:
     """Return an ack set as signed words."""
-    words = []
-    while remaining:
-        word = remaining & _WORD_MASK
-        words.append(word - (1 << _WORD_BITS) if word & _SIGN else word)
-        remaining >>= _WORD_BITS
-    return words
+    count = -(-remaining.bit_length() // _WORD_BITS)
+    return list(struct.unpack(f"<{count}q", remaining.to_bytes(8 * count, "little")))
 
 
-def remaining_of(words: Iterable[int]) -> int:
-    """Return the bits of an ack set that came from the broker."""
-    remaining = 0
-    for index, word in enumerate(words):
-        remaining |= (word & _WORD_MASK) << _WORD_BITS * index
-    return remaining
+def remaining_of(words: Sequence[int], size: int | None = None) -> int:
+    """Return the bits of an ack set that came from the broker.
+
+    :param size: of the batch: no bits beyond it, however many words there are; None: all
+    """
+    if size is not None:
+        words = words[: -(-size // _WORD_BITS)]
+    remaining = int.from_bytes(struct.pack(f"<{len(words)}q", *words), "little")
+    return remaining if size is None or remaining.bit_length() <= size else remaining & all_of(size)
 
 
 def all_of(size: int) -> int:

@@ -5,7 +5,8 @@ already changes nothing. The producer names a message by a uuid, and uses it aga
 lost its connection: then the later parts count, and the earlier ones are acknowledged and asked for with them, since
 they are the same message.
 
-Memory is bounded: by the number of unfinished messages, by the bytes of their parts, and by time. What has no room, or
+Memory is bounded: by the number of unfinished messages, by the bytes and the number of their parts, and by time.
+Of a uuid that is long only the beginning is kept, and a digest: any publisher chooses it. What has no room, or
 took too long, is given up, and its parts go back to the broker; nothing is acknowledged that was not shown. They mostly
 come again, so each time a message is given up it gets more time for the next: one that is never completed, since its
 producer is gone, costs less and less. A message that is larger than all the room there is counts its parts only, and is
@@ -15,9 +16,11 @@ told as one that cannot be read.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
+from .._foreign import MOST_SHOWN
 from ..ids import Position
 
 _PAUSE_MS: Final = 1_000
@@ -25,6 +28,19 @@ _PAUSE_MS: Final = 1_000
 _MOST_DOUBLINGS: Final = 6
 _MOST_KNOWN: Final = 1_000
 """Messages that were given up and are remembered."""
+_NOTED_BYTES: Final = 200
+"""What a part takes beside its payload, about: there are no more parts than take ``max_bytes`` by that."""
+_LEAST_PARTS: Final = 5_000
+"""Whatever ``max_bytes`` is, there may be so many."""
+_MOST_GIVEN_UP: Final = 10_000
+"""Parts that were given up and go back at once, whatever the pause."""
+
+
+def short_uuid(uuid: str) -> str:
+    """Return what stands for a message's uuid: of a long one not all is kept."""
+    if len(uuid) <= MOST_SHOWN:
+        return uuid
+    return f"{uuid[:100]}...{blake2b(uuid.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +112,14 @@ class Chunks:
         self.bytes = 0
         self._most = most
         self._max_bytes = max_bytes
+        self._parts = 0
+        self._max_parts = max(max_bytes // _NOTED_BYTES, _LEAST_PARTS)
         self._timeout_ms = timeout_ms
         self._unfinished: dict[str, _Unfinished] = {}
         self._expiries: list[tuple[int, int, str]] = []
         self._begun = 0
         self._given_up: list[GivenUp] = []
+        self._parts_given_up = 0
         self._back_at_ms = 0
         self._rounds = 0
         self._times: dict[str, int] = {}
@@ -119,7 +138,7 @@ class Chunks:
         self._put(message, part)
         if len(message.parts) == message.count:
             return self._finish(part.uuid, message)
-        while self.bytes > self._max_bytes:
+        while self.bytes > self._max_bytes or self._parts > self._max_parts:
             self._give_up_oldest(now_ms)
         return None
 
@@ -131,6 +150,7 @@ class Chunks:
             return []
         self._rounds += 1
         given_up, self._given_up = self._given_up, []
+        self._parts_given_up = 0
         return given_up
 
     def next_at(self) -> int | None:
@@ -160,7 +180,8 @@ class Chunks:
         self._unfinished.clear()
         self._expiries.clear()
         self._given_up.clear()
-        self.bytes = 0
+        self._parts_given_up = 0
+        self.bytes = self._parts = 0
 
     def _begin(self, part: Part, now_ms: int) -> _Unfinished:
         if len(self._unfinished) >= self._most:
@@ -178,16 +199,22 @@ class Chunks:
         if known is not None and known[0] == part.position:
             return
         if known is not None and part.position < known[0]:
-            message.superseded.add(part.position)
+            self._supersede(message, part.position)
             return
         payload = part.payload if message.is_kept else b""
         if known is not None:
-            message.superseded.add(known[0])
+            self._supersede(message, known[0])
             self._count(message, -len(known[1]))
+        else:
+            self._parts += 1
         message.parts[part.index] = (part.position, payload)
         if part.index == message.count - 1:
             message.sequence_id = part.sequence_id
         self._count(message, len(payload))
+
+    def _supersede(self, message: _Unfinished, position: Position) -> None:
+        self._parts += position not in message.superseded
+        message.superseded.add(position)
 
     def _finish(self, uuid: str, message: _Unfinished) -> Whole:
         self._drop(uuid)
@@ -210,11 +237,16 @@ class Chunks:
         if len(self._times) > _MOST_KNOWN:
             del self._times[next(iter(self._times))]
         self._back_at_ms = min(self._back_at_ms, due_at_ms) if self._given_up else due_at_ms
-        self._given_up.append(GivenUp(uuid, sorted(message.positions()), len(message.parts), message.count, times))
+        given_up = GivenUp(uuid, sorted(message.positions()), len(message.parts), message.count, times)
+        self._given_up.append(given_up)
+        self._parts_given_up += len(given_up.positions)
+        if self._parts_given_up > _MOST_GIVEN_UP:
+            self._back_at_ms = 0  # now
 
     def _drop(self, uuid: str) -> _Unfinished:
         message = self._unfinished.pop(uuid)
         self.bytes -= message.bytes
+        self._parts -= len(message.parts) + len(message.superseded)
         return message
 
     def _count(self, message: _Unfinished, change: int) -> None:

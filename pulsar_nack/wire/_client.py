@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
+from .._check import check_config
 from .._delays import Delay, delay_ms
+from .._lifetime import check_loop
 from ..clock import LoopClock
 from ..consumer import Consumer, Subscribing
 from ..consumer._consumer import check_settings
-from ..errors import ClosedError, InvalidArgumentError, WrongLoopError
+from ..errors import ClosedError, InvalidArgumentError
 from ._address import parse_service_url
 from ._core import Core
 from ._lookup import Lookup
 from ._options import ClientOptions
-from ._pool import Pool
+from ._pool import ClientStatistics, Pool
 from ._port import WirePort, no_queue, traits_of
 from ._schema_info import SchemaInfo
 from ._selection import selection_of
@@ -30,12 +34,15 @@ from ._topics import normalize, normalize_namespace
 if TYPE_CHECKING:
     from ._producer import Producer, Producing
 
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
+
 
 class Client:
     """A client of a broker or a cluster, over the broker's own protocol. Get it from :func:`pulsar_nack.connect`.
 
     Use it as ``async with``, or call :meth:`aclose`; all in one event loop. Consumers and producers that are still open
-    then are closed too.
+    then are closed too. They keep their client: dropped with the last of them without being closed, it warns
+    (:class:`ResourceWarning`) and closes its connections.
 
     :param url: one address or several
     :param options: how brokers are reached
@@ -44,6 +51,7 @@ class Client:
 
     def __init__(self, url: str, options: ClientOptions | None = None, *, dial: Any = None) -> None:
         parse_service_url(url)
+        check_config(options, ClientOptions, "options")
         self._url = url
         self._options = options or ClientOptions()
         self._dial = dial
@@ -54,6 +62,12 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client of {self._url!r}{', closed' if self._is_closed else ''}>"
+
+    def __del__(self) -> None:
+        core = self.__dict__.get("_made")  # not set where a bad URL was refused
+        if core is not None and not self._is_closed and not core.loop.is_closed():
+            core.loop.call_soon_threadsafe(_close_dropped, core, repr(self))
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     async def __aenter__(self) -> Self:
         self._core()
@@ -69,8 +83,8 @@ class Client:
 
         :raises WrongLoopError: it was used in another event loop than the one that runs
         """
-        if self._made is not None and self._made.loop is not asyncio.get_running_loop():
-            raise WrongLoopError("the client")
+        if self._made is not None:
+            check_loop(self._made.loop, "the client")
         self._is_closed = True
         if self._made is None:
             return
@@ -135,6 +149,7 @@ class Client:
             except BaseException:
                 await port.close()
                 raise
+            consumer._keeps = self
             self._open.add(consumer)  # not its port alone, whose end leaves the consumer's own tasks
             return consumer
 
@@ -164,6 +179,7 @@ class Client:
             if self._is_closed:
                 await producer.aclose()
                 raise ClosedError("the client")
+            producer._keeps = self
             self._open.add(producer)
             return producer
 
@@ -199,6 +215,10 @@ class Client:
             raise InvalidArgumentError("version", version, "bytes, as a message's schema_version, or None")
         return await self._core().lookup.schema(normalize(topic), version)
 
+    def statistics(self) -> ClientStatistics:
+        """Return counts of its connections: lost, made again, failed; all 0 before anything was asked of it."""
+        return Pool(self._url).statistics() if self._made is None else self._made.pool.statistics()
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the client")
@@ -211,9 +231,13 @@ class Client:
             self._made = Core(
                 pool=pool, lookup=Lookup(pool, self._options), options=self._options, loop=loop, clock=LoopClock()
             )
-        if self._made.loop is not loop:
-            raise WrongLoopError("the client")
+        check_loop(self._made.loop, "the client")
         return self._made
+
+
+def _close_dropped(core: Core, name: str) -> None:
+    _LOG.warning("%s was dropped without being closed; its connections are closed now", name)
+    core.loop.create_task(core.pool.aclose(), name="pulsar_nack.wire client closing")
 
 
 def connect(url: str, options: Mapping[str, Any]) -> Client:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Final, NamedTuple
 
+from .._foreign import shown
 from ..errors import InvalidArgumentError, MissingExtraError, UndecodableMessageError
 from . import _pulsar_pb2 as pb
 from ._zstd import check_zstd
@@ -53,13 +54,14 @@ def decompress(kind: int, data: bytes, size: int, max_bytes: int) -> bytes:
     except MissingExtraError:
         raise
     except Exception as error:
-        raise UndecodableMessageError(f"payload: damaged {codec.name} data, {len(data)} bytes: {error}") from error
+        problem = f"payload: damaged {codec.name} data, {len(data)} bytes: {shown(str(error))}"
+        raise UndecodableMessageError(problem) from error
     if len(result) != size:
         raise UndecodableMessageError(f"payload: {codec.name} data of {len(result)} bytes, {size} were to come out")
     return result
 
 
-def require_compression(kind: pb.CompressionType) -> None:
+def require_compression(kind: int) -> None:
     """Raise MissingExtraError if what this codec needs is not installed."""
     if kind not in (pb.NONE, pb.ZLIB):
         _cramjam()

@@ -15,16 +15,18 @@ connection is closed, since what the user had to remember may be lost: after con
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from typing import Final, Self, cast
 
+from .._foreign import shown
 from ..errors import BrokerError, ConnectionLostError
 from . import _pulsar_pb2 as pb
 from ._address import Address
 from ._commands import ping, pong
 from ._dial import dial_network, not_reached
 from ._events import ConsumerEvents, ProducerEvents, WatcherEvents
-from ._frames import Frame, FrameDecoder, encode_command
+from ._frames import Frame, FrameDecoder, MessageFrame, encode_command
 from ._introduction import Introduction
 from ._keep_alive import KeepAlive
 from ._options import ClientOptions
@@ -67,7 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         self._options = options
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._decoder = FrameDecoder()
+        self._decoder = FrameDecoder(max_command_bytes=options.max_command_bytes, max_topics=options.max_topics)
         self._space = memoryview(bytearray(_READ_BYTES))
         self._transport: asyncio.Transport | None = None
         self._requests = Requests(self._loop, options.request_timeout.total_seconds(), str(address))
@@ -79,6 +81,9 @@ class Connection(asyncio.BufferedProtocol):
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._room: asyncio.Future[None] | None = None
         self._error: Exception | None = None
+        self._owes_pong = False
+        self.lost_by: Exception | None = None
+        """Why it is closed if it had been open, and nobody here closed it."""
 
     @classmethod
     async def open(
@@ -127,8 +132,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def server_version(self) -> str:
-        """Return what the broker calls itself."""
-        return self._introduction.answer.server_version
+        """Return what the broker calls itself, cut and escaped."""
+        return shown(self._introduction.answer.server_version)
 
     @property
     def features(self) -> pb.FeatureFlags:
@@ -138,8 +143,12 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def max_message_bytes(self) -> int:
         """Return the size of the largest message."""
-        told = self._introduction.answer.max_message_size
+        told = max(self._introduction.answer.max_message_size, 0)
         return min(told or self._options.max_message_bytes, self._options.max_frame_bytes)
+
+    def without_secrets(self, text: str) -> str:
+        """Return words of the broker without what it was told of who we are."""
+        return self._introduction.without_secrets(text)
 
     # --- who uses it ---
 
@@ -253,7 +262,9 @@ class Connection(asyncio.BufferedProtocol):
         if error is None:
             self._shut(ConnectionLostError(f"{self.address}: the connection was closed here"), is_on_purpose=True)
             return
-        reason = error if isinstance(error, BrokerError) else ConnectionLostError(f"{self.address}: {error!r}")
+        reason = (
+            error if isinstance(error, BrokerError) else ConnectionLostError(f"{self.address}: {shown(repr(error))}")
+        )
         if reason is not error:
             reason.__cause__ = error
         self._shut(reason, is_on_purpose=False)
@@ -273,6 +284,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._error is not None:
             return
         self._error = error
+        self.lost_by = error if self.is_open and not is_on_purpose else None
         self.is_open = False
         if self._transport is not None:
             self._transport.close() if is_on_purpose else self._transport.abort()
@@ -359,8 +371,11 @@ class Connection(asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         """Hand on what the bytes complete."""
         self._keep_alive.was_heard = True
+        frames: list[Frame | MessageFrame] = []
+        frame: Frame | MessageFrame | None = None
         try:
-            for frame in self._decoder.feed_heads(data):
+            frames = self._decoder.feed_heads(data)
+            for frame in frames:
                 if self._error is not None:
                     return
                 if isinstance(frame, Frame):
@@ -370,18 +385,38 @@ class Connection(asyncio.BufferedProtocol):
                 consumer = self._consumers.get(head[0])
                 if consumer is not None:
                     consumer.on_message(head, rest)
+            if self._owes_pong:
+                self._owes_pong = False
+                self.send(pong())
         except BrokerError as error:
-            self.close(error)
+            self.close(self._naming(error, frames, frame))
         except Exception as fault:  # noqa: BLE001 - reported
             self._report(fault)
-            self.close(fault)
+            self.close(self._naming(fault, frames, frame))
+
+    def _naming(
+        self, error: Exception, frames: Sequence[Frame | MessageFrame], frame: Frame | MessageFrame | None
+    ) -> BrokerError:
+        """Return an error that names the address, and the frame that it is about."""
+        where = ""
+        if frame is not None:
+            number = self._decoder.frames - len(frames) + next(at for at, each in enumerate(frames) if each is frame)
+            kind = pb.BaseCommand.Type.Name(frame.command.type) if isinstance(frame, Frame) else "MESSAGE"
+            where = f"frame {number}, a command {kind}: "
+        if isinstance(error, BrokerError):
+            named = copy(error)
+            named.args = (f"{self.address}: {where}{error}",)
+            return named
+        lost = ConnectionLostError(f"{self.address}: {where}{shown(repr(error))}")
+        lost.__cause__ = error
+        return lost
 
     def _hand_on(self, command: pb.BaseCommand) -> None:
         kind = command.type
         if kind in _ANSWERS:
             self._answered(getattr(command, _ANSWERS[kind]).request_id, command)
         elif kind == pb.BaseCommand.PING:
-            self.send(pong())
+            self._owes_pong = True  # one for all that came together
         elif kind == pb.BaseCommand.CONNECTED:
             self._introduction.let_in(command.connected)
         elif kind == pb.BaseCommand.AUTH_CHALLENGE:
@@ -390,7 +425,7 @@ class Connection(asyncio.BufferedProtocol):
             self._users.tell(command)
 
     def _answered(self, request_id: int, command: pb.BaseCommand) -> None:
-        refusal = refusal_of(command)
+        refusal = refusal_of(command, self._introduction.without_secrets)
         if refusal is not None and (not self._introduction.is_over or request_id == _NO_REQUEST):
             self.close(refusal)  # the broker does not let us in, or not any longer
         elif refusal is not None:

@@ -24,6 +24,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
 from .._delays import delay_ms
+from .._foreign import shown
 from ..consumer import AcksDone, Delivery, SessionEvent
 from ..errors import (
     BrokerError,
@@ -44,6 +45,7 @@ from ._core import Core
 from ._deliveries import EntryReader
 from ._delivery import Item
 from ._heads import MessageHead
+from ._inbox import Queued
 from ._pausing import Pausing
 from ._permits import Permits
 from ._redeliveries import MOST_IDS, Redeliveries
@@ -51,15 +53,16 @@ from ._refusals import as_text, is_busy, is_transient
 from ._resuming import Resuming
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
+from ._unread import Unread
 
 T = TypeVar("T")
 _EARLIEST: Final = MessageId(-1, -1)
-Sink = Callable[[Item, "TopicConsumer"], None]
+Sink = Callable[[Item | Unread, "TopicConsumer"], None]
 
 _CLOSE_TIMEOUT_S: Final = 5.0
 _LASTING_S: Final = 1.0
 """Sessions that end sooner, one after the other, are begun at longer and longer intervals."""
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 _INT64: Final = 1 << 63
 _MUCH_MORE: Final = 2
 _MANY: Final = 100
@@ -84,7 +87,7 @@ class TopicConsumer:
     :param core: the client's
     :param topic: the full name, of a partition too
     :param options: of the subscription
-    :param sink: gets each message, in order, synchronously; see :meth:`taken`
+    :param sink: gets each message, and entries that are not read yet, in order, synchronously; see :meth:`taken`
     :param partition: its number, -1 where there are none
     :param told: called with what happens to its sessions
     :param unreadable: called when a message comes that cannot be read for want of something in this process; it is not
@@ -143,7 +146,7 @@ class TopicConsumer:
             partition,
             self._ack_sets,
             self._chunks,
-            max_bytes=core.options.max_frame_bytes,
+            options=core.options,
             now_ms=core.clock.now_ms,
         )
         most = sys.maxsize if options.only_one_gets_messages else MOST_IDS  # there one rewind is enough for all
@@ -425,7 +428,7 @@ class TopicConsumer:
             self._on_arrival(head, *self._reader.read_other(head, rest))
             return
         if self._rewinds or self._resuming is not None or self._mean_bytes is None or self._pausing.is_in_use:
-            self._on_arrival(head, 1, [item])
+            self._on_arrival(head, 1, item)
             return
         self._permits.out -= 1
         if not self._is_seeking:  # the session ends with it
@@ -435,7 +438,7 @@ class TopicConsumer:
             self._prefetched.bytes += size
             self._sink(item, self)
 
-    def _on_arrival(self, head: MessageHead, permits: int, items: Sequence[Item]) -> None:
+    def _on_arrival(self, head: MessageHead, permits: int, found: Item | Unread | None) -> None:
         self._permits.used(permits)
         if self._is_seeking:
             return
@@ -445,40 +448,48 @@ class TopicConsumer:
         if self._resuming is not None and self._is_acked((head.ledger, head.entry)):
             self._free(permits)
             return
-        error = items[0].error if items and isinstance(items[0], Delivery) else None
+        error = found.error if isinstance(found, Delivery) else None
         if isinstance(error, MissingExtraError) and self._unreadable is not None:
             self._unreadable(error)
-            self._arrived_in_vain(head, permits, items)
+            self._arrived_in_vain(head, permits, found)
             return
         if self._pausing.is_in_use:
             if self._pausing.is_paused and not self._options.only_one_gets_messages:
-                self._arrived_in_vain(head, permits, items)
+                self._arrived_in_vain(head, permits, found)
                 return
-            times = self._pausing.returned((head.ledger, head.entry))
-            if times:
-                items = deliveries = [self.opened(item) for item in items]
-                for delivery in deliveries:
-                    delivery.redelivery_count = max(delivery.redelivery_count - times, 0)
-        shown = len(items)
+            found = self._counted(head, found)
+        shown = size = 0
+        if isinstance(found, Unread):
+            shown, size = found.messages, found.bytes
+        elif found is not None:
+            shown, size = 1, len(found[0] if isinstance(found, tuple) else found.data)
         if shown != permits:
             self._free(permits - shown)
             self._set_chunk_timer()
         self._queued += shown
-        size = sum([len(item[0] if isinstance(item, tuple) else item.data) for item in items])
         self._queued_bytes += size
         self._prefetched.bytes += size
-        sink = self._sink
-        for item in items:
-            sink(item, self)
+        if found is not None:
+            self._sink(found, self)
         if self._mean_bytes is None:
             self._permit_by_size()
 
-    def _arrived_in_vain(self, head: MessageHead, permits: int, items: Iterable[Item]) -> None:
+    def _counted(self, head: MessageHead, found: Item | Unread | None) -> Item | Unread | None:
+        """Leave out of the count of redeliveries how often an entry was given back."""
+        times = self._pausing.returned((head.ledger, head.entry))
+        if found is None or not times:
+            return found
+        if isinstance(found, tuple):
+            found = self.opened(found)
+        found.redelivery_count = max(head.redelivery_count - times, 0)
+        return found
+
+    def _arrived_in_vain(self, head: MessageHead, permits: int, found: Item | Unread | None) -> None:
         """Give an entry back, and unfinished chunked messages, as nothing is shown now."""
         self._free(permits)
         if self._options.only_one_gets_messages:
             return  # no other consumer would get it
-        ids = (self.opened(item).id for item in items)
+        ids = () if found is None or isinstance(found, tuple) else (found.id,)
         places = {(head.ledger, head.entry), *_positions(ids), *self._chunks.positions()}
         self._chunks.clear()
         self._set_chunk_timer()
@@ -502,6 +513,16 @@ class TopicConsumer:
             self._resuming.taken(delivery.id)
         return delivery
 
+    def read(self, unread: Unread, messages: int, size: int) -> None:
+        """Learn by how many messages and bytes reading an entry of the present epoch has changed what is here."""
+        self._queued_bytes += size
+        self._prefetched.bytes += size
+        if messages:
+            self._queued += messages
+            self._free(-messages)
+        if unread.is_acked:
+            self._acks.add_all({(unread.head.ledger, unread.head.entry): 0}, lambda _: None)
+
     def _free(self, messages: int) -> None:
         permits = self._permits.free(messages)
         if permits and self._session is not None:
@@ -518,21 +539,21 @@ class TopicConsumer:
         if permits and self._session is not None:
             self._session.permit(permits)
 
-    def pause(self, queued: Sequence[Delivery], *, is_idle: bool = False) -> None:
+    def pause(self, queued: Sequence[Queued], *, is_idle: bool = False) -> None:
         """Give back what was delivered and not taken, and fetch nothing until :meth:`resume`.
 
         On Exclusive and Failover no other consumer would get it: it stays.
 
-        :param queued: deliveries of the present epoch, which the sink drops; on Exclusive and Failover none
+        :param queued: what waits of the present epoch, and the sink drops; on Exclusive and Failover nothing
         :param is_idle: nothing that was taken is unsettled, so that a new session costs nothing
         """
         self._permits.is_held = True
         self._pausing.pause()
-        self._queued -= len(queued)
-        size = sum(len(each.data) for each in queued)
+        messages, size = sum(each.messages for each in queued), sum(each.bytes for each in queued)
+        self._queued -= messages
         self._queued_bytes -= size
         self._prefetched.bytes -= size
-        self._free(len(queued))
+        self._free(messages)
         if not self._options.only_one_gets_messages:
             places = dict.fromkeys((*_positions(each.id for each in queued), *self._chunks.positions()))
             self._chunks.clear()
@@ -814,7 +835,7 @@ class TopicConsumer:
                     "%s: of the chunked message %s %d of %d parts are here, and went back to the broker %d times; "
                     "is its producer gone, or is there too little room? It goes on at longer and longer intervals",
                     self.topic,
-                    given_up.uuid,
+                    shown(given_up.uuid),
                     given_up.here,
                     given_up.of,
                     given_up.times,

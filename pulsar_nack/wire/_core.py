@@ -15,7 +15,7 @@ from ._prefetched import Prefetched
 from ._refusals import is_busy, is_transient
 
 T = TypeVar("T")
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 _BUSY_S: Final = 1.0
 _LEAST_TRIES: Final = 15
 """Pauses between tries are at most this part of a request's time: what comes up late is found."""

@@ -10,12 +10,12 @@ from ..errors import InvalidArgumentError, MissingExtraError, ProtocolError, Und
 from ..ids import MessageId, Position, _delivered_id
 from . import _pulsar_pb2 as pb
 from ._ack_sets import AckSets, all_of, remaining_of
-from ._chunks import Chunks, Part, Whole
+from ._chunks import Chunks, Part, Whole, short_uuid
+from ._compression import require_compression
 from ._delivery import (
     Fetched,
     Item,
     plain_delivery,
-    plain_member,
     producer_name_of,
     replicated_from_of,
     schema_version_of,
@@ -24,16 +24,19 @@ from ._delivery import (
 from ._entries import (
     Entry,
     batch_size_of,
-    decode_entry,
     is_batch,
     key_of,
     ordering_key_of,
     plain_parts,
     properties_of,
     readable_metadata,
+    split_entry,
+    text_of,
     unpack,
 )
 from ._heads import MessageHead
+from ._options import ClientOptions
+from ._unread import Unread
 
 _NOTHING: Final = pb.MessageMetadata()
 
@@ -42,11 +45,11 @@ class Arrival(NamedTuple):
     """What became of an entry.
 
     :param permits: how many messages the broker counted it as
-    :param deliveries: those to be shown; fewer, where some are acknowledged already, or the entry is a part of one
+    :param found: what is to be shown of it; None: nothing, as all is acknowledged, or the entry is a part of a message
     """
 
     permits: int
-    deliveries: list[Delivery]
+    found: Delivery | Unread | None
 
 
 class EntryReader:
@@ -54,7 +57,7 @@ class EntryReader:
 
     :param topic: its full name
     :param ack_sets: is told what of a batch is not to be acknowledged any more
-    :param max_bytes: a message that is larger when it is unpacked is not
+    :param options: with the most that is taken
     :param now_ms: tells the time
     """
 
@@ -65,15 +68,18 @@ class EntryReader:
         ack_sets: AckSets,
         chunks: Chunks,
         *,
-        max_bytes: int,
+        options: ClientOptions,
         now_ms: Callable[[], int],
     ) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = options.max_frame_bytes
+        self.max_metadata_bytes = options.max_metadata_bytes
+        self._max_batch_messages = options.max_batch_messages
         self._now_ms = now_ms
-        self._topic = topic
-        self._extras: dict[str, Any] = {"topic": topic}
-        self._partition = partition
-        self._ack_sets = ack_sets
+        self.topic = topic
+        self.extras: dict[str, Any] = {"topic": topic}
+        """Of the ids of messages."""
+        self.partition = partition
+        self.ack_sets = ack_sets
         self._chunks = chunks
         self._first: tuple[int, int] | None = None
         self._first_index = 0
@@ -88,7 +94,7 @@ class EntryReader:
         if self._first is not None:
             return None
         parts = plain_parts(rest)
-        if parts is None or len(parts[1]) > self._max_bytes:
+        if parts is None or len(parts[1]) > self.max_bytes:
             return None
         _, ledger, entry, count, _, _ = head
         if (ledger | entry) >> 63:
@@ -100,8 +106,8 @@ class EntryReader:
         if not isinstance(item, tuple):
             return item
         data, ledger, entry, count, metadata = item
-        message_id = _delivered_id((ledger, entry, self._partition, -1), self._extras)
-        return plain_delivery(message_id, data, count, metadata, self._topic)
+        message_id = _delivered_id((ledger, entry, self.partition, -1), self.extras)
+        return plain_delivery(message_id, data, count, metadata, self.topic)
 
     def read(self, head: MessageHead, rest: bytes) -> Arrival:
         """Take an entry apart. One that cannot be read is a delivery that says so, with a MissingExtraError where that
@@ -110,43 +116,46 @@ class EntryReader:
         :raises ProtocolError: its id is none
         """
         item = self.plain(head, rest)
-        return self.read_other(head, rest) if item is None else Arrival(1, [self.opened(item)])
+        return self.read_other(head, rest) if item is None else Arrival(1, self.opened(item))
 
     def read_other(self, head: MessageHead, rest: bytes) -> Arrival:
         """The same for what is not plain."""
         try:
             try:
-                entry = decode_entry(rest, max_message_bytes=self._max_bytes)
-            except UndecodableMessageError as error:
-                unreadable = self._unreadable(head, rest, error, about=readable_metadata(rest))
-                return Arrival(self._counted(head, error.batch_size), [unreadable])
-            except MissingExtraError as error:
-                about = readable_metadata(rest) or _NOTHING
-                return Arrival(
-                    self._counted(head, batch_size_of(about)), [self._unreadable(head, rest, error, about=about)]
-                )
+                entry = split_entry(rest, self.max_metadata_bytes, self._max_batch_messages)
+                if entry.metadata.compression:
+                    require_compression(entry.metadata.compression)
+            except (UndecodableMessageError, MissingExtraError) as error:
+                about = readable_metadata(rest, self.max_metadata_bytes)
+                size = batch_size_of(about or _NOTHING) if isinstance(error, MissingExtraError) else error.batch_size
+                return Arrival(self._counted(head, size), self.unreadable(head, rest, error, about=about))
             if self._first is not None and (head.ledger, head.entry) < self._first:
-                size = entry.metadata.num_messages_in_batch if entry.is_batch else 0
-                return Arrival(self._counted(head, size), [])
-            return self._with_more(head, entry)
+                return Arrival(self._counted(head, batch_size_of(entry.metadata)), None)
+            return self._with_more(head, entry, rest)
         except InvalidArgumentError as error:
             raise ProtocolError(f"command MESSAGE: {error}") from error
 
     # --- one message an entry ----------------------------------------------------------------------------------------
 
-    def _with_more(self, head: MessageHead, entry: Entry) -> Arrival:
+    def _with_more(self, head: MessageHead, entry: Entry, stored: bytes) -> Arrival:
         if entry.is_batch:
-            return self._batch(head, entry)
+            return self._batch(head, entry, stored)
         if entry.is_chunk:
             return Arrival(1, self._part(head, entry))
-        return Arrival(1, [self._lone(head, entry)])
+        message_id = _delivered_id((head.ledger, head.entry, self.partition, -1), self.extras)
+        return Arrival(1, self._one(head, entry, stored, message_id))
 
-    def _lone(self, head: MessageHead, entry: Entry) -> Delivery:
+    def _one(self, head: MessageHead, entry: Entry, stored: bytes, message_id: MessageId) -> Delivery | Unread:
         metadata = entry.metadata
-        message_id = _delivered_id((head.ledger, head.entry, self._partition, -1), self._extras)
-        return self._delivery(message_id, head, metadata, metadata, entry.payload)
+        if metadata.compression:
+            return Unread(self, head, entry, stored, message_id=message_id)
+        try:
+            payload = unpack(metadata, entry.payload, self.max_bytes)
+        except UndecodableMessageError as error:
+            return self.unreadable(head, stored, error, message_id, about=metadata)
+        return self.delivery(message_id, head, metadata, payload)
 
-    def _unreadable(
+    def unreadable(
         self,
         head: MessageHead,
         stored: bytes,
@@ -157,8 +166,11 @@ class EntryReader:
     ) -> Delivery:
         """Return the delivery of what cannot be read, with what is said about it as far as that is known."""
         own = _NOTHING if about is None or is_batch(about) else about
+        for raised in (error, error.__cause__, error.__context__):
+            if raised is not None:
+                raised.__traceback__ = None  # whose frames would keep the entry's bytes once more
         return Delivery(
-            id=message_id or _delivered_id((head.ledger, head.entry, self._partition, -1), self._extras),
+            id=message_id or _delivered_id((head.ledger, head.entry, self.partition, -1), self.extras),
             data=stored,
             properties=properties_of(own),
             key=key_of(own) if own.HasField("partition_key") else None,
@@ -166,7 +178,7 @@ class EntryReader:
             redelivery_count=head.redelivery_count,
             publish_time_ms=0 if about is None else about.publish_time,
             event_time_ms=own.event_time,
-            topic=self._topic,
+            topic=self.topic,
             error=error,
             is_key_encoded=own.partition_key_b64_encoded,
             producer_name=None if about is None else producer_name_of(about),
@@ -180,64 +192,34 @@ class EntryReader:
         """Return as how many messages the broker counted a batch: without those that it knows to be acknowledged."""
         if not size:
             return 1
-        return (remaining_of(head.ack_set) & all_of(size)).bit_count() if head.ack_set else size
+        return remaining_of(head.ack_set, size).bit_count() if head.ack_set else size
 
     # --- several -----------------------------------------------------------------------------------------------------
 
-    def _batch(self, head: MessageHead, entry: Entry) -> Arrival:
+    def _batch(self, head: MessageHead, entry: Entry, stored: bytes) -> Arrival:
         size = entry.metadata.num_messages_in_batch
         whole = all_of(size)
-        told = whole & remaining_of(head.ack_set) if head.ack_set else whole
-        ledger, number = head.ledger, head.entry
-        shown = told & ~self._before_first(ledger, number)
-        is_shown = None if shown == whole else _flags(shown, size)
-        hidden: list[int] = []
-        deliveries: list[Delivery] = []
-        read = 0
-        partition, topic = self._partition, self._topic
-        extras = {**self._extras, "batch_size": size}
-        count, of_entry = head.redelivery_count, entry.metadata
-        try:
-            for index, metadata, payload in entry.members():
-                read = index + 1
-                if is_shown is not None and not is_shown[index]:
-                    continue
-                if isinstance(metadata, bytes):
-                    member = _delivered_id((ledger, number, partition, index), extras)
-                    deliveries.append(plain_member(member, payload, count, of_entry, metadata, topic))
-                elif metadata.compacted_out:
-                    hidden.append(index)
-                else:
-                    member = _delivered_id((ledger, number, partition, index), extras)
-                    deliveries.append(self._delivery(member, head, entry.metadata, metadata, payload))
-        except UndecodableMessageError as error:  # the others too: where they begin is not known
-            left = [each for each in range(read, size) if is_shown is None or is_shown[each]]
-            deliveries.extend(
-                self._unreadable(
-                    head,
-                    b"" if at else entry.payload,  # once is enough
-                    error,
-                    _delivered_id((ledger, number, partition, each), extras),
-                )
-                for at, each in enumerate(left)
-            )
-        shown &= ~_bits(hidden, size)
+        told = remaining_of(head.ack_set, size) if head.ack_set else whole
+        shown = told & ~self._before_first(head.ledger, head.entry)
         if shown != whole:
-            self._ack_sets.narrow((ledger, number), shown)
-        return Arrival(told.bit_count(), deliveries)
+            self.ack_sets.narrow((head.ledger, head.entry), shown)
+        return Arrival(
+            told.bit_count(),
+            Unread(self, head, entry, stored if entry.metadata.compression else b"", shown=shown) if shown else None,
+        )
 
     def _before_first(self, ledger: int, entry: int) -> int:
         return all_of(self._first_index) if (ledger, entry) == self._first else 0
 
     # --- a part of one -----------------------------------------------------------------------------------------------
 
-    def _part(self, head: MessageHead, entry: Entry) -> list[Delivery]:
+    def _part(self, head: MessageHead, entry: Entry) -> Delivery | Unread | None:
         metadata = entry.metadata
         if not 0 <= metadata.chunk_id < metadata.num_chunks_from_msg:
             impossible = f"chunk: number {metadata.chunk_id} of {metadata.num_chunks_from_msg}"
-            return [self._unreadable(head, entry.payload, UndecodableMessageError(impossible), about=metadata)]
+            return self.unreadable(head, entry.payload, UndecodableMessageError(impossible), about=metadata)
         part = Part(
-            uuid=metadata.uuid,
+            uuid=short_uuid(text_of(metadata.uuid)),
             index=metadata.chunk_id,
             count=metadata.num_chunks_from_msg,
             total_bytes=metadata.total_chunk_msg_size,
@@ -247,47 +229,48 @@ class EntryReader:
         )
         whole = self._chunks.add(part, self._now_ms())
         if whole is None:
-            return []
+            return None
         metadata.sequence_id = whole.sequence_id
         try:
             message_id = self._whole_id(whole)
         except InvalidArgumentError as error:
             wrong = UndecodableMessageError(f"payload: its chunks are not where they should be: {error}")
-            return [self._unreadable(head, whole.payload or b"", wrong, about=metadata)]
-        try:
-            payload = self._put_together(entry, whole)
-        except (UndecodableMessageError, MissingExtraError) as error:
-            return [self._unreadable(head, whole.payload or b"", error, message_id, about=metadata)]
-        return [self._delivery(message_id, head, metadata, metadata, payload)]
+            return self.unreadable(head, whole.payload or b"", wrong, about=metadata)
+        total, payload, problem = metadata.total_chunk_msg_size, whole.payload, ""
+        if payload is None:
+            problem = f"payload: {total} bytes in chunks, more than max_chunked_bytes"
+        elif len(payload) != total:
+            problem = f"payload: {len(payload)} bytes in chunks, {total} were to come"
+        if problem:
+            incomplete = UndecodableMessageError(problem, is_local=payload is None)
+            return self.unreadable(head, payload or b"", incomplete, message_id, about=metadata)
+        return self._one(head, entry._replace(payload=payload or b""), payload or b"", message_id)
 
     def _whole_id(self, whole: Whole) -> MessageId:
         """Return the id of a message in chunks: their order is that of the message, not of their positions."""
         positions = sorted(whole.positions)
         return MessageId(
             *positions[-1],
-            self._partition,
-            topic=self._topic,
-            first_chunk=MessageId(*positions[0], self._partition),
+            self.partition,
+            topic=self.topic,
+            first_chunk=MessageId(*positions[0], self.partition),
             chunks=positions,
         )
 
-    def _put_together(self, entry: Entry, whole: Whole) -> bytes:
-        total = entry.metadata.total_chunk_msg_size
-        if whole.payload is None:
-            problem = f"payload: {total} bytes in chunks, more than max_chunked_bytes"
-            raise UndecodableMessageError(problem, is_local=True)
-        if len(whole.payload) != total:
-            raise UndecodableMessageError(f"payload: {len(whole.payload)} bytes in chunks, {total} were to come")
-        return unpack(entry.metadata, whole.payload, self._max_bytes)
-
-    def _delivery(
+    def delivery(
         self,
         message_id: MessageId,
         head: MessageHead,
-        of_entry: pb.MessageMetadata,
-        own: pb.MessageMetadata | pb.SingleMessageMetadata,
+        own: Any,
         payload: bytes,
+        of_entry: pb.MessageMetadata | None = None,
     ) -> Delivery:
+        """Return the delivery of a message.
+
+        :param own: its metadata
+        :param of_entry: that of the batch that it is in
+        """
+        of_entry = of_entry or own
         return Delivery(
             message_id,
             payload,
@@ -297,7 +280,7 @@ class EntryReader:
             redelivery_count=head.redelivery_count,
             publish_time_ms=of_entry.publish_time,
             event_time_ms=own.event_time,
-            topic=self._topic,
+            topic=self.topic,
             is_key_encoded=own.partition_key_b64_encoded,
             is_null=own.null_value,
             producer_name=producer_name_of(of_entry),
@@ -305,18 +288,3 @@ class EntryReader:
             schema_version=schema_version_of(of_entry),
             replicated_from=replicated_from_of(of_entry),
         )
-
-
-def _flags(bits: int, size: int) -> list[bool]:
-    """Return the lowest bits one by one; asking a large number for each would be quadratic."""
-    return [bit == "1" for bit in reversed(f"{bits:0{size}b}")]
-
-
-def _bits(indexes: list[int], size: int) -> int:
-    """Return a number of which these bits are set; likewise in linear time."""
-    if not indexes:
-        return 0
-    data = bytearray((size + 7) // 8)
-    for index in indexes:
-        data[index >> 3] |= 1 << (index & 7)
-    return int.from_bytes(data, "little")

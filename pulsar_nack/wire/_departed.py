@@ -11,9 +11,11 @@ from ..consumer import AcksDone, Delivery
 from ..errors import BrokerError
 from ..ids import MessageId
 from ._delivery import Item
+from ._inbox import Queued
+from ._unread import Unread
 
 T = TypeVar("T")
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("pulsar_nack.wire")
 
 
 class Departed:
@@ -62,6 +64,9 @@ class Departed:
 
     taken = opened
 
+    def read(self, unread: Unread, messages: int, size: int) -> None:
+        """Do nothing."""
+
     def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:  # noqa: ARG002
         """Have it done."""
         self._tell()
@@ -83,7 +88,7 @@ class Departed:
     def want(self) -> None:
         """Do nothing."""
 
-    def pause(self, queued: Sequence[Delivery], *, is_idle: bool) -> None:
+    def pause(self, queued: Sequence[Queued], *, is_idle: bool) -> None:
         """Do nothing."""
 
     def resume(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
+from .._foreign import shown
 from ..errors import BrokerError, ConnectionLostError
 from ._address import Address
 from ._authentication import HasCertificate
@@ -39,9 +40,9 @@ def not_reached(address: Address, error: OSError) -> BrokerError:
     again.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
-        return BrokerError(f"{address}: the certificate is not trusted: {error.verify_message or error}")
+        return BrokerError(f"{address}: the certificate is not trusted: {shown(error.verify_message or str(error))}")
     if isinstance(error, ssl.SSLError):
-        return ConnectionLostError(f"{address}: no connection over TLS: {error}")
+        return ConnectionLostError(f"{address}: no connection over TLS: {shown(str(error))}")
     if address.is_secure and isinstance(error, ConnectionResetError):
         return ConnectionLostError(f"{address}: no connection over TLS: the other side ended it; does it speak TLS?")
     return ConnectionLostError(f"{address}: not reached: {str(error) or type(error).__name__}")

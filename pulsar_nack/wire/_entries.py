@@ -17,11 +17,14 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple, cast
+from functools import cache
+from typing import Any, Final, NamedTuple, cast
 
 import google_crc32c
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from .._foreign import shown
 from ..errors import UndecodableMessageError
 from . import _pulsar_pb2 as pb
 from ._compression import decompress
@@ -50,7 +53,11 @@ _PLAIN_MEMBER: Final = re.compile(
 )
 """The metadata of a message of a batch without anything of its own."""
 _LEAST_MESSAGE: Final = 6  # bytes that a message of a batch takes: its metadata's size and its payload's
-_MOST_MESSAGES: Final = 1_000_000  # of a batch that cannot be read, lest its count be taken for memory
+_LEAST_PROPERTY: Final = 6  # bytes that a property takes: the tags and sizes of the pair, its name and its value
+DEFAULT_MAX_METADATA_BYTES: Final = 256 << 10
+DEFAULT_MAX_BATCH_MESSAGES: Final = 1_000_000
+_FEW_BYTES: Final = 1_000  # of metadata that hold few properties, whatever they are
+_MOST_KEYS: Final = 10  # that are named of those that a payload is encrypted with
 _NO_BROKER_METADATA: Final = pb.BrokerEntryMetadata()
 
 
@@ -130,12 +137,12 @@ class Entry(NamedTuple):
         members = _members(self.payload, self.metadata.num_messages_in_batch, is_plain=_is_never_plain)
         return (SingleMessage(index, cast("Metadata", metadata), payload) for index, metadata, payload in members)
 
-    def members(self) -> Iterator[Member]:
+    def members(self, max_metadata_bytes: int = DEFAULT_MAX_METADATA_BYTES) -> Iterator[Member]:
         """Return what :meth:`messages` does of a batch, in half the time where its messages are plain.
 
         :raises UndecodableMessageError: likewise
         """
-        return _members(self.payload, self.metadata.num_messages_in_batch)
+        return _members(self.payload, self.metadata.num_messages_in_batch, max_metadata_bytes)
 
 
 def properties_of(metadata: Metadata) -> dict[str, str]:
@@ -165,31 +172,48 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
     :raises UndecodableMessageError: names what is wrong; ``batch_size`` says how many messages the broker counted
     :raises MissingExtraError: the package that its compression needs is not installed
     """
+    entry = split_entry(rest, DEFAULT_MAX_METADATA_BYTES, DEFAULT_MAX_BATCH_MESSAGES)
+    if entry.is_chunk:
+        return entry
+    try:
+        return entry._replace(payload=unpack(entry.metadata, entry.payload, max_message_bytes))
+    except UndecodableMessageError as error:
+        error.batch_size = batch_size_of(entry.metadata)
+        raise
+
+
+def split_entry(rest: bytes | memoryview, max_metadata_bytes: int, max_batch_messages: int) -> Entry:
+    """Read the headers of an entry; its payload is left as it came.
+
+    What the headers claim is checked against the limits, and against what the payload can hold as far as that is told.
+
+    :raises UndecodableMessageError: as :func:`decode_entry`
+    """
     if type(rest) is not bytes:
         rest = bytes(rest)
     broker_metadata, at = _NO_BROKER_METADATA, 0
     if rest.startswith(_MAGIC_BROKER):
-        broker_metadata, at = _broker_metadata(rest)
-    metadata, payload = _usual_parts(rest) or _checked(rest, at)
+        broker_metadata, at = _broker_metadata(rest, max_metadata_bytes)
+    metadata, payload = _usual_parts(rest, max_metadata_bytes) or _checked(rest, at, max_metadata_bytes)
     try:
         _check_required(metadata)
-        if metadata.num_chunks_from_msg <= 1:
-            payload = unpack(metadata, payload, max_message_bytes)
-            _check_count(metadata.num_messages_in_batch, len(payload))
-        elif metadata.encryption_keys:
+        if metadata.encryption_keys:
             raise _encrypted(metadata)
+        if metadata.num_chunks_from_msg <= 1:
+            size = metadata.uncompressed_size if metadata.compression else len(payload)
+            _check_count(metadata.num_messages_in_batch, size, max_batch_messages)
     except UndecodableMessageError as error:
         error.batch_size = batch_size_of(metadata)
         raise
     return tuple.__new__(Entry, (metadata, payload, broker_metadata))
 
 
-def readable_metadata(rest: bytes | memoryview) -> pb.MessageMetadata | None:
+def readable_metadata(rest: bytes | memoryview, max_metadata_bytes: int) -> pb.MessageMetadata | None:
     """Return the metadata of an entry whose payload cannot be read; None if that cannot be either, or is damaged."""
     data = bytes(rest)
     try:
-        at = _broker_metadata(data)[1] if data.startswith(_MAGIC_BROKER) else 0
-        return _checked(data, at)[0]
+        at = _broker_metadata(data, max_metadata_bytes)[1] if data.startswith(_MAGIC_BROKER) else 0
+        return _checked(data, at, max_metadata_bytes)[0]
     except UndecodableMessageError:
         return None
 
@@ -214,11 +238,9 @@ def plain_parts(rest: bytes) -> tuple[bytes, bytes] | None:
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
     """Return the payload of an entry, or of all chunks of a message together, decompressed.
 
-    :raises UndecodableMessageError: encrypted, too large, damaged, or compressed by a codec that is unknown
+    :raises UndecodableMessageError: too large, damaged, or compressed by a codec that is unknown
     :raises MissingExtraError: compressed by one that is not installed, so that others may be able to read it
     """
-    if metadata.encryption_keys:
-        raise _encrypted(metadata)
     if metadata.compression:
         return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
     if len(payload) > max_message_bytes:
@@ -237,77 +259,124 @@ def encode_batch(messages: Iterable[tuple[pb.SingleMessageMetadata, bytes]]) -> 
     return b"".join(parts)
 
 
-def _usual_parts(rest: bytes) -> tuple[pb.MessageMetadata, bytes] | None:
+def _usual_parts(rest: bytes, max_metadata_bytes: int) -> tuple[pb.MessageMetadata, bytes] | None:
     """Return metadata and payload in one step, None if anything is unusual: :func:`_checked` tells what."""
     if len(rest) < _HEADERS.size:
         return None
     magic, told, size = _HEADERS.unpack_from(rest)
     end = _HEADERS.size + size
-    if magic != MAGIC_CHECKSUM or end > len(rest) or _crc32c(rest[6:]) != told:
+    if magic != MAGIC_CHECKSUM or end > len(rest) or size > max_metadata_bytes or _crc32c(rest[6:]) != told:
         return None
     try:
-        return pb.MessageMetadata.FromString(rest[_HEADERS.size : end]), rest[end:]
+        metadata = pb.MessageMetadata.FromString(rest[_HEADERS.size : end])
     except (DecodeError, UnicodeDecodeError):
         return None
+    if size > _FEW_BYTES:
+        _check_properties(metadata, size)
+    return metadata, rest[end:]
 
 
-def _broker_metadata(rest: bytes) -> tuple[pb.BrokerEntryMetadata, int]:
+def _broker_metadata(rest: bytes, most: int) -> tuple[pb.BrokerEntryMetadata, int]:
     """Return what the broker added, and where it ends."""
     if len(rest) < 6:
         raise UndecodableMessageError(f"broker entry metadata: {len(rest)} bytes, too few for its size")
     end = 6 + _SIZE.unpack_from(rest, 2)[0]
     if end > len(rest):
         raise UndecodableMessageError(f"broker entry metadata: {end - 6} bytes where {len(rest) - 6} are left")
+    if end - 6 > most:
+        raise UndecodableMessageError(f"broker entry metadata: {end - 6} bytes, at most {most} are taken")
     try:
         return pb.BrokerEntryMetadata.FromString(rest[6:end]), end
     except DecodeError as error:
-        raise UndecodableMessageError(f"broker entry metadata: {error}") from error
+        raise UndecodableMessageError(f"broker entry metadata: {shown(str(error))}") from error
 
 
-def _checked(rest: bytes, at: int) -> tuple[pb.MessageMetadata, bytes]:
+def _checked(rest: bytes, at: int, most: int) -> tuple[pb.MessageMetadata, bytes]:
     """Return metadata and payload that begin at ``at``; their checksum is right, if they have one."""
     if not rest.startswith(MAGIC_CHECKSUM, at):
-        return _split(rest, at)
+        return _split(rest, at, most)
     if len(rest) < at + 6:
         raise UndecodableMessageError(f"checksum: {len(rest) - at} bytes, too few to have one")
     told = _SIZE.unpack_from(rest, at + 2)[0]
     found = _crc32c(rest[at + 6 :])
     if told != found:
-        raise _damaged(
-            rest, at + 6, f"checksum: {found:#010x} instead of {told:#010x}, over {len(rest) - at - 6} bytes"
-        )
-    return _split(rest, at + 6)
+        problem = f"checksum: {found:#010x} instead of {told:#010x}, over {len(rest) - at - 6} bytes"
+        raise _damaged(rest, at + 6, problem, most)
+    return _split(rest, at + 6, most)
 
 
-def _split(rest: bytes, at: int) -> tuple[pb.MessageMetadata, bytes]:
+def _split(rest: bytes, at: int, most: int) -> tuple[pb.MessageMetadata, bytes]:
     if len(rest) < at + 4:
         raise UndecodableMessageError(f"metadata: {len(rest) - at} bytes, too few for its size")
     end = at + 4 + _SIZE.unpack_from(rest, at)[0]
     if end > len(rest):
         raise UndecodableMessageError(f"metadata: {end - at - 4} bytes where {len(rest) - at - 4} are left")
+    data = rest[at + 4 : end]
+    _check_metadata_size(data, most)
     try:
-        return pb.MessageMetadata.FromString(rest[at + 4 : end]), rest[end:]
+        metadata = pb.MessageMetadata.FromString(data)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise UndecodableMessageError(f"metadata: {error}") from error
+        raise UndecodableMessageError(f"metadata: {shown(str(error))}") from error
+    _check_properties(metadata, len(data))
+    return metadata, rest[end:]
 
 
-def _damaged(rest: bytes, at: int, problem: str) -> UndecodableMessageError:
+def _damaged(rest: bytes, at: int, problem: str, most: int) -> UndecodableMessageError:
     """Return the error of an entry with a wrong checksum; the broker has counted it by its metadata all the same."""
     try:
-        batch_size = batch_size_of(_split(rest, at)[0])
-    except UndecodableMessageError:
-        batch_size = 0
+        batch_size = batch_size_of(_split(rest, at, most)[0])
+    except UndecodableMessageError as error:
+        batch_size = error.batch_size
     return UndecodableMessageError(problem, batch_size=batch_size)
 
 
 def batch_size_of(metadata: pb.MessageMetadata) -> int:
     """Return how many messages a batch says that it has, 0 for an entry that is no batch."""
-    return min(max(metadata.num_messages_in_batch, 1), _MOST_MESSAGES) if is_batch(metadata) else 0
+    return max(metadata.num_messages_in_batch, 1) if is_batch(metadata) else 0
 
 
-def _check_count(count: int, size: int) -> None:
+def _check_count(count: int, size: int, most: int) -> None:
     if count != 1 and not 0 < count <= size // _LEAST_MESSAGE:
         raise UndecodableMessageError(f"batch: {count} messages in {size} bytes")
+    if count > most:
+        problem = f"batch: {count} messages, at most {most} are taken (max_batch_messages)"
+        raise UndecodableMessageError(problem, is_local=True)
+
+
+def _check_properties(metadata: pb.MessageMetadata, size: int) -> None:
+    """Refuse more properties than the bytes can hold: without names and values they take two bytes each."""
+    count = len(metadata.properties)
+    if count * _LEAST_PROPERTY > size:
+        problem = f"metadata: {count} properties in {size} bytes"
+        raise UndecodableMessageError(problem, batch_size=batch_size_of(metadata))
+
+
+def _check_metadata_size(data: bytes, most: int) -> None:
+    if len(data) > most:
+        problem = f"metadata: {len(data)} bytes, at most {most} are taken (max_metadata_bytes)"
+        raise UndecodableMessageError(problem, batch_size=_batch_size_in(data), is_local=True)
+
+
+def _batch_size_in(data: bytes) -> int:
+    """Return how many messages a batch says that it has, of metadata of which nothing else is read; 0: it is none."""
+    try:
+        found = _only_batch_size().FromString(data)
+    except (DecodeError, UnicodeDecodeError):
+        return 0
+    return max(int(found.num_messages_in_batch), 1) if found.HasField("num_messages_in_batch") else 0
+
+
+@cache
+def _only_batch_size() -> Any:
+    """Return metadata as a parser reads it that knows one field alone: it passes over half a million in no time."""
+    field = pb.MessageMetadata.DESCRIPTOR.fields_by_name["num_messages_in_batch"]
+    file = descriptor_pb2.FileDescriptorProto(name="batch_size.proto", syntax="proto2")
+    made = file.message_type.add(name="BatchSize").field.add()
+    made.name, made.number = field.name, field.number
+    made.type, made.label = made.TYPE_INT32, made.LABEL_OPTIONAL
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("BatchSize"))
 
 
 def _check_required(metadata: pb.MessageMetadata) -> None:
@@ -319,12 +388,15 @@ def _check_required(metadata: pb.MessageMetadata) -> None:
 
 
 def _encrypted(metadata: pb.MessageMetadata) -> UndecodableMessageError:
-    keys = ", ".join(text_of(key.key) for key in metadata.encryption_keys)
-    return UndecodableMessageError(f"payload: encrypted with the key {keys}", is_local=True)
+    keys = ", ".join(text_of(key.key) for key in metadata.encryption_keys[:_MOST_KEYS])
+    return UndecodableMessageError(f"payload: encrypted with the key {shown(keys)}", is_local=True)
 
 
 def _members(
-    payload: bytes, count: int, is_plain: Callable[[bytes], object] = _PLAIN_MEMBER.fullmatch
+    payload: bytes,
+    count: int,
+    max_metadata_bytes: int = DEFAULT_MAX_METADATA_BYTES,
+    is_plain: Callable[[bytes], object] = _PLAIN_MEMBER.fullmatch,
 ) -> Iterator[Member]:
     """Cut a batch up. In line: the hot path of batches."""
     at, end = 0, len(payload)
@@ -343,6 +415,9 @@ def _members(
             if size >= 0x80:
                 size += (header[2] - 1) << 7
         else:
+            if middle - start > max_metadata_bytes:
+                problem = f"metadata of {middle - start} bytes, at most {max_metadata_bytes} are taken"
+                raise _damaged_batch(index, count, f"{problem} (max_metadata_bytes)", is_local=True)
             metadata, size = _single_metadata(parse, header, index, count)
         at = middle + size
         if not middle <= at <= end:
@@ -356,7 +431,9 @@ def _single_metadata(
     try:
         metadata = parse(data)
     except (DecodeError, UnicodeDecodeError) as error:
-        raise _damaged_batch(index, count, f"metadata: {error}") from error
+        raise _damaged_batch(index, count, f"metadata: {shown(str(error))}") from error
+    if len(metadata.properties) * _LEAST_PROPERTY > len(data):
+        raise _damaged_batch(index, count, f"{len(metadata.properties)} properties in {len(data)} bytes of metadata")
     return metadata, metadata.payload_size
 
 
@@ -364,8 +441,8 @@ def _is_never_plain(_metadata: bytes) -> bool:
     return False
 
 
-def _damaged_batch(index: int, count: int, problem: str) -> UndecodableMessageError:
-    return UndecodableMessageError(f"batch: message {index} of {count}: {problem}", batch_size=count)
+def _damaged_batch(index: int, count: int, problem: str, *, is_local: bool = False) -> UndecodableMessageError:
+    return UndecodableMessageError(f"batch: message {index} of {count}: {problem}", batch_size=count, is_local=is_local)
 
 
 def text_of(value: str | bytes) -> str:

@@ -24,10 +24,13 @@ import google_crc32c
 from google.protobuf.message import DecodeError, EncodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from .._foreign import shown
 from ..errors import ProtocolError
 from . import _pulsar_pb2 as pb
 from ._heads import HeadReader, MessageHead, head_of
 
+DEFAULT_MAX_COMMAND_BYTES: Final = 256 << 10
+DEFAULT_MAX_TOPICS: Final = 100_000
 DEFAULT_MAX_FRAME_BYTES: Final = 5 * 1024 * 1024 + 10 * 1024
 MAGIC_CHECKSUM: Final = b"\x0e\x01"
 
@@ -46,6 +49,17 @@ _PARTS: Final = {
 """Which part a command has to have, by its kind: the protocol numbers both alike."""
 
 
+_LISTS_OF_TOPICS: Final = {
+    bytes((0x08, kind))
+    for kind in (
+        pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE,
+        pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS,
+        pb.BaseCommand.WATCH_TOPIC_UPDATE,
+    )
+}
+"""How such commands begin."""
+
+
 class Frame(NamedTuple):
     """A command, and the headers and payload that follow it, empty if there are none."""
 
@@ -62,14 +76,25 @@ class FrameDecoder:
     """Cuts what comes in, in pieces of any size, into frames.
 
     :param max_frame_bytes: a frame that claims to be larger is refused before memory is taken for it
+    :param max_command_bytes: likewise a command, but for lists of topics, of which ``max_topics`` are taken
     """
 
-    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        *,
+        max_command_bytes: int = DEFAULT_MAX_COMMAND_BYTES,
+        max_topics: int = DEFAULT_MAX_TOPICS,
+    ) -> None:
         self.max_frame_bytes = max_frame_bytes
+        self._max_command_bytes = max_command_bytes
+        self._max_topics = max_topics
         self._heads = HeadReader()
         self._kept = bytearray()  # the beginning of a frame
         self._needed = 0  # bytes that have to be there before a look at it can help
         self._offset = 0  # of what is kept, in all that ever came in
+        self.frames = 0
+        """How many were complete."""
 
     @property
     def kept_bytes(self) -> int:
@@ -101,6 +126,7 @@ class FrameDecoder:
         if at < len(data):
             self._kept += memoryview(data)[at:]
         self._offset += at
+        self.frames += len(frames)
         return frames
 
     def _cut(self, data: bytes, frames: list[Frame | MessageFrame], read_head: ReadHead | None) -> int:
@@ -131,12 +157,25 @@ class FrameDecoder:
 
     def _parse(self, data: bytes, at: int) -> pb.BaseCommand | None:
         """Return a command, None if it is of a kind that is not known here."""
+        if len(data) > self._max_command_bytes:
+            self._check_size(data, at)
         try:
             command = pb.BaseCommand.FromString(data)
         except (DecodeError, UnicodeDecodeError) as error:
-            raise self._wrong(at, f"no command in {len(data)} bytes: {error}") from error
+            raise self._wrong(at, f"no command in {len(data)} bytes: {shown(str(error))}") from error
         is_message = command.type == _MESSAGE and command.message.HasField("message_id")
         return command if is_message or self._is_known(command, at) else None
+
+    def _check_size(self, data: bytes, at: int) -> None:
+        """Refuse a large command but a list of topics that are not too many.
+
+        They are counted by the byte that is before each, which a name may have before it once more, as its size.
+        """
+        if data[:2] not in _LISTS_OF_TOPICS:
+            problem = f"a command of {len(data)} bytes, at most {self._max_command_bytes} are taken (max_command_bytes)"
+            raise self._wrong(at, problem)
+        if data.count(b"\x12") + data.count(b"\x1a") > 2 * self._max_topics:
+            raise self._wrong(at, f"more topics than the {self._max_topics} that are taken (max_topics)")
 
     def _is_known(self, command: pb.BaseCommand, at: int) -> bool:
         """Return whether it is a command of a kind that is known here; if so, all that it needs is in it."""
@@ -152,7 +191,7 @@ class FrameDecoder:
         try:
             command.SerializeToString()
         except EncodeError as error:
-            raise self._wrong(at, f"a command {_NAMES[kind]}: {error}") from error
+            raise self._wrong(at, f"a command {_NAMES[kind]}: {shown(str(error))}") from error
         return True
 
     def _wrong(self, at: int, problem: str) -> ProtocolError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from ..consumer import Delivery
+from ..ids import MessageId
 from ._delivery import Item
+from ._unread import Unread, read_some
 
 
 class Source(Protocol):
@@ -27,11 +29,25 @@ class Source(Protocol):
         """Return it as it is received, and note that there is room for another."""
         ...
 
+    def read(self, unread: Unread, messages: int, size: int) -> None:
+        """Learn by how many messages and bytes reading has changed what is here."""
+
+
+class Queued(NamedTuple):
+    """Messages that wait, of which none was received.
+
+    :param id: of the first, in the entry of all
+    """
+
+    id: MessageId
+    messages: int
+    bytes: int
+
 
 class WireInbox:
     """First in, first out. What came before its source lost the connection is dropped: it comes again.
 
-    Nothing that the garbage collector tracks is made here for a message.
+    Nothing that the garbage collector tracks is made here for a message, until its entry is read in its turn.
 
     :param check: called before and after each wait; may raise
     :param before_wait: called when nothing is here, before each wait; may raise too
@@ -40,7 +56,7 @@ class WireInbox:
     def __init__(self, check: Callable[[], None], before_wait: Callable[[], None] = lambda: None) -> None:
         self._check = check
         self._before_wait = before_wait
-        self._ready: deque[Item] = deque()
+        self._ready: deque[Item | Unread] = deque()
         self._sources: deque[Source] = deque()  # of each
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._epochs: dict[Source, int] = {}
@@ -48,7 +64,7 @@ class WireInbox:
     def __len__(self) -> int:
         return len(self._ready)
 
-    def put(self, item: Item, source: Source) -> None:
+    def put(self, item: Item | Unread, source: Source) -> None:
         """Take what arrived."""
         epoch = source.epoch
         if self._epochs.get(source) != epoch:
@@ -57,7 +73,7 @@ class WireInbox:
         self._ready.append(item)
         self._sources.append(source)
         if self._waiters:
-            self._wake_one()
+            self.wake_all() if type(item) is Unread else self._wake_one()
 
     async def get(self) -> Delivery:
         """Wait for a delivery and take it; cancelling it loses none."""
@@ -74,21 +90,43 @@ class WireInbox:
         ready, sources = self._ready, self._sources
         while ready:
             item, source = ready.popleft(), sources.popleft()
-            if source.epoch == self._epochs[source]:
-                return source.taken(item)
+            if source.epoch != self._epochs[source]:
+                continue
+            if type(item) is not Unread:
+                return source.taken(item)  # type: ignore[arg-type]
+            if not self._read(item, source):
+                return None
         return None
 
-    def take_out(self, source: Source) -> list[Delivery]:
+    def _read(self, unread: Unread, source: Source) -> bool:
+        """Put the next messages of an entry first; return False where there are none yet: waiting calls are woken."""
+        if unread.is_opening(self.wake_all):
+            self._put_first([unread], source)
+            return False
+        deliveries = read_some(unread, source)
+        if unread.messages:
+            self._put_first([unread], source)
+        self._put_first(deliveries, source)
+        if deliveries or not unread.messages:
+            return True
+        asyncio.get_running_loop().call_soon(self.wake_all)  # many are not to be shown: after others of the loop
+        return False
+
+    def _put_first(self, items: Sequence[Item | Unread], source: Source) -> None:
+        self._ready.extendleft(reversed(items))
+        self._sources.extendleft([source] * len(items))
+
+    def take_out(self, source: Source) -> list[Queued]:
         """Take out what came from one source, but for the rest of a batch of which a part was received."""
         if self._epochs.get(source) != source.epoch:
             self.drop(source)
-        out = [source.opened(item) for item, other in self._items() if other is source]
+        out = [each if isinstance(each, Unread) else source.opened(each) for each, of in self._items() if of is source]
         self.drop(source)
         kept = out[0].id[:2] if out and out[0].id.batch_index > 0 else None
         for each in out:
             if each.id[:2] == kept:
                 self.put(each, source)
-        return [each for each in out if each.id[:2] != kept]
+        return [_queued(each) for each in out if each.id[:2] != kept]
 
     def drop(self, source: Source) -> None:
         """Drop what came from one source."""
@@ -97,7 +135,7 @@ class WireInbox:
             self._ready = deque(item for item, _ in left)
             self._sources = deque(other for _, other in left)
 
-    def _items(self) -> Iterator[tuple[Item, Source]]:
+    def _items(self) -> Iterator[tuple[Item | Unread, Source]]:
         return zip(self._ready, self._sources, strict=True)
 
     def clear(self) -> None:
@@ -134,3 +172,9 @@ class WireInbox:
             if not waiter.done():
                 waiter.set_result(None)
                 return
+
+
+def _queued(waiting: Delivery | Unread) -> Queued:
+    if isinstance(waiting, Unread):
+        return Queued(waiting.id, waiting.messages, waiting.bytes)
+    return Queued(waiting.id, 1, len(waiting.data))

@@ -13,6 +13,9 @@ from ._authentication import Authentication
 from ._frames import encode_command
 
 PROTOCOL_VERSION: Final = 21
+_MOST_CHALLENGES: Final = 10
+_LEAST_SECRET: Final = 4
+"""Characters: what is shorter may be part of any word."""
 CLIENT_VERSION: Final = f"pulsar-nack-{__version__}"
 
 
@@ -37,13 +40,14 @@ class Introduction:
         self._give_up = give_up
         self._let_in: asyncio.Future[None] = loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._secrets: tuple[str, ...] = ()
 
     async def introduce(self, proxy_to: str | None) -> None:
         """Tell who we are, and wait until the broker has let us in.
 
         :raises BrokerError: what the connection was closed with
         """
-        data = await self._authentication.data(None)
+        data = await self._data(None)
         self._send(encode_command(_connect(self._authentication.method, data, proxy_to)))
         await self._let_in
 
@@ -59,18 +63,35 @@ class Introduction:
         self._let_in.set_result(None)
 
     def challenged(self, challenge: pb.CommandAuthChallenge) -> None:
-        """Answer a broker that wants to know who we are, at the beginning or later."""
+        """Answer a broker that wants to know who we are, at the beginning or later.
+
+        :raises ProtocolError: it asks again and again before it has an answer
+        """
+        if len(self._tasks) >= _MOST_CHALLENGES:
+            raise ProtocolError(f"a command AUTH_CHALLENGE, while {len(self._tasks)} others are not answered")
         task = asyncio.create_task(self._answer(challenge), name="pulsar_nack.wire answer to a challenge")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, challenge: pb.CommandAuthChallenge) -> None:
         try:
-            data = await self._authentication.data(challenge.challenge.auth_data)
+            data = await self._data(challenge.challenge.auth_data)
             method = challenge.challenge.auth_method_name or self._authentication.method
             self._send(encode_command(_auth_response(method, data)))
         except Exception as error:  # noqa: BLE001 - the connection is closed with it
             self._give_up(error)
+
+    async def _data(self, challenge: bytes | None) -> bytes:
+        data = await self._authentication.data(challenge)
+        text = data.decode(errors="replace")
+        self._secrets = tuple(each for each in (text, text.rpartition(":")[2]) if len(each) >= _LEAST_SECRET)
+        return data
+
+    def without_secrets(self, text: str) -> str:
+        """Return words of the broker without what it was told last of who we are."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
 
     def stop(self, error: Exception) -> None:
         """End with the connection."""

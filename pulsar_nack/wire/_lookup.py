@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
+from collections.abc import Sequence
 from typing import Final
 
+from .._foreign import shown
 from ..errors import BrokerError, ConnectionLostError, InvalidArgumentError
 from . import _pulsar_pb2 as pb
 from ._connection import Connection
@@ -14,6 +18,10 @@ from ._refusals import is_transient
 from ._schema_info import SchemaInfo
 from ._topics import TopicsMode
 
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
+_AT_ONCE: Final = 2_000
+_MOST_LETTERS: Final = 2_000
+"""Of a topic's whole name."""
 _MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
     "persistent": pb.CommandGetTopicsOfNamespace.PERSISTENT,
     "non_persistent": pb.CommandGetTopicsOfNamespace.NON_PERSISTENT,
@@ -22,11 +30,13 @@ _MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
 
 
 class Lookup:
-    """Asks; it keeps nothing. Each question is put once: who asks decides whether to ask again."""
+    """Asks; it keeps no answers. Each question is put once: who asks decides whether to ask again."""
 
     def __init__(self, pool: Pool, options: ClientOptions | None = None) -> None:
         self._pool = pool
         self._options = options or ClientOptions()
+        self._strange = 0
+        """How many topics were left out last, which is logged when it changes."""
 
     async def broker(self, topic: str) -> Connection:
         """Return a connection to the broker that has ``topic``, a whole name of a topic or partition.
@@ -64,7 +74,12 @@ class Lookup:
         if not create:
             command.partitionMetadata.metadata_auto_creation_enabled = False
         answer = await self._request(connection, command, request_id)
-        return answer.partitionMetadataResponse.partitions
+        partitions, most = answer.partitionMetadataResponse.partitions, self._options.max_partitions
+        if partitions > most:
+            raise BrokerError(
+                f"{connection.address}: {topic} has {partitions} partitions, at most {most} are taken (max_partitions)"
+            )
+        return partitions
 
     async def topics(self, namespace: str, *, pattern: str | None = None, mode: TopicsMode = "persistent") -> list[str]:
         """Return the whole names of the topics of ``tenant/namespace``, each partition by itself.
@@ -84,8 +99,27 @@ class Lookup:
         command.getTopicsOfNamespace.request_id = request_id
         command.getTopicsOfNamespace.mode = _MODES[mode]
         answer = await self._request(connection, command, request_id)
-        found = answer.getTopicsOfNamespaceResponse.topics
-        return [topic for topic in found if wanted is None or wanted.fullmatch(topic)]
+        return await self._matching(answer.getTopicsOfNamespaceResponse.topics, wanted, namespace)
+
+    async def _matching(self, names: Sequence[str], wanted: re.Pattern[str] | None, namespace: str) -> list[str]:
+        """Return the topics that are wanted; other calls of the loop come between."""
+        if len(names) > self._options.max_topics:
+            most = f"at most {self._options.max_topics} are taken (max_topics)"
+            raise BrokerError(f"namespace {namespace} has {len(names)} topics, {most}")
+        found: list[str] = []
+        strange: list[str] = []
+        for at in range(0, len(names), _AT_ONCE):
+            for name in names[at : at + _AT_ONCE]:
+                if not name.isprintable() or len(name) > _MOST_LETTERS:
+                    strange.append(name)
+                elif wanted is None or wanted.fullmatch(name):
+                    found.append(name)
+            await asyncio.sleep(0)
+        if strange and len(strange) != self._strange:
+            which = f"{len(strange)} topics of namespace {namespace}, such as {shown(strange[0])}"
+            _LOG.warning("%s, have names that are too long or not printable: they are left out", which)
+        self._strange = len(strange)
+        return found
 
     async def schema(self, topic: str, version: bytes | None = None) -> SchemaInfo:
         """Return a schema of ``topic``.

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
-from ..consumer import AcksDone, Delivery
+from ..consumer import AcksDone
 from ..errors import BrokerError, TopicNotFoundError
 from ..ids import MessageId, Position
 from ._core import Core
 from ._departed import Departed
-from ._inbox import Source
+from ._inbox import Queued, Source
+from ._refusals import told
 from ._selection import Directory, Selection, name_of
 from ._together import MOST_AT_ONCE, each_tried, together
-from ._refusals import told
 
 T = TypeVar("T")
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 _MOST_DEPARTED: Final = 10_000
 """Topics that were deleted and are still known."""
 
@@ -83,7 +83,7 @@ class Member(Source, Protocol):
     def want(self) -> None:
         """Learn that a call waits for a message."""
 
-    def pause(self, queued: Sequence[Delivery], *, is_idle: bool) -> None:
+    def pause(self, queued: Sequence[Queued], *, is_idle: bool) -> None:
         """Give back what was fetched ahead, and fetch nothing."""
 
     def resume(self) -> None:

@@ -1,34 +1,65 @@
 """OAuth2 client credentials: an access token from an issuer, used as a token, renewed before it expires.
 
-There are two requests: the issuer's description names the address where tokens are had; the token is had there. Both
-run in a thread with the standard library's client, once for all connections that wait, at most one at a time.
+There are two requests: the issuer's description names the address where tokens are had; the token is had there. They
+are made once for all connections that wait, and end when the last of these gives up.
+
+An issuer that has got the secret may put it into anything that it says, so errors name the issuer as the user did and
+quote nothing: neither its words nor the address that it named, only codes that are known.
 """
 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import ssl
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from .._check import check_callable
+from .._delays import Delay, delay_seconds
+from .._foreign import without_credentials
 from ..errors import BrokerError, InvalidArgumentError
+from ._http import Answer, fetch
 
 _WELL_KNOWN: Final = "/.well-known/openid-configuration"
-_MAX_ANSWER_BYTES: Final = 1 << 20
+_MOST_ANSWER_BYTES: Final = 1 << 18
 _NEW_FROM: Final = 0.9  # of its life a token is used, then the next connection gets a new one
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_CODES: Final = frozenset(
+    {
+        "access_denied",
+        "invalid_client",
+        "invalid_grant",
+        "invalid_request",
+        "invalid_scope",
+        "invalid_target",
+        "server_error",
+        "temporarily_unavailable",
+        "unauthorized_client",
+        "unsupported_grant_type",
+    }
+)
+"""What OAuth2 (RFC 6749, RFC 8707) has for reasons."""
+_OURS: Final = frozenset({ConnectionError, ConnectionResetError})
+"""What is raised with words of our own."""
 
 
 class _Token(NamedTuple):
     text: str
     renew_at: float  # monotonic seconds
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A request for a token, and how many wait for it."""
+
+    task: asyncio.Task[_Token]
+    waiting: int = 0
 
 
 class OAuth2Authentication:
@@ -37,7 +68,8 @@ class OAuth2Authentication:
     :param issuer_url: of the issuer; its description is at ``/.well-known/openid-configuration`` below it
     :param audience: who the token is for, as the broker expects it; likewise ``scope``
     :param tls: a context for the issuer; None: what the system trusts
-    :param timeout: of each of the two requests, in seconds
+    :param timeout: of each of the two requests as a whole, in seconds
+    :raises InvalidArgumentError: names the argument, never with the secret
     """
 
     method = "token"
@@ -51,7 +83,7 @@ class OAuth2Authentication:
         audience: str | None = None,
         scope: str | None = None,
         tls: ssl.SSLContext | None = None,
-        timeout: float = 10.0,
+        timeout: Delay = 10.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._issuer_url = _checked_url("issuer_url", issuer_url).rstrip("/")
@@ -59,12 +91,20 @@ class OAuth2Authentication:
             _refuse_if_no_text(name, value)
         self._client = client_id, client_secret
         self._form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": client_secret}
-        self._form |= {name: text for name, text in (("audience", audience), ("scope", scope)) if text is not None}
+        for name, text in (("audience", audience), ("scope", scope)):
+            if text is not None:
+                _refuse_if_no_text(name, text)
+                self._form[name] = text
+        if tls is not None and not isinstance(tls, ssl.SSLContext):
+            raise InvalidArgumentError("tls", tls, "an ssl.SSLContext or None")
         self._tls = tls
-        self._timeout = timeout
+        self._timeout = delay_seconds(timeout, "timeout")
+        if not self._timeout:
+            raise InvalidArgumentError("timeout", timeout, "more than 0 seconds")
+        check_callable("monotonic", monotonic, "a callable that gives seconds")
         self._monotonic = monotonic
         self._token: _Token | None = None
-        self._running: asyncio.Task[_Token] | None = None
+        self._asking: _Asking | None = None
 
     @classmethod
     def from_key_file(cls, path: str | Path, *, issuer_url: str | None = None, **settings: Any) -> OAuth2Authentication:
@@ -72,13 +112,18 @@ class OAuth2Authentication:
 
         :raises InvalidArgumentError: not such a file
         """
+        if not isinstance(path, str | Path):
+            raise InvalidArgumentError("path", path, "the path of a key file in JSON")
         try:
-            key = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InvalidArgumentError("path", str(path), f"a key file in JSON ({error})") from error
+            is_file = Path(path).is_file()  # not a pipe, which might keep us waiting
+            key = json.loads(Path(path).read_text(encoding="utf-8")) if is_file else None
+        except (OSError, ValueError, RecursionError) as error:  # which may hold what is in the file
+            raise InvalidArgumentError("path", str(path), f"a key file in JSON ({type(error).__name__})") from None
+        if not is_file:
+            raise InvalidArgumentError("path", str(path), "a key file in JSON, and there is none")
         names = ("client_id", "client_secret", *(() if issuer_url else ("issuer_url",)))
         missing = [name for name in names if not isinstance(key, dict) or not isinstance(key.get(name), str)]
-        if missing:
+        if missing or key is None:
             raise InvalidArgumentError("path", str(path), f"a key file that has {', '.join(missing)}")
         return cls(issuer_url or key["issuer_url"], key["client_id"], key["client_secret"], **settings)
 
@@ -93,65 +138,78 @@ class OAuth2Authentication:
         return token.text.encode()
 
     async def _renewed(self) -> _Token:
-        """Ask the issuer, or wait for the answer to one who asked already; a cancelled one does not stop the others."""
-        if self._running is None or self._running.get_loop() is not asyncio.get_running_loop():
-            self._running = asyncio.create_task(self._renew(), name="access token of OAuth2")
-            self._running.add_done_callback(self._forget)
-        return await asyncio.shield(self._running)
+        """Ask the issuer, or wait for the answer to who asked already; where that fails, ask again, once."""
+        asking = self._asking
+        if asking is not None and asking.task.get_loop() is asyncio.get_running_loop():
+            try:
+                return await self._wait_for(asking)
+            except BrokerError:
+                asking = self._asking
+        if asking is None or asking.task.get_loop() is not asyncio.get_running_loop():
+            asking = self._asking = _Asking(asyncio.create_task(self._renew(), name="access token of OAuth2"))
+            asking.task.add_done_callback(self._forget)
+        return await self._wait_for(asking)
 
-    async def _renew(self) -> _Token:
-        self._token = await asyncio.get_running_loop().run_in_executor(None, self._ask)
-        return self._token
+    async def _wait_for(self, asking: _Asking) -> _Token:
+        """Wait for the outcome; one who gives up does not stop the others, and the last one does."""
+        asking.waiting += 1
+        try:
+            return await asyncio.shield(asking.task)
+        finally:
+            asking.waiting -= 1
+            if not asking.waiting and not asking.task.done():
+                self._forget(asking.task)
+                asking.task.cancel()
 
     def _forget(self, task: asyncio.Task[_Token]) -> None:
-        if self._running is task:
-            self._running = None
-        if not task.cancelled():
+        if self._asking is not None and self._asking.task is task:
+            self._asking = None
+        if task.done() and not task.cancelled():
             task.exception()  # those who waited have got it; all may have been cancelled
 
-    def _ask(self) -> _Token:
+    async def _renew(self) -> _Token:
         asked_at = self._monotonic()
-        url = self._fetch(urllib.request.Request(f"{self._issuer_url}{_WELL_KNOWN}")).get("token_endpoint")  # noqa: S310
+        description = await self._fetch(f"{self._issuer_url}{_WELL_KNOWN}", None)
         try:
-            url = _checked_url("token_endpoint", url)
+            url = _checked_url("token_endpoint", description.get("token_endpoint"))
         except InvalidArgumentError as error:
-            raise BrokerError(f"{self._issuer_url}: {error}") from error
-        form = urllib.parse.urlencode(self._form).encode()
-        answer = self._fetch(urllib.request.Request(url, form, {"Accept": "application/json"}))  # noqa: S310
+            raise self._fault(f"its description has no token_endpoint that is {error.expected}") from None
+        answer = await self._fetch(url, urllib.parse.urlencode(self._form).encode())
         text = answer.get("access_token")
-        if not isinstance(text, str) or not text:
-            raise BrokerError(f"{url}: the answer has no access_token")
-        return _Token(text, asked_at + _life(answer.get("expires_in")) * _NEW_FROM)
+        if not isinstance(text, str) or not text or not text.isascii() or not text.isprintable():
+            raise self._fault("its answer has no access_token")
+        self._token = _Token(text, asked_at + _life(answer.get("expires_in")) * _NEW_FROM)
+        return self._token
 
-    def _fetch(self, request: urllib.request.Request) -> Mapping[str, Any]:
-        url = request.full_url
-        handlers = (urllib.request.HTTPSHandler(context=self._tls or ssl.create_default_context()), _NoRedirect())
+    async def _fetch(self, url: str, form: bytes | None) -> Mapping[str, Any]:
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=self._timeout) as response:
-                body = response.read(_MAX_ANSWER_BYTES)
-        except urllib.error.HTTPError as error:
-            with error:
-                told = error.read(500).decode(errors="replace")
-            raise BrokerError(f"{url}: the issuer of tokens says {error.code} {error.reason}: {told}") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise BrokerError(f"{url}: the issuer of tokens cannot be reached: {error}") from error
-        try:
-            answer = json.loads(body)
+            async with asyncio.timeout(self._timeout):
+                tls = await self._context() if url.startswith("https:") else None
+                answer = await fetch(url, form, tls=tls, most_bytes=_MOST_ANSWER_BYTES)
+        except TimeoutError:
+            raise self._fault(f"it gave no whole answer within {self._timeout:g} s") from None
+        except OSError as error:
+            raise self._fault(f"it cannot be reached: {_reason(error)}") from None
         except ValueError as error:
-            raise BrokerError(f"{url}: the answer of the issuer is not JSON") from error
-        if not isinstance(answer, dict):
-            raise BrokerError(f"{url}: the answer of the issuer is not a JSON object")
-        return answer
+            raise self._fault(f"its answer cannot be read: {error}") from None
+        if answer.status != HTTPStatus.OK:
+            raise self._fault(f"it says {_refusal(answer)}")
+        found = _as_json(answer.body)
+        if not isinstance(found, dict):
+            raise self._fault("its answer is not a JSON object")
+        return found
+
+    async def _context(self) -> ssl.SSLContext:
+        """Return the context for the issuer; made in a thread and once, as it takes long."""
+        if self._tls is None:
+            self._tls = await asyncio.to_thread(ssl.create_default_context)
+        return self._tls
+
+    def _fault(self, what: str) -> BrokerError:
+        return BrokerError(f"{self._issuer_url}: the issuer of tokens gives none: {what}")
 
     def __repr__(self) -> str:  # never shows the secret
         return f"OAuth2Authentication({self._issuer_url!r}, {self._client[0]!r}, ...)"
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The secret goes to the address that was named, and to no other."""
-
-    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
-        return None
 
 
 def _refuse_if_no_text(name: str, value: object) -> None:
@@ -160,18 +218,49 @@ def _refuse_if_no_text(name: str, value: object) -> None:
 
 
 def _checked_url(name: str, url: object) -> str:
-    parts = urllib.parse.urlsplit(url) if isinstance(url, str) else None
-    if parts is None or parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise InvalidArgumentError(name, url, "a URL that begins with https://")
+    expected = "a URL that begins with https://, without user and fragment"
+    try:
+        parts = urllib.parse.urlsplit(url) if isinstance(url, str) and url.isascii() and url.isprintable() else None
+        is_good = parts is not None and parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, is_good = None, False
+    if parts is None or not is_good or "@" in parts.netloc or parts.fragment or " " in str(url):
+        raise InvalidArgumentError(name, without_credentials(url) if isinstance(url, str) else url, expected)
     if parts.scheme == "http" and parts.hostname not in _LOCAL:
-        raise InvalidArgumentError(name, url, "https://: over http:// the secret could be read on the way")
+        raise InvalidArgumentError(
+            name, f"http://{parts.hostname}", "https://: over http:// the secret could be read on the way"
+        )
     return str(url)
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message.partition(',')[0]}"  # then the name that it gave
+    if isinstance(error, ssl.SSLError):
+        return f"no connection over TLS: {error.reason}"
+    return error.strerror or (str(error) if type(error) in _OURS else type(error).__name__)
+
+
+def _refusal(answer: Answer) -> str:
+    """Return a status that is no success with its own name, and OAuth2's code of the reason where that is known."""
+    name = HTTPStatus(answer.status).phrase if answer.status in HTTPStatus._value2member_map_ else ""
+    found = _as_json(answer.body)
+    code = found.get("error") if isinstance(found, dict) else None
+    return " ".join([str(answer.status), *([name] if name else []), *([f"({code})"] if code in _CODES else [])])
+
+
+def _as_json(body: bytes) -> object:
+    """Return what was sent as JSON, None if it is none."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _life(expires_in: object) -> float:
     """Return for how many seconds a token is valid; one that does not say so is asked for each time."""
     try:
         life = float(expires_in)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0.0
     return life if 0 < life < float("inf") else 0.0

@@ -19,6 +19,8 @@ from ..backoff import Exponential
 from ..config import DelayField, _Settings
 from ..errors import InvalidArgumentError
 from ._authentication import Authentication, NoAuthentication
+from ._entries import DEFAULT_MAX_BATCH_MESSAGES, DEFAULT_MAX_METADATA_BYTES
+from ._frames import DEFAULT_MAX_COMMAND_BYTES, DEFAULT_MAX_TOPICS
 from ._tls import TlsOptions
 
 
@@ -62,6 +64,17 @@ class ClientOptions(_Settings):
     """Largest message, where the broker does not tell a limit of its own."""
     max_frame_bytes: int = Field(default=128 << 20, ge=1 << 10, le=1 << 30)
     """Largest message whatever the broker tells; a larger one breaks the connection before memory is taken for it."""
+    max_command_bytes: int = Field(default=DEFAULT_MAX_COMMAND_BYTES, ge=16 << 10, le=512 << 20)
+    """Largest command, which is a frame without its message; of lists of topics ``max_topics`` counts instead. A larger
+    one breaks the connection before it is read."""
+    max_metadata_bytes: int = Field(default=DEFAULT_MAX_METADATA_BYTES, ge=1 << 10, le=512 << 20)
+    """Most that keys and properties of a message take; one with more cannot be read."""
+    max_batch_messages: int = Field(default=DEFAULT_MAX_BATCH_MESSAGES, ge=1, le=100_000_000)
+    """Most messages in a batch; one with more cannot be read."""
+    max_partitions: int = Field(default=10_000, ge=1, le=1_000_000)
+    """Most partitions of a topic; one with more is not consumed and not produced to."""
+    max_topics: int = Field(default=DEFAULT_MAX_TOPICS, ge=1, le=10_000_000)
+    """Most topics of a namespace that is looked at for a pattern."""
     write_buffer_bytes: int = Field(default=8 << 20, ge=1 << 10)
     """Producers wait while so much is on its way to one broker."""
     max_unsent_bytes: int = Field(default=256 << 20, ge=1 << 20)

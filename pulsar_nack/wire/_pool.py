@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from ..errors import BrokerError, ClosedError, ConnectionLostError, InvalidArgumentError
+from ..errors import BrokerError, ClosedError, ConnectionLostError, InvalidArgumentError, ProtocolError
 from ._address import Address, parse_service_url
 from ._connection import Connection, Dial
 from ._options import ClientOptions
+
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
+_MOST_LOST: Final = 1_000
 
 
 class _Place(NamedTuple):
@@ -22,6 +27,24 @@ class _Place(NamedTuple):
     @property
     def proxy_to(self) -> str | None:
         return None if self.logical == self.physical else self.logical.host_and_port
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatistics:
+    """A snapshot of a client's connections; totals count since it was made.
+
+    :param connections: that are open
+    :param connections_lost: that broke or were closed by a broker, after they had been open
+    :param reconnects: made again to where one was lost
+    :param failed_connects: attempts that failed
+    :param protocol_errors: connections that were closed here as what came was not the protocol
+    """
+
+    connections: int
+    connections_lost: int
+    reconnects: int
+    failed_connects: int
+    protocol_errors: int
 
 
 class Pool:
@@ -50,6 +73,9 @@ class Pool:
         self._open: dict[_Place, Connection] = {}
         self._opening: dict[_Place, asyncio.Task[Connection]] = {}
         self.is_closed = False
+        self._lost: dict[_Place, tuple[float, Exception]] = {}
+        """Where a connection was lost and there is none yet: the loop's time, and why."""
+        self._counts = {"connections_lost": 0, "reconnects": 0, "failed_connects": 0, "protocol_errors": 0}
 
     def __str__(self) -> str:
         return ", ".join(map(str, self._addresses))
@@ -134,16 +160,44 @@ class Pool:
         def forget(closed: Connection) -> None:
             if self._open.get(place) is closed:
                 del self._open[place]
+            if closed.lost_by is not None:
+                self._note_lost(place, closed.lost_by)
 
         try:
             connection = await Connection.open(
                 place.physical, self._options, proxy_to=place.proxy_to, dial=self._dial, on_closed=forget
             )
-            if connection.is_open:
-                self._open[place] = connection
-            return connection
+        except Exception as error:
+            self._counts["failed_connects"] += 1
+            self._counts["protocol_errors"] += isinstance(error, ProtocolError)
+            raise
         finally:
             del self._opening[place]
+        if connection.is_open:
+            self._open[place] = connection
+            self._note_open(place)
+        return connection
+
+    def _note_lost(self, place: _Place, error: Exception) -> None:
+        self._counts["connections_lost"] += 1
+        self._counts["protocol_errors"] += isinstance(error, ProtocolError)
+        self._lost[place] = asyncio.get_running_loop().time(), error
+        if len(self._lost) > _MOST_LOST:
+            del self._lost[next(iter(self._lost))]
+        _LOG.warning("connection lost: %s", error)
+
+    def _note_open(self, place: _Place) -> None:
+        lost_at, error = self._lost.pop(place, (0.0, None))
+        if error is not None:
+            self._counts["reconnects"] += 1
+            seconds = asyncio.get_running_loop().time() - lost_at
+            _LOG.warning(
+                "%s: connected again, %.3g s after the connection was lost: %s", place.physical, seconds, error
+            )
+
+    def statistics(self) -> ClientStatistics:
+        """Return what was counted."""
+        return ClientStatistics(connections=len(self._open), **self._counts)
 
     async def aclose(self) -> None:
         """Close all connections and wait until they are gone. Idempotent."""

@@ -16,10 +16,10 @@ from ._consumer import TopicConsumer
 from ._core import Core
 from ._inbox import WireInbox
 from ._many import Member, Members
+from ._refusals import as_text
 from ._selection import Matching, Selection
 from ._subscribe_options import SubscribeOptions
 from ._together import each_tried, together
-from ._refusals import as_text
 from ._topic_watch import TopicWatch
 from ._topics import normalize
 
@@ -32,7 +32,7 @@ _LATENCY_S: Final = 0.0005
 _MOST_ASKED: Final = 100
 _MOST_AHEAD: Final = 50_000
 """How many messages are fetched ahead in all, where there are many topics or partitions."""
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 
 
 class WirePort:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from .._delays import Delay
+from .._lifetime import ClosesWhenDropped, check_loop
 from ..errors import AlreadyEnteredError, BrokerError, ClosedError, WouldBlockError
 from ..ids import MessageId
 from ._compression import require_compression
@@ -16,20 +17,23 @@ from ._core import Core
 from ._outgoing import Outgoing
 from ._pending_room import PendingRoom
 from ._producer_options import ProducerOptions
+from ._refusals import as_text, told
 from ._routing import Routing
 from ._together import each_tried
-from ._refusals import as_text, told
 from ._topic_producer import TopicProducer
 from ._topics import partition_name
 
 _LOOK_AGAIN_S: Final = 60.0
 """How often is looked for new partitions."""
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 
 
-class Producer:
+class Producer(ClosesWhenDropped):
     """Sends messages to a topic. Get it from :meth:`Client.producer`; close it, or use it as ``async with``.
+
+    All in the client's event loop. Dropped without being closed, it warns (:class:`ResourceWarning`), sends what there
+    is and closes itself.
 
     Messages are confirmed in the order in which they were sent to a partition. When a connection breaks, what is not
     confirmed is sent again: it may then be stored twice, unless deduplication is on at the broker. Of a message in
@@ -67,7 +71,8 @@ class Producer:
         self._producers = await self._opened(names, ends_at)
         if partitions:
             self._growing = core.loop.create_task(self._grow(), name=f"pulsar_nack.wire partitions of {topic}")
-        return self
+        self._inner = self
+        return self._twin()
 
     async def __aenter__(self) -> Self:
         return self
@@ -205,6 +210,7 @@ class Producer:
 
         That includes calls of :meth:`send` that wait for room; each of them returns, or raises, for its own message.
         """
+        check_loop(self._core.loop, "the producer")
         for turn in self._room.waiting():
             if not turn.done():
                 self._send_batches()
@@ -250,15 +256,26 @@ class Producer:
     # --- closing ---------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Send what there is, wait for the receipts, a few seconds at most, and close. Idempotent."""
-        if self._closing is None:
-            self._room.close(ClosedError("the producer"))
-            self._closing = self._core.loop.create_task(self._close(), name=f"pulsar_nack.wire closing {self.topic}")
-        await asyncio.shield(self._closing)
+        """Send what there is, wait for the receipts, a few seconds at most, and close. Idempotent.
+
+        :raises WrongLoopError: another event loop runs than the client's; nothing changed, as in all other calls
+        """
+        check_loop(self._core.loop, "the producer")
+        await asyncio.shield(self._begin_close())
 
     async def close(self) -> None:
         """Close it; the same as :meth:`aclose`."""
         await self.aclose()
+
+    def _begin_close(self) -> asyncio.Task[None]:
+        if self._closing is None:
+            self._room.close(ClosedError("the producer"))
+            closing = (self._inner or self)._close()
+            self._closing = self._core.loop.create_task(closing, name=f"pulsar_nack.wire closing {self.topic}")
+        return self._closing
+
+    def _open_in(self) -> asyncio.AbstractEventLoop | None:
+        return None if self._closing is not None or self._core.pool.is_closed else self._core.loop
 
     async def _close(self) -> None:
         if self._growing is not None:
@@ -267,6 +284,7 @@ class Producer:
         await asyncio.gather(*(producer.aclose() for producer in self._producers))
 
     def _check_open(self) -> None:
+        check_loop(self._core.loop, "the producer")
         if self._closing is not None:
             raise ClosedError("the producer")
 

@@ -18,7 +18,7 @@ from ._refusals import is_transient
 from ._schema_info import SchemaInfo
 from ._topics import normalize
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 _Key = tuple[str, Schema | None]
 
 

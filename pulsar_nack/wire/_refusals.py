@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import Final
 
@@ -15,6 +16,7 @@ from ..errors import (
     TopicNotFoundError,
 )
 from . import _pulsar_pb2 as pb
+from ._entries import text_of
 
 _TRANSIENT: Final = frozenset(
     {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
@@ -23,29 +25,37 @@ _WITH_CODES: Final = {pb.BaseCommand.GET_SCHEMA_RESPONSE, pb.BaseCommand.CONSUME
 _BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 
 
-def refused(code: int, text: str) -> BrokerRefusedError:
-    """Return the error for a code of the protocol and the broker's own words."""
+def refused(code: int, text: str, without_secrets: Callable[[str], str] = str) -> BrokerRefusedError:
+    """Return the error for a code of the protocol and the broker's own words.
+
+    :param without_secrets: takes out of them what nobody is to read
+    """
     known = pb.ServerError.DESCRIPTOR.values_by_number.get(code)
     kind = TopicNotFoundError if code == pb.TopicNotFound else BrokerRefusedError
-    return kind(f"ServerError {code}" if known is None else known.name, text)
+    return kind(f"ServerError {code}" if known is None else known.name, without_secrets(text_of(text)))
 
 
-def refusal_of(command: pb.BaseCommand) -> BrokerRefusedError | None:
+def refusal_of(command: pb.BaseCommand, without_secrets: Callable[[str], str] = str) -> BrokerRefusedError | None:
     """Return the error that an answer is, or None if it says yes."""
+    said = _refusal_in(command)
+    return None if said is None else refused(*said, without_secrets)
+
+
+def _refusal_in(command: pb.BaseCommand) -> tuple[int, str] | None:
     kind = command.type
     if kind == pb.BaseCommand.ERROR:
-        return refused(command.error.error, command.error.message)
+        return command.error.error, command.error.message
     if kind == pb.BaseCommand.LOOKUP_RESPONSE:
         lookup = command.lookupTopicResponse
-        return refused(lookup.error, lookup.message) if lookup.response == lookup.Failed else None
+        return (lookup.error, lookup.message) if lookup.response == lookup.Failed else None
     if kind == pb.BaseCommand.PARTITIONED_METADATA_RESPONSE:
         metadata = command.partitionMetadataResponse
-        return refused(metadata.error, metadata.message) if metadata.response == metadata.Failed else None
+        return (metadata.error, metadata.message) if metadata.response == metadata.Failed else None
     if kind == pb.BaseCommand.ACK_RESPONSE and command.ackResponse.HasField("error"):
-        return refused(command.ackResponse.error, command.ackResponse.message)
+        return command.ackResponse.error, command.ackResponse.message
     for answer in (command.getSchemaResponse, command.consumerStatsResponse) if kind in _WITH_CODES else ():
         if answer.HasField("error_code"):
-            return refused(answer.error_code, answer.error_message)
+            return answer.error_code, answer.error_message
     return None
 
 

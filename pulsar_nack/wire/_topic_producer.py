@@ -58,7 +58,7 @@ _SEND_AGAIN: Final = frozenset({"ChecksumError", "ProducerBlockedQuotaExceededEr
 _LASTING_S: Final = 1.0
 """Sessions that end sooner, with nothing confirmed, are begun at longer and longer intervals."""
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 
 
 class TopicProducer:
@@ -500,7 +500,7 @@ class TopicProducer:
         """Send again what may be taken then; tell the messages otherwise."""
         if session is not self._session:
             return
-        refusal = refused(error.error, error.message)
+        refusal = refused(error.error, error.message, session.connection.without_secrets)
         if refusal.code in _FINAL:
             self._fail(refusal)
         elif is_transient(refusal) or refusal.code in _SEND_AGAIN:

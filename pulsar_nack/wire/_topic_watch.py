@@ -19,7 +19,7 @@ from ._core import Core
 from ._frames import encode_command
 from ._refusals import is_transient
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
 _GATHER_S: Final = 0.05
 """Changes that come so close together are looked at together."""
 _AGAIN_S: Final = 1.0

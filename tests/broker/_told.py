@@ -57,7 +57,8 @@ class Told:
         """Return how many messages are counted as unacknowledged that no consumer has."""
         with suppress(AdminError, KeyError):
             found = self.admin.subscription(name, NAME)
-            return max(int(found["unackedMessages"]) - sum(each["unackedMessages"] for each in found["consumers"]), 0)
+            of_consumers: int = sum(each["unackedMessages"] for each in found["consumers"])
+            return max(int(found["unackedMessages"]) - of_consumers, 0)
         return 0
 
     async def stored(self, wanted: AbstractSet[MessageId | None]) -> set[MessageId]:

@@ -256,3 +256,22 @@ def test_what_waits_in_a_partition_leaves() -> None:
     record = states.get(held)
     assert record is not None
     assert record.redelivery_count == 1
+
+
+CHUNKED = MessageId(3, 9, first_chunk=MessageId(3, 7), chunks=[(3, 7), (3, 8), (3, 9)])
+
+
+def test_parts_are_learned_late() -> None:
+    """O28: what was known by its plain id first is asked for and acknowledged by all the parts that any call names."""
+    plain = MessageId(3, 9, topic="t")
+    nacked_twice, came, acknowledged = States(), States(), States()
+    for states in (nacked_twice, came, acknowledged):
+        states.hold(plain)
+    nacked_twice.hold(CHUNKED)
+    came.deliver(CHUNKED, 0, 0)
+    acknowledged.begin_ack(CHUNKED)
+    for states in (nacked_twice, came, acknowledged):
+        record = states.get(plain)
+        assert record is not None
+        assert (record.id.parts, record.id.topic) == (CHUNKED.chunks, "t")
+        assert states.get(CHUNKED) is record

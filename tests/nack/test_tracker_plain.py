@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pulsar_nack import InvalidArgumentError, MessageId, NackConfig, NegativeAcksTracker, RedeliveryError
+from pulsar_nack._wake_up import WakeUp
 from pulsar_nack.clock import LoopClock, MonotonicClock
-from pulsar_nack.nack._timing import Alarm
 from pulsar_nack.testing import ManualClock, virtual_time
 from tests.for_each import for_each
 
@@ -230,10 +230,9 @@ async def test_it_is_called_a_part_of_a_millisecond_ahead() -> None:
 
 async def test_clocks_of_whole_milliseconds_are_not_ahead() -> None:
     """They could not tell what is due."""
-    loop = asyncio.get_running_loop()
-    assert Alarm(LoopClock(), loop, 0.0005).ahead_ns == 500_000
-    assert Alarm(MonotonicClock(), loop, 0.0005).ahead_ns == 0
-    assert Alarm(ManualClock(), loop, 0.0005).ahead_ns == 0
+    assert WakeUp(LoopClock(), print, 0.0005).ahead_ns == 500_000
+    assert WakeUp(MonotonicClock(), print, 0.0005).ahead_ns == 0
+    assert WakeUp(ManualClock(), print, 0.0005).ahead_ns == 0
     async with NegativeAcksTracker(Recorder(), ahead=0.0005) as tracker:
         assert tracker.ahead == 0.0005
     sent: list[int] = []

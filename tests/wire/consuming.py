@@ -17,6 +17,7 @@ from pulsar_nack.wire._lookup import Lookup
 from pulsar_nack.wire._options import ClientOptions
 from pulsar_nack.wire._pool import Pool
 from pulsar_nack.wire._subscribe_options import SubscribeOptions
+from pulsar_nack.wire._unread import Unread, read_some
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeSubscription, FakeTopic
 
@@ -31,9 +32,12 @@ class Arrived:
         self._waiting: deque[tuple[Item, TopicConsumer, int]] = deque()
         self._came = asyncio.Event()
 
-    def put(self, item: Item, consumer: TopicConsumer) -> None:
-        """Take one; to be given as the sink."""
-        self._waiting.append((item, consumer, consumer.epoch))
+    def put(self, found: Item | Unread, consumer: TopicConsumer) -> None:
+        """Take one, or read all messages of an entry; to be given as the sink."""
+        while isinstance(found, Unread) and found.messages:
+            self._waiting += [(each, consumer, consumer.epoch) for each in read_some(found, consumer)]
+        if not isinstance(found, Unread):
+            self._waiting.append((found, consumer, consumer.epoch))
         self._came.set()
 
     async def take(self, count: int = 1) -> list[Delivery]:

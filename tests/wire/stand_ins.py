@@ -9,7 +9,9 @@ from typing import Any
 from pulsar_nack import BrokerError, Delivery, MessageId, Position
 from pulsar_nack.consumer import AcksDone
 from pulsar_nack.wire._delivery import Item
+from pulsar_nack.wire._inbox import Queued
 from pulsar_nack.wire._topics import namespace_of
+from pulsar_nack.wire._unread import Unread
 
 
 class Ended(list[tuple[Any, Exception | None]]):
@@ -45,6 +47,9 @@ class FakeMember:
         item = self.opened(item)
         self.received.append(item.data)
         return item
+
+    def read(self, unread: Unread, messages: int, size: int) -> None:
+        pass
 
     async def open(self, ends_at: float | None = None) -> None:
         await self._note("open")
@@ -82,8 +87,8 @@ class FakeMember:
     def want(self) -> None:
         self.calls.append(("want", None))
 
-    def pause(self, queued: Sequence[Delivery], *, is_idle: bool) -> None:
-        self.calls.append(("pause", [delivery.data for delivery in queued]))
+    def pause(self, queued: Sequence[Queued], *, is_idle: bool) -> None:
+        self.calls.append(("pause", [each.id for each in queued]))
 
     def resume(self) -> None:
         self.calls.append(("resume", None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -101,10 +102,11 @@ def test_other_sources_of_tokens(source: str | Callable[[], str | Awaitable[str]
 
 
 @virtual_time
-async def test_tokens_that_are_none() -> None:
-    """A file that is not there, an empty one, and a function that gives something else are named, and nothing hangs."""
+async def test_tokens_that_are_none(tmp_path: Path) -> None:
+    """A file that is none, a pipe or empty, and a function that gives something else are named, and nothing hangs."""
     broker = FakeBroker()
-    for source in (Path("/nowhere/token"), lambda: "", lambda: 3):
+    os.mkfifo(tmp_path / "pipe")
+    for source in (Path("/nowhere/token"), tmp_path / "pipe", tmp_path, lambda: "", lambda: 3):
         with pytest.raises(InvalidArgumentError, match="token"):
             await connect(broker, TokenAuthentication(source))  # type: ignore[arg-type]
     await asyncio.sleep(1)

@@ -8,7 +8,7 @@ import random
 import sys
 from dataclasses import asdict, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -18,16 +18,26 @@ from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._ack_sets import AckSets, all_of, words_of
 from pulsar_nack.wire._chunks import Chunks
 from pulsar_nack.wire._compression import compress
-from pulsar_nack.wire._deliveries import Arrival, EntryReader
+from pulsar_nack.wire._deliveries import EntryReader
 from pulsar_nack.wire._delivery import PlainDelivery, PlainMember
 from pulsar_nack.wire._entries import encode_batch
 from pulsar_nack.wire._frames import FrameDecoder, encode_rest
 from pulsar_nack.wire._heads import MessageHead
+from pulsar_nack.wire._options import ClientOptions
+from pulsar_nack.wire._unread import Unread
 from tests.tiers import seeds
 from tests.wire.mutations import LIMIT, mutations
 
 TOPIC = "persistent://public/default/orders-partition-2"
 SIZE = 130
+OPTIONS: Final = ClientOptions(max_frame_bytes=LIMIT)
+
+
+class Read(NamedTuple):
+    """What became of an entry, with all of its messages."""
+
+    permits: int
+    deliveries: list[Delivery]
 
 
 class Reader:
@@ -36,12 +46,20 @@ class Reader:
     def __init__(self) -> None:
         self.ack_sets = AckSets()
         chunks = Chunks(4, LIMIT, 1_000)
-        self.reader = EntryReader(TOPIC, 2, self.ack_sets, chunks, max_bytes=LIMIT, now_ms=lambda: 0)
+        self.reader = EntryReader(TOPIC, 2, self.ack_sets, chunks, options=OPTIONS, now_ms=lambda: 0)
 
-    def read(self, rest: bytes, *, entry: int = 7, count: int = 0, remaining: int | None = None) -> Arrival:
-        """Read an entry of ledger 3; ``remaining`` is what the broker says of its batch."""
+    def read(self, rest: bytes, *, entry: int = 7, count: int = 0, remaining: int | None = None) -> Read:
+        """Read all of an entry of ledger 3; ``remaining`` is what the broker says of its batch."""
         words = () if remaining is None else words_of(remaining)
-        return self.reader.read(MessageHead(1, 3, entry, count, words), rest)
+        permits, found = self.reader.read(MessageHead(1, 3, entry, count, words), rest)
+        if not isinstance(found, Unread):
+            return Read(permits, [] if found is None else [found])
+        deliveries: list[Delivery] = []
+        while found.messages:
+            before = found.messages
+            deliveries += found.take(7)
+            assert found.messages < before or found.messages
+        return Read(permits, deliveries)
 
 
 def metadata(**fields: Any) -> pb.MessageMetadata:
@@ -55,7 +73,7 @@ def batch(size: int = SIZE, *, compacted: frozenset[int] = frozenset(), **fields
     return encode_rest(metadata(num_messages_in_batch=size, **fields), encode_batch(messages))
 
 
-def indexes(arrival: Arrival) -> list[int]:
+def indexes(arrival: Read) -> list[int]:
     """Return the batch indexes of what is shown; payloads are those of their indexes."""
     for delivery in arrival.deliveries:
         assert delivery.data == b"%d" % delivery.id.batch_index
@@ -268,7 +286,7 @@ def test_chunks_are_one_message() -> None:
 
 def test_a_codec_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """O12: the error is what to install, and no fault of the message; the broker has counted all of its batch."""
-    rest = batch(4, compression=pb.LZ4, uncompressed_size=9)
+    rest = batch(4, compression=pb.LZ4, uncompressed_size=90)
     monkeypatch.setitem(sys.modules, "cramjam", None)
     permits, (delivery,) = Reader().read(rest)
     assert permits == 4

@@ -288,7 +288,7 @@ def test_an_encrypted_message_is_told_with_its_key() -> None:
 
 def test_an_unknown_codec_is_told_with_its_number() -> None:
     """A number that only later versions know does not read as no compression."""
-    error = refused(encode_rest(metadata(compression=77, uncompressed_size=5, num_messages_in_batch=2), b"?" * 64))
+    error = refused(encode_rest(metadata(compression=77, uncompressed_size=64, num_messages_in_batch=2), b"?" * 64))
     assert (str(error), error.batch_size) == ("payload: compressed by an unknown codec, number 77", 2)
 
 

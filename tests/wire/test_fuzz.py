@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from pulsar_nack import ProtocolError
 from pulsar_nack.wire._frames import Frame, FrameDecoder
-from tests.patience import patience
-from tests.tiers import seeds
+from tests.patience import patience, processor_slowness
+from tests.tiers import seeds, size
+from tests.wire.fuzz import fuzz
 from tests.wire.mutations import LIMIT, MUTATORS, mended, mutations, read, read_entry
 from tests.wire.recorded import recorded
 
@@ -74,6 +75,18 @@ def test_mutations_of_recorded_frames(seed: int) -> None:
     """Each outcome occurs, and none but those; the time limit of a test is the one against hanging."""
     results = Counter(read(data) for data in islice(mutations(seed), 5_000))
     assert set(results) == RESULTS
+
+
+@pytest.mark.parametrize("seed", seeds(range(4), fast=1))
+def test_a_client_in_front_of_mutated_frames(seed: int) -> None:
+    """O32, O34: the loop is not blocked, memory is bounded, and an error that ends a connection names its frame."""
+    found = fuzz(size(4_000, fast=400), seed)
+    assert found.received > found.frames // 4
+    assert found.by_kind["ProtocolError"] > found.frames // 10
+    assert set(found.by_kind) <= {"ProtocolError", "BrokerRefusedError", "TopicNotFoundError", "incomplete"}
+    assert (found.unnamed, found.faults) == ([], [])
+    assert found.longest_ms < 20 * processor_slowness()
+    assert found.more_mb < 64
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ async def consuming(publish: Any, count: int = COUNT, **settings: Any) -> AsyncI
 async def arrived(consumer: Consumer, count: int) -> None:
     """Wait until so many messages are at the port: permits are given for half of its queue at a time."""
     port: Any = consumer.port
-    while len(port._inbox) < count:
+    while sum(member._queued for member in port._members) < count:
         await asyncio.sleep(0.01)
 
 
@@ -185,7 +185,7 @@ async def test_no_turn_takes_a_whole_storm(monkeypatch: pytest.MonkeyPatch, way:
         for _ in range(storm):
             await (await consumer.receive()).nack(1.0)
         counting = asyncio.create_task(count_turns())
-        seen = set()
+        seen = set[MessageId]()
         while len(seen) < storm:
             message = await consumer.receive()
             seen.add(message.id)

@@ -9,9 +9,9 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
+from ..._wake_up import WakeUp, interval_clock
 from ...backoff import Exponential
 from ...clock import Clock
-from .._wake_up import WakeUp
 
 _T = TypeVar("_T")
 _BACKOFF: Final = Exponential(0.1, 30)
@@ -75,8 +75,9 @@ class Jobs:
                 self._begin()
                 woken.set_result(None)
 
-        wake_up = WakeUp(self._clock, wake)
-        now_ms = self._clock.now_ms()
+        clock = interval_clock(self._clock)
+        wake_up = WakeUp(clock, wake)
+        now_ms = clock.now_ms()
         wake_up.set(now_ms + round(float(_BACKOFF(failures - 1)) * 1000), now_ms)
         self._end()
         try:

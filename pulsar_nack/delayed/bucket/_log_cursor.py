@@ -25,6 +25,7 @@ from types import MappingProxyType, TracebackType
 from typing import Final, NamedTuple, Self
 
 from ..._delays import Delay, delay_seconds
+from ..._lifetime import OfOneLoop
 from ...config import DELAYED_PREFIX
 from ...errors import (
     ClosedError,
@@ -58,7 +59,7 @@ class _Waiting(NamedTuple):
     done: asyncio.Future[None]
 
 
-class LogDelayedCursor:
+class LogDelayedCursor(OfOneLoop):
     """A :class:`~pulsar_nack.DelayedCursor` on a store of logs; one at a time has it open.
 
     Made by :meth:`open`, ended by :meth:`aclose` before its store is closed, or use it with ``async with``.
@@ -158,6 +159,7 @@ class LogDelayedCursor:
         :raises LogFencedError: somebody else has taken the cursor over
         :raises LogStorageError: it could not be written; nothing has changed
         """
+        check_int("snapshot_id", snapshot_id, 0, INT64_MAX)
         value = str(snapshot_id)
         named = [
             key for key, held in self._state.properties.items() if held == value and key.startswith(DELAYED_PREFIX)
@@ -172,6 +174,8 @@ class LogDelayedCursor:
 
         :raises TimeoutError: storage did not answer in time; it is given up as soon as it does
         """
+        if not self._is_closed:
+            self._check_loop("the cursor")
         self._is_closed = True
         try:
             async with within(self._close_timeout_s, f"the cursor {self._name}"):
@@ -192,6 +196,7 @@ class LogDelayedCursor:
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError("LogDelayedCursor")
+        self._check_loop("the cursor")
         if self._broken is not None:
             raise _own(self._broken)
 

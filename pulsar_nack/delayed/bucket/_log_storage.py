@@ -21,7 +21,9 @@ from hashlib import sha256
 from types import TracebackType
 from typing import Final, Self
 
+from ..._check import check_clock, check_has, check_kind, check_list, check_text
 from ..._delays import Delay, delay_seconds
+from ..._lifetime import OfOneLoop
 from ...clock import Clock, WallClock
 from ...errors import (
     ClosedError,
@@ -33,7 +35,7 @@ from ...errors import (
 )
 from ...ledger import LogStore
 from ...ledger._taking import within
-from .._arguments import INT64_MAX, check_int
+from .._arguments import INT64_MAX, INT64_MIN, check_int
 from ._chores import Chores
 from ._log_cursor import CLOSE_TIMEOUT_S
 from ._log_handles import Handles
@@ -47,7 +49,7 @@ APPEND: Final = 1 << 23
 _MOST_PER_APPEND: Final = 15 << 20
 
 
-class LogSnapshotStorage:
+class LogSnapshotStorage(OfOneLoop):
     """A :class:`~pulsar_nack.BucketSnapshotStorage` on a store of logs, which is closed by its owner afterwards.
 
     A snapshot that is damaged, cut or something else raises :class:`~pulsar_nack.SnapshotFormatError`; one that a later
@@ -69,6 +71,8 @@ class LogSnapshotStorage:
         clock: Clock | None = None,
         close_timeout: Delay = CLOSE_TIMEOUT_S,
     ) -> None:
+        check_has("store", store, ("create", "open_log"), "a LogStore")
+        check_clock(clock)
         check_int("max_open", max_open, 1, INT64_MAX)
         check_int("max_append", max_append, 1, _MOST_PER_APPEND)
         self._close_timeout_s = delay_seconds(close_timeout, "close_timeout")
@@ -95,6 +99,8 @@ class LogSnapshotStorage:
 
         :raises TimeoutError: storage did not answer in time; what was begun ends as soon as it does
         """
+        if not self._is_closed:
+            self._check_loop("the snapshots")
         self._is_closed = True
         self._handles.drop_all()
         async with within(self._close_timeout_s, "the snapshots"):
@@ -116,6 +122,10 @@ class LogSnapshotStorage:
 
         :raises LogStorageError: it could not be written; nothing of it is kept
         """
+        check_kind("metadata", metadata, bytes, "bytes")
+        check_list("segments", segments, "a list of bytes")
+        for field, text in (("bucket_key", bucket_key), ("topic_name", topic_name), ("cursor_name", cursor_name)):
+            check_text(field, text)
         self._ensure_open()
         records, parts = split((metadata, *segments), self._max_append)
         footer = Footer(bucket_key, topic_name, cursor_name, len(segments) + 1, parts)
@@ -129,6 +139,7 @@ class LogSnapshotStorage:
 
     async def get_bucket_snapshot_metadata(self, snapshot_id: int) -> bytes:
         """Return entry 0."""
+        check_int("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
         (metadata,) = await self.get_bucket_snapshot_segment(snapshot_id, 0, 0)
         return metadata
 
@@ -138,6 +149,7 @@ class LogSnapshotStorage:
         :raises SnapshotNotFoundError: there is none of this id
         :raises SnapshotFormatError: it is damaged
         """
+        check_int("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
         check_int("first", first, 0, INT64_MAX)
         check_int("last", last, first, INT64_MAX)
         self._ensure_open()
@@ -146,6 +158,7 @@ class LogSnapshotStorage:
 
     async def get_bucket_snapshot_length(self, snapshot_id: int) -> int:
         """Return how many bytes a snapshot takes on storage."""
+        check_int("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
         self._ensure_open()
         async with self._handles.use(snapshot_id) as snapshot:
             return snapshot.log.size
@@ -156,6 +169,7 @@ class LogSnapshotStorage:
         :raises SnapshotNotFoundError: there is none of this id
         :raises LogForeignFilesError: files that are not its own lie with it
         """
+        check_int("snapshot_id", snapshot_id, INT64_MIN, INT64_MAX)
         self._ensure_open()
         name = await self._name(snapshot_id)
         self._handles.drop(snapshot_id)
@@ -165,6 +179,8 @@ class LogSnapshotStorage:
 
     async def list_bucket_snapshots(self, topic_name: str, cursor_name: str) -> Sequence[int]:
         """Return the ids of what was created for a cursor, unfinished ones of earlier runs too, in order."""
+        check_text("topic_name", topic_name)
+        check_text("cursor_name", cursor_name)
         self._ensure_open()
         await self._look()
         digest = _digest(topic_name, cursor_name)
@@ -261,6 +277,7 @@ class LogSnapshotStorage:
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError("LogSnapshotStorage")
+        self._check_loop("the snapshots")
 
 
 def log_name(topic_name: str, cursor_name: str, snapshot_id: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Final, Self
 
-from ..._arguments import clock_of, config_of
+from ..._check import clock_of, config_of
 from ...clock import Clock
 from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
@@ -47,9 +47,9 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
 
         :param store: for this tracker alone; closed by its owner, after the tracker
         """
-        messages()
         check_on_due(on_due)
-        config, clock = config_of("config", config, BucketConfig), clock_of(clock)
+        config, clock = config_of(config, BucketConfig), clock_of(clock)
+        messages()
         await check_name_is_free(store, CURSOR)
         part = await take(store, CURSOR)
         async with given_back([part]):
@@ -87,9 +87,9 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         on_due: Callable[[], object] | None = None,
     ) -> Self:
         """Open the tracker that has its snapshots and its cursor in a folder, made where it is missing."""
-        messages()
         check_on_due(on_due)
-        config, clock = config_of("config", config, BucketConfig), clock_of(clock)
+        config, clock = config_of(config, BucketConfig), clock_of(clock)
+        messages()
         store = await LocalLogStore.open(path)
         async with given_back([store]):
             await check_name_is_free(store, CURSOR)

@@ -5,8 +5,8 @@ their latest time, and the first one that is partly due is loaded and filtered. 
 bucket that brings nothing new is what a merge left behind, or was read anew by the dispatcher already: it is deleted.
 
 Some snapshots are read at the same time, of each but its metadata and the one segment; they are taken in one after the
-other, in the order of :func:`named_snapshots`. Those that fail, or take longer than a second, are tried again later,
-and get twice the time each time.
+other, in the order of :func:`named_snapshots`. Those that fail, or take longer than five seconds, keep no others from
+it: they are tried again later, and get twice the time each time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._pending import Pending
 from ._snapshots import Snapshots, add_bitmaps
 from ._wire import SegmentRow
 
-_PATIENCE: Final = 1.0
+_PATIENCE: Final = 5.0
 """Seconds that the first reading of a snapshot may take."""
 _BITMAPS: Final = 256
 _MEASURED: Final = 64

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
+from ..._check import check_flag, check_has
 from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError, InvalidArgumentError
@@ -51,6 +52,8 @@ class SharedDelayedIndex:
         :param cursor: keeps the names of the snapshots; its mark-delete position counts while nobody subscribes
         :param closes_with_last: end when the last subscription leaves
         """
+        check_has("cursor", cursor, ("properties", "put_property"), "a DelayedCursor")
+        check_flag("closes_with_last", closes_with_last)
         self = cls(cursor, closes_with_last=closes_with_last)
         self._tracker = await BucketDelayedDeliveryTracker.open(
             storage, self._cursor, config, clock=clock, on_due=self._tell, topic_name=topic_name
@@ -88,6 +91,7 @@ class SharedDelayedIndex:
 
     async def aclose(self) -> None:
         """Stop; snapshots stay. Idempotent."""
+        self._tracker._check_loop(_NAME)
         for subscription in list(self._cursor.subscriptions.values()):
             await subscription.aclose()
         await self._tracker.aclose()
@@ -190,6 +194,7 @@ class SharedSubscription:
     async def aclose(self) -> None:
         """Leave the index to the others. Idempotent."""
         if not self._is_closed:
+            self._shared.tracker._check_loop(_NAME)
             self._is_closed = True
             self._replay.clear()
             await self._shared._leave(self._name)
@@ -198,6 +203,7 @@ class SharedSubscription:
     def _tracker(self) -> BucketDelayedDeliveryTracker:
         if self._is_closed:
             raise ClosedError(_NAME)
+        self._shared.tracker._check_loop(_NAME)
         return self._shared.tracker
 
     def _pass_on(self, positions: list[Position]) -> None:

@@ -8,13 +8,16 @@ what came due up to then; when storage brings more, it is called again.
 from __future__ import annotations
 
 import asyncio
+from _thread import get_ident
 from array import array
 from collections.abc import Callable
 from os import PathLike
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..._arguments import clock_of, config_of
+from ..._check import check_flag, check_has, check_text, clock_of, config_of
+from ..._lifetime import OfOneLoop
+from ..._wake_up import WakeUp
 from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError
@@ -22,7 +25,6 @@ from ...ids import Position
 from ...index import MAX_ENTRY, NEVER
 from .._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick
 from .._ticks import LATEST, Ticks
-from .._wake_up import WakeUp
 from ..storage import BucketSnapshotStorage, DelayedCursor
 from ._bulk import entries_of, times_of
 from ._index import BucketIndex
@@ -34,11 +36,12 @@ from ._worker import Worker
 if TYPE_CHECKING:
     from ._log_tracker import LogBucketTracker
 
+_NO_THREAD: Final = 0
 _NAME: Final = "BucketDelayedDeliveryTracker"
 _RECOVERY_PATIENCE: Final = 5.0
 
 
-class BucketDelayedDeliveryTracker:
+class BucketDelayedDeliveryTracker(OfOneLoop):
     """Holds back delayed messages of one subscription, most of the index on storage; it survives a restart (PIP-195).
 
     Times are exact to the ms. Not strict, a message may be taken out up to a tick before its time; strict, it never is.
@@ -54,6 +57,7 @@ class BucketDelayedDeliveryTracker:
     ) -> None:
         self._config = config
         self._now_ms = clock.now_ms
+        self._thread = _NO_THREAD  # whose calls are right without a further look
         self._on_due = on_due
         self._ticks = Ticks(
             config.delayed_delivery_tick_time_millis, is_strict=config.is_delayed_delivery_deliver_at_time_strict
@@ -95,9 +99,13 @@ class BucketDelayedDeliveryTracker:
         :raises InvalidArgumentError: ``on_due`` is a coroutine function, ``config`` no BucketConfig, ``clock`` no clock
         :raises MissingExtraError: protobuf is not installed
         """
-        messages()
+        check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage")
+        check_has("cursor", cursor, ("properties", "put_property"), "a DelayedCursor")
         check_on_due(on_due)
-        config, clock = config_of("config", config, BucketConfig), clock_of(clock)
+        check_text("topic_name", topic_name)
+        check_text("cursor_name", cursor_name)
+        config, clock = config_of(config, BucketConfig), clock_of(clock)
+        messages()
         self = cls(Snapshots(storage, cursor, topic_name, cursor_name), config, clock, on_due)
         try:
             await self._recover()
@@ -169,8 +177,8 @@ class BucketDelayedDeliveryTracker:
         ):
             check_message(ledger_id, entry_id, deliver_at)
             check_int("entry_id", entry_id, 0, MAX_ENTRY)
-        if self._is_closed:
-            raise ClosedError(_NAME)
+        if get_ident() != self._thread:
+            self._check_thread()
         now_ms = self._now_ms()
         if deliver_at < 0 or deliver_at <= now_ms + self._ticks.lead:
             if self._index.pending.discard(ledger_id, entry_id):
@@ -317,11 +325,14 @@ class BucketDelayedDeliveryTracker:
 
     async def wait_until_recovered(self, *, once: bool = False) -> None:
         """Wait until no snapshot of an earlier run is left to be read; ``once``: until each was tried once."""
+        check_flag("once", once)
+        self._check_loop("the tracker")
         recovery = self._worker.recovery
         await (recovery.is_tried.wait() if once else recovery.ended())
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is being stored, loaded, merged or deleted; what waits for its next attempt aside."""
+        self._check_loop("the tracker")
         await self._worker.jobs.idle()
 
     def statistics(self) -> BucketStatistics:
@@ -344,13 +355,20 @@ class BucketDelayedDeliveryTracker:
 
     async def aclose(self) -> None:
         """Stop: snapshots stay, what is under way is given up, ``on_due`` is not called any more. Idempotent."""
-        self._is_closed = True
+        if not self._is_closed:
+            self._check_loop("the tracker")
+        self._is_closed, self._thread = True, _NO_THREAD
         self._wake_up.cancel()
         await self._worker.aclose()
+
+    def _check_thread(self) -> None:
+        self._ensure_open()
+        self._thread = get_ident()
 
     def _ensure_open(self) -> None:
         if self._is_closed:
             raise ClosedError(_NAME)
+        self._check_loop("the tracker")
 
     # -- waking up ---------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from itertools import islice
 from typing import Final
 
 from ..._delays import delay_ms
+from ..._wake_up import WakeUp
 from ...clock import Clock
 from ...config import BucketConfig
-from .._wake_up import WakeUp
 from ._columns import Index
 from ._immutable import ImmutableBucket
 from ._index import AnyBucket, BucketIndex

@@ -1,0 +1,148 @@
+"""Reading a clock cheaply, and one timer on whatever clock there is.
+
+A *ticker* gives nanoseconds, so that on a real loop it can be the C function itself; its user divides. How a
+:class:`WakeUp` waits depends on the clock:
+
+- a clock that is moved by hand (:class:`~pulsar_nack.AlarmClock`) wakes us itself;
+- on the loop's own clock the loop is asked for the absolute time, and on the monotonic clock for the difference;
+- any other clock may be set, as a wall clock is, which a loop's timer does not notice: while something waits for it, it
+  is looked at once a second.
+
+A loop may fire early (uvloop by 1.3 ms), and a wall clock may be set back: who is woken looks at the clock and asks
+again when it is too early, for the difference, so that it cannot spin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from ._delays import MAX_DELAY_MS
+from .clock import AlarmClock, Clock, LoopClock, MonotonicClock
+from .errors import InvalidArgumentError
+
+NS_PER_MS: Final = 1_000_000
+LOOK_EACH_MS: Final = 1_000
+"""How often a clock that may be set is looked at while something waits for it."""
+
+_EXPECTED: Final = "an AlarmClock, or a running event loop, so that on_due can be called"
+Ticker = Callable[[], int]
+
+
+def ticker_of(clock: Clock, loop: asyncio.AbstractEventLoop) -> Ticker:
+    """Return a function that tells ``clock``'s time in ns."""
+    if isinstance(clock, MonotonicClock) or (isinstance(clock, LoopClock) and _is_monotonic(loop)):
+        return time.monotonic_ns
+    now_ms = clock.now_ms
+    return lambda: now_ms() * NS_PER_MS
+
+
+def is_steady(clock: Clock) -> bool:
+    """Return whether a clock goes on as a loop's does, or says when it is moved: it cannot be set behind our back."""
+    return isinstance(clock, LoopClock | MonotonicClock | AlarmClock)
+
+
+def interval_clock(clock: Clock) -> Clock:
+    """Return a clock to measure a wait for a repetition by: the running loop's where ``clock`` may be set."""
+    return clock if is_steady(clock) else LoopClock()
+
+
+def _is_monotonic(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether the loop's time is ``time.monotonic``: not on a virtual loop."""
+    kind = type(loop)
+    return kind.time is asyncio.BaseEventLoop.time or kind.__module__.partition(".")[0] == "uvloop"
+
+
+class WakeUp:
+    """Calls ``call(at_ms)`` once at a time; ``at_ms`` is that time, None while there is none.
+
+    :param ahead: seconds by which to call before the time, on the loop's own clock of parts of a ms only: a clock of
+        whole ms cannot tell. :attr:`ahead_ns` is what comes of it
+    :raises InvalidArgumentError: nothing could call back: there is no running loop and the clock is no alarm clock
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_alarm_clock",
+        "_call",
+        "_cancel",
+        "_context",
+        "_is_loop_clock",
+        "_longest_ms",
+        "_now_ms",
+        "_number",
+        "ahead_ns",
+        "at_ms",
+        "early",
+        "loop",
+    )
+
+    def __init__(self, clock: Clock, call: Callable[[int], None], ahead: float = 0.0) -> None:
+        self._now_ms = clock.now_ms
+        self._call = call
+        self._alarm_clock = clock if isinstance(clock, AlarmClock) else None
+        self._is_loop_clock = isinstance(clock, LoopClock)
+        self._longest_ms = MAX_DELAY_MS if is_steady(clock) else LOOK_EACH_MS
+        self.loop = None if self._alarm_clock else _running_loop(clock)
+        self.ahead_ns = 0
+        if self.loop is not None and self._is_loop_clock and _is_monotonic(self.loop):
+            self.ahead_ns = round(ahead * 1e9)
+            self._now_ms = lambda: (time.monotonic_ns() + self.ahead_ns) // NS_PER_MS
+        self._ahead = self.ahead_ns / 1e9
+        self._context = contextvars.copy_context()
+        self._cancel: Callable[[], object] | None = None
+        self._number = 0
+        self.at_ms: int | None = None
+        self.early = 0
+        """How often the loop called too early; looks at a clock that may be set do not count."""
+
+    def set(self, at_ms: int, now_ms: int) -> None:
+        """Wake up at ``at_ms``, at once if that is past, and not at the time that was set before."""
+        if at_ms == self.at_ms:
+            return
+        self.cancel()
+        self.at_ms = at_ms
+        self._ask(at_ms, now_ms)
+
+    def cancel(self) -> None:
+        """Do not wake up; a call that is under way already does nothing."""
+        self.at_ms = None
+        self._number += 1
+        if self._cancel is not None:
+            self._cancel()
+            self._cancel = None
+
+    def _ask(self, at_ms: int, now_ms: int, *, is_retry: bool = False) -> None:
+        if self._alarm_clock is not None:
+            self._cancel = self._alarm_clock.call_at(at_ms, partial(self._run, self._number))
+            return
+        assert self.loop is not None
+        delay = min(max(at_ms - now_ms, 0), self._longest_ms)
+        run = partial(self._run, self._number, is_look=at_ms - now_ms > delay)
+        if self._is_loop_clock and not is_retry and delay < MAX_DELAY_MS:
+            self._cancel = self.loop.call_at(at_ms / 1000 - self._ahead, run, context=self._context).cancel
+        else:
+            self._cancel = self.loop.call_later(delay / 1000, run, context=self._context).cancel
+
+    def _run(self, number: int, *, is_look: bool = False) -> None:
+        at_ms = self.at_ms
+        if number != self._number or at_ms is None:
+            return
+        now_ms = self._now_ms()
+        if now_ms < at_ms:
+            self.early += not is_look
+            self._ask(at_ms, now_ms, is_retry=True)
+            return
+        self.cancel()
+        self._call(at_ms)
+
+
+def _running_loop(clock: Clock) -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise InvalidArgumentError("clock", clock, _EXPECTED) from None

@@ -1,0 +1,227 @@
+"""Messages of an entry that is here and not read yet: a batch, or what is compressed. Each is read in its turn.
+
+So what an entry claims costs memory and time only as its messages are received, a few at a time, whatever their number
+is: a million empty messages are nine kilobytes on the way. Until then they count as messages that are here, and take
+the bytes that they are said to have.
+
+What is large after decompression is decompressed in a thread, while the loop goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ..consumer import Delivery
+from ..errors import MissingExtraError, UndecodableMessageError
+from ..ids import MessageId, _delivered_id
+from ._ack_sets import all_of
+from ._delivery import plain_member
+from ._entries import Entry, Member, unpack
+
+if TYPE_CHECKING:
+    from ._deliveries import EntryReader
+    from ._heads import MessageHead
+
+AT_ONCE: Final = 100
+"""Messages of a batch that are read together."""
+_MOST_PROPERTIES: Final = 2_000
+"""No more are read together than the message that has the last of so many properties."""
+_LARGE: Final = 1 << 20
+"""More bytes than these are decompressed in a thread."""
+
+
+class Reading(Protocol):
+    """Whoever counts what is here and not taken."""
+
+    def read(self, unread: Unread, messages: int, size: int) -> None:
+        """Learn by how many messages and bytes reading has changed what is here."""
+
+
+class Unread:
+    """The messages of one entry; use :func:`read_some`.
+
+    :param entry: of which the payload is as it came
+    :param stored: what a message that cannot be decompressed has instead of data
+    :param shown: the messages of a batch that are to be shown, as bits
+    :param message_id: of one message that is no batch
+    """
+
+    __slots__ = (
+        "_damage",
+        "_entry",
+        "_extras",
+        "_flags",
+        "_members",
+        "_next",
+        "_opening",
+        "_reader",
+        "_stored",
+        "bytes",
+        "head",
+        "id",
+        "is_acked",
+        "messages",
+    )
+
+    def __init__(
+        self,
+        reader: EntryReader,
+        head: MessageHead,
+        entry: Entry,
+        stored: bytes,
+        *,
+        shown: int = 1,
+        message_id: MessageId | None = None,
+    ) -> None:
+        metadata = entry.metadata
+        self.head = head
+        self.messages = shown.bit_count()
+        """How many are left, as far as is known."""
+        is_packed = bool(metadata.compression)
+        self.bytes = min(metadata.uncompressed_size, reader.max_bytes) if is_packed else len(entry.payload)
+        """What they take."""
+        self.is_acked = False
+        """Whether nothing of the entry remains to be acknowledged."""
+        self._reader = reader
+        self._entry = entry
+        self._stored = stored
+        self._members: Iterator[Member] | None = None
+        self._flags: bytes | None = None
+        self._next = 0
+        self._damage: UndecodableMessageError | None = None
+        self._opening: asyncio.Future[bytes] | None = None
+        self._extras = reader.extras
+        if message_id is not None:
+            self.id = message_id
+            return
+        size = metadata.num_messages_in_batch
+        self._extras = {**reader.extras, "batch_size": size}
+        self.id = _delivered_id((head.ledger, head.entry, reader.partition, 0), self._extras)
+        if self.messages != size:
+            self._flags = shown.to_bytes((size + 7) // 8, "little")
+
+    @property
+    def redelivery_count(self) -> int:
+        """Return how often the broker has sent it before."""
+        return self.head.redelivery_count
+
+    @redelivery_count.setter
+    def redelivery_count(self, count: int) -> None:
+        self.head = self.head._replace(redelivery_count=count)
+
+    def is_opening(self, then: Callable[[], None]) -> bool:
+        """Return whether it is being decompressed in a thread; that begins now if it has to, and calls ``then``."""
+        entry = self._entry
+        if self._members is not None or not entry.metadata.compression or self.bytes <= _LARGE:
+            return False
+        if self._opening is None:
+            loop = asyncio.get_running_loop()
+            most = self._reader.max_bytes
+            self._opening = loop.run_in_executor(None, unpack, entry.metadata, entry.payload, most)
+            self._opening.add_done_callback(_look_at)
+            self._opening.add_done_callback(lambda _: then())
+        return not self._opening.done()
+
+    def take(self, most: int) -> list[Delivery]:
+        """Read so many messages at most, and return those that are to be shown."""
+        if self._members is None and self._damage is None:
+            try:
+                payload = self._unpacked()
+            except (UndecodableMessageError, MissingExtraError) as error:
+                self.messages = self.bytes = 0
+                message_id = None if self._entry.is_batch else self.id
+                about = self._entry.metadata
+                return [self._reader.unreadable(self.head, self._stored, error, message_id, about=about)]
+            self._stored, self._opening = b"", None
+            if not self._entry.is_batch:
+                self.messages = self.bytes = 0
+                return [self._reader.delivery(self.id, self.head, self._entry.metadata, payload)]
+            self._entry = self._entry._replace(payload=payload)
+            self._members = self._entry.members(self._reader.max_metadata_bytes)
+        deliveries = self._readable(most) if self._damage is None else self._damaged(most)
+        self.messages -= len(deliveries)
+        if self._next < self._entry.metadata.num_messages_in_batch:
+            head = self.head
+            self.id = _delivered_id((head.ledger, head.entry, self._reader.partition, self._next), self._extras)
+            self.bytes = max(self.bytes - sum([len(each.data) for each in deliveries]), 0)
+        else:
+            self.messages = self.bytes = 0
+        return deliveries
+
+    def _unpacked(self) -> bytes:
+        if self._opening is not None:
+            return self._opening.result()
+        entry = self._entry
+        return unpack(entry.metadata, entry.payload, self._reader.max_bytes)
+
+    def _readable(self, most: int) -> list[Delivery]:
+        reader, flags, of_entry = self._reader, self._flags, self._entry.metadata
+        ledger, entry, partition, extras = self.head.ledger, self.head.entry, reader.partition, self._extras
+        count, topic = self.head.redelivery_count, reader.topic
+        deliveries: list[Delivery] = []
+        hidden: list[int] = []
+        index, properties = self._next - 1, 0
+        assert self._members is not None
+        try:
+            for index, metadata, payload in islice(self._members, most):
+                if flags is not None and not flags[index >> 3] >> (index & 7) & 1:
+                    continue
+                if isinstance(metadata, bytes):
+                    member = _delivered_id((ledger, entry, partition, index), extras)
+                    deliveries.append(plain_member(member, payload, count, of_entry, metadata, topic))
+                elif metadata.compacted_out:
+                    hidden.append(index)
+                else:
+                    member = _delivered_id((ledger, entry, partition, index), extras)
+                    deliveries.append(reader.delivery(member, self.head, metadata, payload, of_entry))
+                    properties += len(metadata.properties)
+                    if properties >= _MOST_PROPERTIES:
+                        break
+        except UndecodableMessageError as error:  # the others too: where they begin is not known
+            self._damage = error
+        self._next = index + 1
+        if hidden:
+            self._hide(hidden)
+        return deliveries
+
+    def _damaged(self, most: int) -> list[Delivery]:
+        """Return what is left as unreadable; the first has what was stored, which is once."""
+        head, reader = self.head, self._reader
+        assert self._damage is not None
+        deliveries: list[Delivery] = []
+        size = self._entry.metadata.num_messages_in_batch
+        for index in range(self._next, min(self._next + most, size)):
+            if self._flags is None or self._flags[index >> 3] >> (index & 7) & 1:
+                member = _delivered_id((head.ledger, head.entry, reader.partition, index), self._extras)
+                stored, self._entry = self._entry.payload, self._entry._replace(payload=b"")
+                deliveries.append(reader.unreadable(head, stored, self._damage, member))
+        self._next = min(self._next + most, size)
+        return deliveries
+
+    def _hide(self, hidden: list[int]) -> None:
+        """Note that these were compacted out: nobody sees them, so nobody acknowledges them."""
+        size = self._entry.metadata.num_messages_in_batch
+        bits = bytearray((size + 7) // 8)
+        for index in hidden:
+            bits[index >> 3] |= 1 << (index & 7)
+        remaining = all_of(size) & ~int.from_bytes(bits, "little")
+        self.messages -= len(hidden)
+        self.is_acked = not self._reader.ack_sets.narrow((self.head.ledger, self.head.entry), remaining)
+
+
+def _look_at(opening: asyncio.Future[bytes]) -> None:
+    """Keep asyncio from reporting the error of what is not to be shown any more."""
+    if not opening.cancelled():
+        opening.exception()
+
+
+def read_some(unread: Unread, source: Reading, most: int = AT_ONCE) -> list[Delivery]:
+    """Read the next messages, at most so many; ``source`` learns what has become of what it counts."""
+    messages, size = unread.messages, unread.bytes
+    deliveries = unread.take(most)
+    here = sum([len(each.data) for each in deliveries])
+    source.read(unread, len(deliveries) + unread.messages - messages, here + unread.bytes - size)
+    return deliveries

@@ -1,0 +1,485 @@
+"""What is dropped without being closed closes itself with a warning, and what belongs to a loop refuses another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import inspect
+import logging
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_nack import (
+    BucketDelayedDeliveryTracker,
+    ClosedError,
+    Consumer,
+    Cursor,
+    InMemoryDelayedDeliveryTracker,
+    MessageId,
+    NegativeAcksTracker,
+    WrongLoopError,
+)
+from pulsar_nack.consumer import Message
+from pulsar_nack.delayed import DelayedDeliveryTrackerFactory
+from pulsar_nack.delayed.bucket import (
+    LogBucketTracker,
+    LogDelayedCursor,
+    LogSnapshotStorage,
+    SharedDelayedIndex,
+    SharedSubscription,
+)
+from pulsar_nack.ids import Position
+from pulsar_nack.ledger import LocalLogStore
+from pulsar_nack.testing import FakePort, MemoryDelayedCursor, MemorySnapshotStorage, virtual_time
+from pulsar_nack.topic import LocalTopic
+from pulsar_nack.wire import Client, Producer
+from tests.consumer.nowait_port import NowaitPort
+from tests.test_public_names import PUBLIC
+from tests.wire.fake_broker import FakeBroker
+
+TOPIC = "persistent://public/default/t"
+
+
+@contextlib.contextmanager
+def warned() -> Iterator[list[str]]:
+    """Note how warnings begin, without what they are about, which is to go."""
+    begin: list[str] = []
+
+    def note(message: Warning | str, *_: object, **__: object) -> None:
+        begin.append(" ".join(str(message).split()[:2]).rstrip(","))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        yield begin
+
+
+# -- dropped --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FakePort, NowaitPort])
+@virtual_time
+async def test_a_consumer_that_is_dropped(kind: type[FakePort], caplog: pytest.LogCaptureFixture) -> None:
+    """O40: a warning, and it closes: what it had fetched goes back, and nothing more is fetched."""
+    port = kind()
+    for number in range(3):
+        port.topic.publish(b"%d" % number)
+    consumer = await Consumer(port).open()
+    await (await consumer.receive()).ack()
+    waiting = asyncio.create_task(consumer.receive(timeout=100))
+    await waiting
+    del waiting
+    await asyncio.sleep(1)
+    with warned() as heard:
+        del consumer
+        gc.collect()
+    assert heard == ["unclosed <Consumer"]
+    await asyncio.sleep(1)
+    assert port.is_closed
+    assert len(asyncio.all_tasks()) == 1
+    assert [record.levelno for record in caplog.records if "dropped without being closed" in record.message] == [
+        logging.WARNING
+    ]
+
+
+@pytest.mark.parametrize("kind", [FakePort, NowaitPort])
+@virtual_time
+async def test_messages_in_use_keep_their_consumer(kind: type[FakePort]) -> None:
+    """Whoever has a message can settle it, also where the consumer itself was dropped; then that closes."""
+    port = kind()
+
+    async def first() -> list[Message]:
+        consumer = await Consumer(port).open()
+        waits = asyncio.create_task(consumer.receive())
+        await asyncio.sleep(1)
+        port.topic.publish(b"x")
+        port.topic.publish(b"y")
+        return [await waits, await consumer.receive()]
+
+    messages = await first()
+    gc.collect()
+    await asyncio.sleep(1)
+    assert not port.is_closed
+    for message in messages:
+        await message.ack()
+    with warned() as heard:
+        del messages, message
+        gc.collect()
+    assert heard == ["unclosed <Consumer"]
+    await asyncio.sleep(1)
+    assert port.is_closed
+
+
+@virtual_time
+async def test_a_call_that_waits_keeps_its_consumer() -> None:
+    """A receive that waits is use; one that was cancelled is none, nor is the message that it gave back."""
+    port = NowaitPort()
+    consumer = await Consumer(port).open()
+    is_gone = weakref.ref(consumer)
+    waiting = asyncio.create_task(consumer.receive())
+    del consumer
+    await asyncio.sleep(1)
+    gc.collect()
+    assert is_gone() is not None
+    with warned() as heard:
+        port.topic.publish(b"x")
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        del waiting
+        gc.collect()
+    assert heard == ["unclosed <Consumer"]
+    assert is_gone() is None
+    await asyncio.sleep(1)
+    assert port.is_closed
+
+
+@virtual_time
+async def test_what_is_closed_is_dropped_in_silence() -> None:
+    """No warning, which would be an error here."""
+    for leave in (Consumer.aclose, None):
+        consumer = await Consumer(FakePort()).open()
+        if leave is None:
+            async with consumer:
+                pass
+        else:
+            await leave(consumer)
+        del consumer
+        gc.collect()
+    Consumer(FakePort())  # never opened
+    gc.collect()
+
+
+@virtual_time
+async def test_over_the_native_client() -> None:
+    """O40: a consumer, a producer and their client are dropped: each warns, the broker is told, nothing is left."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"x")
+
+    async def forget() -> None:
+        client = Client(broker.url, dial=broker.dial)
+        consumer = await client.subscribe("t", "s", initial_position="earliest")
+        producer = await client.producer("t")
+        del client
+        gc.collect()
+        await (await consumer.receive()).nack(100)
+        producer.send_nowait(b"y")
+
+    with warned() as heard:
+        await forget()
+        gc.collect()
+        await asyncio.sleep(30)
+        gc.collect()
+        await asyncio.sleep(1)
+    assert sorted(heard) == ["unclosed <Client", "unclosed <Consumer", "unclosed <Producer"]
+    assert len(broker.commands("CLOSE_CONSUMER")) == len(broker.commands("CLOSE_PRODUCER")) == 1
+    assert len(broker.commands("SEND")) == 1  # what was sent before is stored
+    assert len(asyncio.all_tasks()) == 1
+
+
+def test_a_loop_that_is_over() -> None:
+    """Dropped after its loop: nothing is called in it any more."""
+    kept: list[Any] = []
+
+    async def main() -> None:
+        kept.append(await Consumer(FakePort()).open())
+
+    asyncio.run(main())
+    kept.clear()
+    gc.collect()
+
+
+# -- another loop ---------------------------------------------------------------------------------------------------
+
+Open = Callable[[Path], contextlib.AbstractAsyncContextManager[Any]]
+
+
+@contextlib.asynccontextmanager
+async def _consumer(_: Path) -> AsyncIterator[Consumer]:
+    port = FakePort()
+    port.topic.publish(b"x")
+    async with Consumer(port) as consumer:
+        yield consumer
+
+
+@contextlib.asynccontextmanager
+async def _message(_: Path) -> AsyncIterator[Message]:
+    port = FakePort()
+    port.topic.publish(b"x")
+    async with Consumer(port) as consumer:
+        yield await consumer.receive()
+
+
+@contextlib.asynccontextmanager
+async def _client(_: Path) -> AsyncIterator[Client]:
+    broker = FakeBroker()
+    async with Client(broker.url, dial=broker.dial) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def _producer(_: Path) -> AsyncIterator[Producer]:
+    broker = FakeBroker()
+    async with Client(broker.url, dial=broker.dial) as client, client.producer("t") as producer:
+        yield producer
+
+
+@contextlib.asynccontextmanager
+async def _tracker(_: Path) -> AsyncIterator[NegativeAcksTracker]:
+    async with NegativeAcksTracker(lambda _: None) as tracker:
+        tracker.nack_nowait(MessageId(1, 1))  # opens the fast path
+        yield tracker
+
+
+@contextlib.asynccontextmanager
+async def _in_memory(_: Path) -> AsyncIterator[InMemoryDelayedDeliveryTracker]:
+    async with InMemoryDelayedDeliveryTracker(on_due=lambda: None) as tracker:
+        yield tracker
+
+
+@contextlib.asynccontextmanager
+async def _buckets(_: Path) -> AsyncIterator[BucketDelayedDeliveryTracker]:
+    async with await BucketDelayedDeliveryTracker.open(MemorySnapshotStorage(), MemoryDelayedCursor()) as tracker:
+        yield tracker
+
+
+@contextlib.asynccontextmanager
+async def _factory(_: Path) -> AsyncIterator[DelayedDeliveryTrackerFactory]:
+    async with DelayedDeliveryTrackerFactory() as factory:
+        yield factory
+
+
+@contextlib.asynccontextmanager
+async def _shared(_: Path) -> AsyncIterator[SharedDelayedIndex]:
+    async with await SharedDelayedIndex.open(MemorySnapshotStorage(), MemoryDelayedCursor()) as index:
+        yield index
+
+
+@contextlib.asynccontextmanager
+async def _of_shared(_: Path) -> AsyncIterator[SharedSubscription]:
+    async with await SharedDelayedIndex.open(MemorySnapshotStorage(), MemoryDelayedCursor()) as index:
+        yield index.subscribe("s", mark_delete=lambda: Position(-1, -1))
+
+
+@contextlib.asynccontextmanager
+async def _log(path: Path) -> AsyncIterator[Any]:
+    async with await LocalLogStore.open(path) as store:
+        yield await store.create("log")
+
+
+@contextlib.asynccontextmanager
+async def _snapshots(path: Path) -> AsyncIterator[LogSnapshotStorage]:
+    async with await LocalLogStore.open(path) as store, LogSnapshotStorage(store) as storage:
+        yield storage
+
+
+@contextlib.asynccontextmanager
+async def _delayed_cursor(path: Path) -> AsyncIterator[LogDelayedCursor]:
+    async with await LocalLogStore.open(path) as store, await LogDelayedCursor.open(store, "c") as cursor:
+        yield cursor
+
+
+def opened(opening: Callable[[Path], Awaitable[Any]]) -> Open:
+    """Return what opens, and closes, what a coroutine function of a folder gives."""
+
+    @contextlib.asynccontextmanager
+    async def entered(path: Path) -> AsyncIterator[Any]:
+        async with await opening(path) as it:
+            yield it
+
+    return entered
+
+
+KINDS: dict[str, Open] = {
+    "Consumer": _consumer,
+    "Message": _message,
+    "Client": _client,
+    "Producer": _producer,
+    "NegativeAcksTracker": _tracker,
+    "InMemoryDelayedDeliveryTracker": _in_memory,
+    "BucketDelayedDeliveryTracker": _buckets,
+    "LogBucketTracker": opened(LogBucketTracker.open_local),
+    "DelayedDeliveryTrackerFactory": _factory,
+    "SharedDelayedIndex": _shared,
+    "SharedSubscription": _of_shared,
+    "Cursor": opened(lambda path: Cursor.open_local(path, {1: 10})),
+    "LocalTopic": opened(LocalTopic.open),
+    "LocalLogStore": opened(LocalLogStore.open),
+    "LocalLog": _log,
+    "LogSnapshotStorage": _snapshots,
+    "LogDelayedCursor": _delayed_cursor,
+}
+
+FREE: dict[str, str] = {
+    "BasicAuthentication": "waits for nothing",
+    "NoAuthentication": "waits for nothing",
+    "TlsAuthentication": "waits for nothing",
+    "TokenAuthentication": "keeps nothing between calls",
+    "OAuth2Authentication": "asks for itself in each loop",
+    "DisabledDelayedDeliveryTracker": "waits for nothing",
+    "FakePublisher": "waits for nothing",
+    "MemoryDelayedCursor": "waits for nothing",
+    "MemorySnapshotStorage": "waits for nothing",
+    "StorageFaults": "keeps nothing of a loop",
+    "FakePort": "driven by a Consumer, which checks",
+    "FaultyPort": "driven by a Consumer, which checks",
+    "LocalPort": "driven by a Consumer, which checks",
+    "WirePort": "driven by a Consumer, which checks",
+    "EmbeddedBroker": "a process",
+    "LocalBroker": "its topics check",
+    "ObjectLog": "is a LogShell, as LocalLog",
+    "ObjectLogStore": "is a StoreShell, as LocalLogStore",
+    "OpeningTopic": "opens a LocalTopic each time",
+    "Producing": "opens a Producer each time, and its client checks",
+    "Subscribing": "opens a Consumer each time, and its client checks",
+    "TraceWriter": "a thread writes",
+    "VirtualClockEventLoop": "a loop",
+}
+
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "acknowledge": ((1, 1),),
+    "acknowledge_cumulative": ((1, 1),),
+    "acknowledge_entries": (1, [1]),
+    "add_entries": (1, [1], 1),
+    "add_message": (1, 1, 1),
+    "append": (b"x",),
+    "append_many": ([b"x"],),
+    "batch_set": ((1, 1),),
+    "clear_backlog": ("s",),
+    "contains_message": (1, 1),
+    "create": ("x",),
+    "create_bucket_snapshot": (b"x", [b"y"], "k", "t", "c"),
+    "create_subscription": ("s",),
+    "dead_letter": ("why",),
+    "delete": (),
+    "delete_bucket_snapshot": (1,),
+    "forget": (),
+    "get_bucket_snapshot_length": (1,),
+    "get_bucket_snapshot_metadata": (1,),
+    "get_bucket_snapshot_segment": (1, 1, 1),
+    "get_scheduled_messages": (1,),
+    "individually_deleted": (1,),
+    "is_acked": ((1, 1),),
+    "lru_switch": (1,),
+    "mark_delete": (Position(1, 1),),
+    "nack": (),
+    "nack_entries": (1, [1]),
+    "nack_many": ([MessageId(1, 1)],),
+    "nack_nowait": (MessageId(1, 1),),
+    "negative_acknowledge": (MessageId(1, 1),),
+    "new_tracker": (),
+    "list_bucket_snapshots": ("t", "c"),
+    "open_damaged": ("x",),
+    "open_log": ("x",),
+    "partitions": ("t",),
+    "publish": (b"x",),
+    "put_property": ("k", "v"),
+    "read": (0, 0),
+    "remove_property": ("k",),
+    "schema": ("t",),
+    "seek": (0,),
+    "send": (b"x",),
+    "send_nowait": (b"x",),
+    "skip": ("s", 1),
+    "subscribe": ("s",),
+    "take": ("x",),
+    "unsubscribe": ("s",),
+}
+OF: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("Cursor", "acknowledge"): ([(1, 1)],),
+    ("Cursor", "forget"): (1,),
+    ("Cursor", "individually_deleted"): (),
+    ("Cursor", "reset"): ((1, 1),),
+    ("Cursor", "unacked"): (1, 0, 1),
+    ("Consumer", "acknowledge"): (MessageId(1, 1),),
+    ("Consumer", "acknowledge_cumulative"): (MessageId(1, 1),),
+    ("Consumer", "unsubscribe"): (),
+    ("LocalLogStore", "delete"): ("x",),
+    ("LocalTopic", "seek"): ("s", 0),
+    ("LogDelayedCursor", "forget"): (1,),
+    ("NegativeAcksTracker", "ack"): (MessageId(1, 1),),
+    ("NegativeAcksTracker", "nack"): (MessageId(1, 1),),
+    ("SharedSubscription", "acknowledge"): ((1, 1),),
+}
+SYNCHRONOUS = {
+    "Consumer": ["pause", "resume"],
+    "NegativeAcksTracker": ["nack_nowait", "nack_many", "nack_entries", "ack", "clear"],
+    "InMemoryDelayedDeliveryTracker": ["add_message", "get_scheduled_messages", "contains_message"],
+    "BucketDelayedDeliveryTracker": ["add_message", "get_scheduled_messages", "contains_message"],
+    "SharedSubscription": ["add_message", "get_scheduled_messages"],
+    "Producer": ["send_nowait"],
+    "Message": ["ack_soon"],
+}
+
+
+def calls(kind: str, it: object) -> list[str]:
+    """Return the names of the calls that a kind has: all that are awaited, and what else changes it."""
+    names = [
+        name
+        for name, call in inspect.getmembers(type(it), inspect.iscoroutinefunction)
+        if not name.startswith("_") and inspect.isfunction(inspect.getattr_static(type(it), name))
+    ]
+    return [*names, *SYNCHRONOUS.get(kind, [])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_another_loop_is_refused(kind: str, tmp_path: Path) -> None:
+    """O40: each call, from another thread's loop, raises WrongLoopError; then all goes on in its own loop."""
+    async with KINDS[kind](tmp_path) as it:
+        for name in calls(kind, it):
+            arguments = OF.get((kind, name), ARGUMENTS.get(name, ()))
+
+            async def elsewhere(name: str = name, arguments: tuple[Any, ...] = arguments) -> None:
+                found = getattr(it, name)(*arguments)
+                if inspect.isawaitable(found):
+                    await found
+
+            try:
+                with pytest.raises(WrongLoopError):
+                    await asyncio.to_thread(asyncio.run, elsewhere())
+            except BaseException as error:
+                raise AssertionError(f"{kind}.{name}{arguments}") from error
+        closing = getattr(it, "aclose", None) or getattr(it, "close", None)
+        if closing is not None:
+            await closing()
+
+
+async def test_nothing_was_changed() -> None:
+    """O40: what a refused call would have done has not been done."""
+    port = FakePort()
+    port.topic.publish(b"x")
+    async with Consumer(port) as consumer:
+        message = await consumer.receive()
+        for call in (consumer.aclose, message.ack, message.nack):
+            with pytest.raises(WrongLoopError):
+                await asyncio.to_thread(asyncio.run, call())
+        for at_once in (message.ack_soon, consumer.pause):
+            with pytest.raises(WrongLoopError):
+                await asyncio.to_thread(at_once)
+        assert (consumer.statistics().in_work, consumer.statistics().held) == (1, 0)
+        await message.ack()
+        port.topic.publish(b"y")
+        assert (await consumer.receive()).data == b"y"
+    with pytest.raises(ClosedError):
+        await consumer.receive()
+
+
+def test_no_public_class_is_forgotten() -> None:
+    """O40: each public class with calls that are awaited is tried above, or it is said why it need not be."""
+    found = set()
+    for module in PUBLIC - {"pulsar_nack.cli"}:
+        imported = importlib.import_module(module)
+        for name in getattr(imported, "__all__", ()):
+            kind = getattr(imported, name)
+            if not inspect.isclass(kind) or getattr(kind, "_is_protocol", False):
+                continue
+            is_awaited = inspect.getmembers(kind, inspect.iscoroutinefunction)
+            if any(not method.startswith("_") or method == "__aenter__" for method, _ in is_awaited):
+                found.add(kind.__name__)
+    assert found == KINDS.keys() | FREE.keys()
