@@ -684,7 +684,7 @@ async def test_what_are_no_numbers(wrong: Any) -> None:
             (cursor.unacked(wrong, 0, 5), "ledger"),
             (cursor.unacked(1, wrong, 5), "first"),
             (cursor.unacked(1, 0, wrong), "last"),
-            (cursor.acknowledge_entries(wrong, [3]), "position"),
+            (cursor.acknowledge_entries(wrong, [3]), "ledger"),
             (cursor.acknowledge_entries(1, [3, *([] if wrong is True else [wrong]), 9, 2**63]), "entries"),
         ):
             with pytest.raises(InvalidArgumentError, match=field):

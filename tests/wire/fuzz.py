@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pulsar_nack import BrokerError, BrokerRefusedError, ConnectionLostError
+from pulsar_nack import BrokerError, BrokerRefusedError, ConnectionLostError, Consumer
 from pulsar_nack.testing import run
 from pulsar_nack.wire import Client, ClientOptions, Producer
 from pulsar_nack.wire import _pulsar_pb2 as pb
@@ -112,15 +112,17 @@ class Fuzz:
         logger = logging.getLogger("pulsar_nack.wire")
         logger.addHandler(log)
         try:
-            async with _client(self._broker) as client:
-                await self._feed_all(client)
+            async with (
+                _client(self._broker) as client,
+                client.subscribe("orders", "billing") as consumer,
+                client.producer("orders", send_timeout=None) as producer,
+            ):
+                await self._feed_all(consumer, producer)
         finally:
             logger.removeHandler(log)
         return self.found
 
-    async def _feed_all(self, client: Client) -> None:
-        consumer = await client.subscribe("orders", "billing")
-        producer = await client.producer("orders", send_timeout=None)
+    async def _feed_all(self, consumer: Consumer, producer: Producer) -> None:
         port: Any = consumer.port
         (member,) = port._members
         frames = mutated(self._chance, 1, 1)
