@@ -260,7 +260,9 @@ async def test_what_was_cleared_does_not_come_back(when: str, caplog: pytest.Log
             gate.set()
             await clearing
         await stage.tracker.aclose()
-    assert ("the cursor still names 0 of them" in caplog.text) == (faults is None)
+    named = [record.args[1] for record in caplog.records if isinstance(record.args, tuple) and "cleared" in record.msg]
+    assert set(named) <= {0}
+    assert named or faults is not None  # else it depends on whether the file was closed before it was to be deleted
     stage.storage.faults.heal()
     async with stage.run():
         await stage.idle()
