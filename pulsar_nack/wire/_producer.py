@@ -256,11 +256,12 @@ class Producer(ClosesWhenDropped):
     # --- closing ---------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Send what there is, wait for the receipts, a few seconds at most, and close. Idempotent.
+        """Send what there is, wait for the receipts, a few seconds at most, and close. Idempotent, in any loop.
 
         :raises WrongLoopError: another event loop runs than the client's; nothing changed, as in all other calls
         """
-        check_loop(self._core.loop, "the producer")
+        if self._closing is None or not self._closing.done():
+            check_loop(self._core.loop, "the producer")
         await asyncio.shield(self._begin_close())
 
     async def close(self) -> None:
