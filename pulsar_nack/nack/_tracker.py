@@ -211,7 +211,7 @@ class NegativeAcksTracker:
         :raises WouldBlockError: ``max_held`` ids are held; nothing was added
         :raises ClosedError: after :meth:`aclose`
         :raises NotOpenError: outside of ``async with``
-        :raises WrongLoopError: called in another thread or event loop than the tracker's; all methods raise this
+        :raises WrongLoopError: called in another thread than the one it was entered in; all methods raise this
         """
         if redelivery_count is not _NO_COUNT:
             check_count(redelivery_count)
