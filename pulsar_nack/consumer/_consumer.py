@@ -1007,15 +1007,18 @@ class Consumer(ClosesWhenDropped):
         record = self._check_unsettled(message_id, message)
         if dead is not None and await self._nacked_for_the_last_time(dead, message_id, payload, message, reason):
             return None
-        is_new = record is None or record.state is State.IN_WORK
+        is_new, left_ms = record is None or record.state is State.IN_WORK, milliseconds
         if is_new and not (self._room.is_free and self._has_room(message_id, milliseconds, payload)):
             if self._note is not None and not self._has_room(message_id, milliseconds, payload):
                 count = 0 if record is None else record.redelivery_count
                 self._note("hold", message_id, count, reason="no room")
+            now = asyncio.get_running_loop().time
+            began_at = now()
             await self._room.wait_for(lambda: self._has_room(message_id, milliseconds, payload))
             self._check_unsettled(message_id, message)
+            left_ms = max(milliseconds - round((now() - began_at) * 1000), 0)
         record = self._states.hold(message_id)
-        self._holds.hold(record, milliseconds, payload)
+        self._holds.hold(record, left_ms, payload)
         if self._note is not None:
             due_in_ms = max(record.due_at_ms - self._clock.now_ms(), 0) if record.is_held else None
             self._note(

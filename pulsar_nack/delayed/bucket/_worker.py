@@ -335,12 +335,13 @@ class Worker:
         await self.jobs.aclose()
         if not self._cleared:
             return
-        came_back = len(self._cleared.intersection(self._snapshots.named()))
+        named = len(self._cleared.intersection(self._snapshots.named()))
         _log.warning(
             "%d cleared snapshots could not be deleted before the tracker was closed; the cursor still names"
-            " %d of them, and their messages will be held again; last error: %r",
+            " %d of them%s; last error: %r",
             len(self._cleared),
-            came_back,
+            named,
+            ", and their messages will be held again" if named else ": no message comes back",
             self._snapshots.operations.last_error,
         )
 
