@@ -1,9 +1,9 @@
-"""From the event loop that something is opened in to its end: in no other loop, and not without being closed.
+"""Lifetime rules: an object is used in one event loop only, and closes itself if it is dropped without being closed.
 
-What is to be closed by its user closes itself, with a warning, when the last user drops it instead. Its tasks, timers
-and the callbacks that connections have keep it alive for as long as it runs. So there are two objects of one class that
-share one ``__dict__``: users have the *outer* one, and everything of its own that outlives a call has the *inner* one.
-The outer one goes with the last reference that a user has. Neither costs a call anything.
+An open consumer cannot notice that its user dropped it: its tasks, timers and the callbacks in connections keep it
+alive. So there are two objects of one class that share one ``__dict__``: users have the *outer* one, and everything
+internal that outlives a call has the *inner* one. When the user's last reference goes, the outer object is collected,
+which warns and closes the inner one. Calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from .errors import WrongLoopError
 
 _LOG: Final = logging.getLogger("pulsar_nack.lifetime")
 running_loop = asyncio._get_running_loop
-"""Returns the loop that runs in this thread, None without one. Too slow for the hottest calls: see :func:`home_of`."""
+"""Returns the loop that runs in this thread, or None. Too slow for the hottest calls: see :func:`home_of`."""
 
 
 class Home(Protocol):
-    """What a hot call looks at: in the thread of this id its loop runs now, and the call is right without more."""
+    """Where hot calls need no further check: in the thread with this id, while the object's loop runs there."""
 
     @property
     def _thread_id(self) -> int | None: ...
 
 
 NOWHERE: Final[Home] = SimpleNamespace(_thread_id=None)
-"""The home of what is closed, or not open yet."""
+"""The home of an object that is closed, or not open yet."""
 
 
 class _ForeignLoop:
-    """The home of what belongs to a loop that does not show its thread, as uvloop's do not."""
+    """The home of an object whose loop does not show its thread, as uvloop's."""
 
     __slots__ = ("_is_running", "_thread")
 
@@ -47,7 +47,7 @@ class _ForeignLoop:
 
 
 def home_of(loop: asyncio.AbstractEventLoop | None) -> Home:
-    """Return the home of what belongs to a loop that runs here; without a loop, of what this thread uses."""
+    """Return the home of an object that belongs to a loop, which runs here; without a loop, to this thread for now."""
     if loop is None:
         return SimpleNamespace(_thread_id=get_ident())
     home: Any = loop if hasattr(loop, "_thread_id") else _ForeignLoop(loop)
@@ -55,21 +55,21 @@ def home_of(loop: asyncio.AbstractEventLoop | None) -> Home:
 
 
 def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
-    """Raise :class:`WrongLoopError` unless ``loop`` is the one that runs here, or there is none for it yet."""
+    """Raise :class:`WrongLoopError` if ``loop`` is not None and not the loop that runs in this thread."""
     if loop is not None and running_loop() is not loop:
         raise WrongLoopError(what)
 
 
 def shown(it: object) -> str:
-    """Return the ``repr`` of what is dropped; of a subclass it may fail, which is to keep nothing open."""
+    """Return an object's ``repr``; where that of a subclass fails, the one that every object has."""
     try:
         return repr(it)
-    except Exception:  # noqa: BLE001 - code of a user, who gets the warning all the same
+    except Exception:  # noqa: BLE001 - code of a user, who must get the warning all the same
         return object.__repr__(it)
 
 
 class NotCopied:
-    """The base of what runs: a copy would share all of it, and close it when dropped."""
+    """Base class of objects that cannot be copied: the copy would share all they have, and close it when dropped."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse to be copied or pickled."""
@@ -77,12 +77,12 @@ class NotCopied:
 
 
 class OfOneLoop:
-    """The base of what belongs to the event loop in which it is made, or used first."""
+    """Base class of objects that belong to the event loop in which they are made, or first used."""
 
     _loop: asyncio.AbstractEventLoop | None
 
     def __new__(cls, *_args: Any, **_settings: Any) -> Self:
-        """Note in which loop it is made, if one runs."""
+        """Note the running event loop, if there is one."""
         self = super().__new__(cls)
         self._loop = running_loop()
         return self
@@ -95,29 +95,29 @@ class OfOneLoop:
 
 
 class ClosesWhenDropped(NotCopied):
-    """The base of what warns and closes itself when its users drop it."""
+    """Base class of objects that warn and close themselves when they are dropped without being closed."""
 
     _inner: Any = None
     _keeps: object = None
-    """What lives at least as long, as the client does."""
+    """An object that has to live as long as this one, such as the client of a consumer."""
 
     def _twin(self) -> Self:
-        """Return the other one of the two objects."""
+        """Return a second object with the same ``__dict__``, for use as the inner one."""
         twin = object.__new__(type(self))
         twin.__dict__ = self.__dict__
         return twin
 
     def _open_in(self) -> asyncio.AbstractEventLoop | None:
-        """Return the loop in which it runs, None once it is closed, or before it is open."""
+        """Return the event loop of an open object; None before it is opened and after it is closed."""
         raise NotImplementedError
 
     def _begin_close(self) -> object:
-        """Begin to close; nobody waits for the end."""
+        """Start closing, without waiting for the end."""
         raise NotImplementedError
 
     def _close_dropped(self) -> None:
         if self._open_in() is not None:
-            name = shown(self)  # a record of the log may stay
+            name = shown(self)  # as text: a log record that is kept must not keep the object
             self._begin_close()
             _LOG.warning("%s was dropped without being closed; it is closed now", name)
 
