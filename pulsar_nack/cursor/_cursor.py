@@ -271,12 +271,8 @@ class Cursor(OfOneLoop, CursorFigures):
         """
         if positions.__class__ is not list:
             positions = _as_list("positions", positions)
-        if (
-            self._line.is_busy
-            or self._is_crowded
-            or get_ident() != self._home._thread_id
-            or self._flusher.broken is not None
-        ):
+        flusher = self._flusher
+        if self._line.is_busy or self._is_crowded or get_ident() != self._home._thread_id or flusher.broken is not None:
             await self._acknowledge_in_line(positions, batch_sets)
             return
         try:
@@ -286,8 +282,8 @@ class Cursor(OfOneLoop, CursorFigures):
             return
         if positions and (ledger := positions[-1][0]) != self._used:
             self._switch(ledger, positions)
-        if not self._flusher.is_armed:
-            self._flusher.arm()
+        if not flusher.is_armed:
+            flusher.arm()
         self._countdown -= 1
         if self._countdown <= 0:
             self._look()
