@@ -143,11 +143,11 @@ class Unread:
             self._members = self._entry.members(self._reader.max_metadata_bytes)
         deliveries = self._readable(most) if self._damage is None else self._damaged(most)
         self.messages -= len(deliveries)
-        if self._next < self._entry.metadata.num_messages_in_batch:
+        if self.messages and self._next < self._entry.metadata.num_messages_in_batch:
             head = self.head
             self.id = _delivered_id((head.ledger, head.entry, self._reader.partition, self._next), self._extras)
             self.bytes = max(self.bytes - sum([len(each.data) for each in deliveries]), 0)
-        else:
+        else:  # what comes behind the last one that is shown is not read
             self.messages = self.bytes = 0
         return deliveries
 
