@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from .._delays import delay_ms
 from .._foreign import shown
 from ..consumer import AcksDone, Delivery, SessionEvent
+from ..consumer._port import bytes_of
 from ..errors import (
     BrokerError,
     BrokerRefusedError,
@@ -462,7 +463,7 @@ class TopicConsumer:
         if isinstance(found, Unread):
             shown, size = found.messages, found.bytes
         elif found is not None:
-            shown, size = 1, len(found[0] if isinstance(found, tuple) else found.data)
+            shown, size = 1, len(found[0]) if isinstance(found, tuple) else bytes_of(found)
         if shown != permits:
             self._free(permits - shown)
             self._set_chunk_timer()
@@ -505,7 +506,7 @@ class TopicConsumer:
         if not self._has_queue:
             self._permits.is_held = True  # until a call waits for the next one
         self._free(1)  # first: while it still counts as here it tells the size of messages
-        size = len(delivery.data)
+        size = bytes_of(delivery) if type(delivery) is Delivery else len(delivery.data)  # in line: the hot path
         self._queued -= 1
         self._queued_bytes -= size
         self._prefetched.bytes -= size

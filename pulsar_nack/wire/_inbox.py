@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ..consumer import Delivery
+from ..consumer._port import bytes_of
 from ..ids import MessageId
 from ._delivery import Item
 from ._unread import Unread, read_some
@@ -177,4 +178,4 @@ class WireInbox:
 def _queued(waiting: Delivery | Unread) -> Queued:
     if isinstance(waiting, Unread):
         return Queued(waiting.id, waiting.messages, waiting.bytes)
-    return Queued(waiting.id, 1, len(waiting.data))
+    return Queued(waiting.id, 1, bytes_of(waiting))

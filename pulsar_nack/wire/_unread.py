@@ -2,7 +2,7 @@
 
 So what an entry claims costs memory and time only as its messages are received, a few at a time, whatever their number
 is: a million empty messages are nine kilobytes on the way. Until then they count as messages that are here, and take
-the bytes that they are said to have.
+the bytes that they are said to have, but no less than is here of them.
 
 What is large after decompression is decompressed in a thread, while the loop goes on.
 """
@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ..consumer import Delivery
+from ..consumer._port import OF_A_PROPERTY, bytes_of
 from ..errors import MissingExtraError, UndecodableMessageError
 from ..ids import MessageId, _delivered_id
 from ._ack_sets import all_of
@@ -45,11 +46,13 @@ class Unread:
 
     :param entry: of which the payload is as it came
     :param stored: what a message that cannot be decompressed has instead of data
+    :param about: how many bytes the entry has beside the payload
     :param shown: the messages of a batch that are to be shown, as bits
     :param message_id: of one message that is no batch
     """
 
     __slots__ = (
+        "_about",
         "_damage",
         "_entry",
         "_extras",
@@ -58,6 +61,7 @@ class Unread:
         "_next",
         "_opening",
         "_reader",
+        "_size",
         "_stored",
         "bytes",
         "head",
@@ -73,6 +77,7 @@ class Unread:
         entry: Entry,
         stored: bytes,
         *,
+        about: int,
         shown: int = 1,
         message_id: MessageId | None = None,
     ) -> None:
@@ -80,8 +85,10 @@ class Unread:
         self.head = head
         self.messages = shown.bit_count()
         """How many are left, as far as is known."""
-        is_packed = bool(metadata.compression)
-        self.bytes = min(metadata.uncompressed_size, reader.max_bytes) if is_packed else len(entry.payload)
+        self._size = min(metadata.uncompressed_size, reader.max_bytes) if metadata.compression else len(entry.payload)
+        self._about = about + OF_A_PROPERTY * len(metadata.properties)
+        here = self._about + len(entry.payload) + (0 if stored is entry.payload else len(stored))
+        self.bytes = max(here, self._size)
         """What they take."""
         self.is_acked = False
         """Whether nothing of the entry remains to be acknowledged."""
@@ -115,7 +122,7 @@ class Unread:
     def is_opening(self, then: Callable[[], None]) -> bool:
         """Return whether it is being decompressed in a thread; that begins now if it has to, and calls ``then``."""
         entry = self._entry
-        if self._members is not None or not entry.metadata.compression or self.bytes <= _LARGE:
+        if self._members is not None or not entry.metadata.compression or self._size <= _LARGE:
             return False
         if self._opening is None:
             loop = asyncio.get_running_loop()
@@ -140,6 +147,7 @@ class Unread:
                 self.messages = self.bytes = 0
                 return [self._reader.delivery(self.id, self.head, self._entry.metadata, payload)]
             self._entry = self._entry._replace(payload=payload)
+            self.bytes = self._about + len(payload)
             self._members = self._entry.members(self._reader.max_metadata_bytes)
         deliveries = self._readable(most) if self._damage is None else self._damaged(most)
         self.messages -= len(deliveries)
@@ -222,6 +230,6 @@ def read_some(unread: Unread, source: Reading, most: int = AT_ONCE) -> list[Deli
     """Read the next messages, at most so many; ``source`` learns what has become of what it counts."""
     messages, size = unread.messages, unread.bytes
     deliveries = unread.take(most)
-    here = sum([len(each.data) for each in deliveries])
+    here = sum([bytes_of(each) if type(each) is Delivery else len(each.data) for each in deliveries])
     source.read(unread, len(deliveries) + unread.messages - messages, here + unread.bytes - size)
     return deliveries

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+import random
+from typing import Any, Final
+
+import pytest
 
 from pulsar_nack.testing import virtual_time
-from tests.wire.consuming import consuming
+from pulsar_nack.wire import Client
+from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._options import ClientOptions
+from tests.wire.consuming import TOPIC, consuming
+from tests.wire.fake_broker import FakeBroker
+from tests.wire.fake_topics import metadata_of
+from tests.wire.frames import batch_payload, message_rest
 
 SIZE: Final = 1_000
 
@@ -27,3 +36,61 @@ async def test_a_batch_of_which_only_the_first_is_shown_leaves_nothing_counted()
             await asyncio.sleep(1)
             assert made.core.prefetched.bytes == 0
             assert made.permits() > 900
+
+
+NOISE: Final = random.Random(1).randbytes(50_000)
+PROPERTIES: Final = {f"{number:04x}": "" for number in range(5_000)}
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        message_rest(metadata_of(compression=pb.LZ4, uncompressed_size=1), NOISE),
+        message_rest(metadata_of(PROPERTIES), b""),
+        message_rest(metadata_of(PROPERTIES, compression=pb.LZ4, uncompressed_size=1), b""),
+        message_rest(metadata_of(PROPERTIES, num_messages_in_batch=1), batch_payload([b""])),
+        message_rest(metadata_of(partition_key="k" * 50_000), b""),
+        message_rest(metadata_of(ordering_key=b"k" * 50_000), b""),
+        message_rest(metadata_of(schema_version=b"k" * 50_000), b""),
+        message_rest(metadata_of(replicated_from="k" * 50_000), b""),
+    ],
+    ids=["claimed", "properties", "compressed", "batch", "key", "ordering key", "schema version", "replicated"],
+)
+@virtual_time
+async def test_what_is_here_counts_whatever_its_producer_claims(rest: bytes) -> None:
+    """A few entries of 50 kB fill 200 kB; once they are received nothing is counted."""
+    broker = FakeBroker()
+    for _ in range(50):
+        broker.topic(TOPIC).append(rest)
+    options: dict[str, Any] = {"initial_position": "earliest", "redelivery": "broker"}
+    async with (
+        Client(broker.url, ClientOptions(max_prefetched_bytes=200_000), dial=broker.dial) as client,
+        client.subscribe("t", "s", **options) as consumer,
+    ):
+        await asyncio.sleep(10)
+        port: Any = consumer._port
+        assert 1 <= len(port._inbox) <= 10
+        for _ in range(50):
+            await (await consumer.receive(timeout=10)).ack()
+        assert port._core.prefetched.bytes == 0
+
+
+@virtual_time
+async def test_what_is_kept_here_counts_with_its_properties_and_keys() -> None:
+    """``max_local_bytes`` bounds them too; beyond it the broker is asked."""
+    broker = FakeBroker()
+    for _ in range(20):
+        broker.topic(TOPIC).publish(b"", properties=PROPERTIES, partition_key="k" * 50_000)
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe(
+            "t", "s", initial_position="earliest", redelivery="local", max_local_bytes=2_000_000
+        ) as consumer,
+    ):
+        for _ in range(20):
+            await (await consumer.receive(timeout=10)).nack(60)
+        now = consumer.statistics()
+        assert now.kept * 500_000 < now.kept_bytes <= 2_000_000
+        for _ in range(20):
+            await (await consumer.receive(timeout=100)).ack()
+        assert consumer.statistics().kept_bytes == 0
