@@ -93,10 +93,15 @@ class WireInbox:
             item, source = ready.popleft(), sources.popleft()
             if source.epoch != self._epochs[source]:
                 continue
-            if type(item) is not Unread:
-                return source.taken(item)  # type: ignore[arg-type]
-            if not self._read(item, source):
-                return None
+            try:
+                if type(item) is not Unread:
+                    return source.taken(item)  # type: ignore[arg-type]
+                if not self._read(item, source):
+                    return None
+            except BaseException:  # want of memory, of threads: another call reads it
+                self._put_first([item], source)
+                self.wake_all()
+                raise
         return None
 
     def _read(self, unread: Unread, source: Source) -> bool:

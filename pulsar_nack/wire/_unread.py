@@ -138,15 +138,16 @@ class Unread:
             try:
                 payload = self._unpacked()
             except (UndecodableMessageError, MissingExtraError) as error:
-                self.messages = self.bytes = 0
                 message_id = None if self._entry.is_batch else self.id
                 about = self._entry.metadata
-                return [self._reader.unreadable(self.head, self._stored, error, message_id, about=about)]
-            self._stored, self._opening = b"", None
-            if not self._entry.is_batch:
+                unreadable = self._reader.unreadable(self.head, self._stored, error, message_id, about=about)
                 self.messages = self.bytes = 0
-                return [self._reader.delivery(self.id, self.head, self._entry.metadata, payload)]
-            self._entry = self._entry._replace(payload=payload)
+                return [unreadable]
+            if not self._entry.is_batch:
+                delivery = self._reader.delivery(self.id, self.head, self._entry.metadata, payload)
+                self.messages = self.bytes = 0
+                return [delivery]
+            self._entry, self._stored = self._entry._replace(payload=payload), b""
             self.bytes = self._about + len(payload)
             self._members = self._entry.members(self._reader.max_metadata_bytes)
         deliveries = self._readable(most) if self._damage is None else self._damaged(most)
@@ -160,8 +161,9 @@ class Unread:
         return deliveries
 
     def _unpacked(self) -> bytes:
-        if self._opening is not None:
-            return self._opening.result()
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            return opening.result()
         entry = self._entry
         return unpack(entry.metadata, entry.payload, self._reader.max_bytes)
 
@@ -190,9 +192,12 @@ class Unread:
                         break
         except UndecodableMessageError as error:  # the others too: where they begin is not known
             self._damage = error
-        self._next = index + 1
+        except BaseException:  # those that were read go with it: they are read again
+            self._members = islice(self._entry.members(reader.max_metadata_bytes), self._next, None)
+            raise
         if hidden:
             self._hide(hidden)
+        self._next = index + 1
         return deliveries
 
     def _damaged(self, most: int) -> list[Delivery]:
@@ -216,8 +221,8 @@ class Unread:
         for index in hidden:
             bits[index >> 3] |= 1 << (index & 7)
         remaining = all_of(size) & ~int.from_bytes(bits, "little")
-        self.messages -= len(hidden)
         self.is_acked = not self._reader.ack_sets.narrow((self.head.ledger, self.head.entry), remaining)
+        self.messages -= len(hidden)
 
 
 def _look_at(opening: asyncio.Future[bytes]) -> None:
@@ -229,7 +234,10 @@ def _look_at(opening: asyncio.Future[bytes]) -> None:
 def read_some(unread: Unread, source: Reading, most: int = AT_ONCE) -> list[Delivery]:
     """Read the next messages, at most so many; ``source`` learns what has become of what it counts."""
     messages, size = unread.messages, unread.bytes
-    deliveries = unread.take(most)
-    here = sum([bytes_of(each) if type(each) is Delivery else len(each.data) for each in deliveries])
-    source.read(unread, len(deliveries) + unread.messages - messages, here + unread.bytes - size)
+    deliveries: list[Delivery] = []
+    try:
+        deliveries = unread.take(most)
+    finally:
+        here = sum([bytes_of(each) if type(each) is Delivery else len(each.data) for each in deliveries])
+        source.read(unread, len(deliveries) + unread.messages - messages, here + unread.bytes - size)
     return deliveries

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import pytest
 
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import Client
+from pulsar_nack.wire import Client, _unread
 from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._compression import compress
+from pulsar_nack.wire._deliveries import EntryReader
 from pulsar_nack.wire._options import ClientOptions
 from tests.wire.consuming import TOPIC, consuming
 from tests.wire.fake_broker import FakeBroker
@@ -94,3 +98,67 @@ async def test_what_is_kept_here_counts_with_its_properties_and_keys() -> None:
         for _ in range(20):
             await (await consumer.receive(timeout=100)).ack()
         assert consumer.statistics().kept_bytes == 0
+
+
+def _packed(payload: bytes, **fields: Any) -> bytes:
+    about = metadata_of(compression=pb.LZ4, uncompressed_size=len(payload), **fields)
+    return message_rest(about, compress(pb.LZ4, payload))
+
+
+def _failing(real: Callable[..., Any], error: Exception, times: int) -> Callable[..., Any]:
+    """Return what raises this in one call, the one after so many, and else does what it did."""
+    calls = iter(range(1_000_000))
+
+    def once(*args: Any, **named: Any) -> Any:
+        if next(calls) == times:
+            raise error
+        return real(*args, **named)
+
+    return once
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "rest", "messages"),
+    [
+        (_unread, "unpack", _packed(b"x"), 1),
+        (_unread, "unpack", _packed(bytes(2 << 20)), 1),
+        (ThreadPoolExecutor, "submit", _packed(bytes(2 << 20)), 1),
+        (EntryReader, "delivery", _packed(b"x"), 1),
+        (_unread, "unpack", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
+        (_unread, "plain_member", message_rest(metadata_of(num_messages_in_batch=3), batch_payload([b""] * 3)), 3),
+        (_unread, "plain_member", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
+        (EntryReader, "opened", message_rest(metadata_of(), b"x"), 1),
+    ],
+    ids=["small", "large", "thread", "made", "batch", "member", "packed member", "plain"],
+)
+@virtual_time
+async def test_an_entry_that_cannot_be_read_now_is_read_by_the_next_call(
+    where: Any, name: str, rest: bytes, messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Want of memory or of threads is raised, once; all messages come, in order, and nothing stays counted."""
+    broker = FakeBroker()
+    topic = broker.topic(TOPIC)
+    options: dict[str, Any] = {"initial_position": "earliest", "redelivery": "broker"}
+    async with (
+        Client(broker.url, ClientOptions(max_prefetched_bytes=64 << 20), dial=broker.dial) as client,
+        client.subscribe("t", "s", **options) as consumer,
+    ):
+        for _ in range(3):
+            topic.append(rest, messages=messages)
+        await asyncio.sleep(1)
+        monkeypatch.setattr(where, name, _failing(getattr(where, name), MemoryError(), 0 if messages == 1 else 1))
+        got: list[tuple[int, int]] = []
+        errors = 0
+        while len(got) < 3 * messages:
+            try:
+                message = await consumer.receive(timeout=10)
+            except MemoryError:
+                errors += 1
+                continue
+            got.append((message.id.entry, max(message.id.batch_index, 0)))
+            await message.ack()
+        assert (got, errors) == ([divmod(number, messages) for number in range(3 * messages)], 1)
+        port: Any = consumer._port
+        (member,) = port._members
+        assert (member._queued, member._queued_bytes, port._core.prefetched.bytes) == (0, 0, 0)
+        assert member._permits.out + member._permits._free == member._permits.size
