@@ -149,6 +149,7 @@ class TopicConsumer:
             self._chunks,
             options=core.options,
             now_ms=core.clock.now_ms,
+            threads=core.threads,
         )
         most = sys.maxsize if options.only_one_gets_messages else MOST_IDS  # there one rewind is enough for all
         self._redeliveries = Redeliveries(core.loop, self._ask_again, most=most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any, Final, NamedTuple
 
 from ..consumer import Delivery
@@ -59,6 +60,7 @@ class EntryReader:
     :param ack_sets: is told what of a batch is not to be acknowledged any more
     :param options: with the most that is taken
     :param now_ms: tells the time
+    :param threads: where large payloads are decompressed, None: in those of the loop
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class EntryReader:
         *,
         options: ClientOptions,
         now_ms: Callable[[], int],
+        threads: Executor | None = None,
     ) -> None:
+        self.threads = threads
         self.max_bytes = options.max_frame_bytes
         self.max_metadata_bytes = options.max_metadata_bytes
         self._max_batch_messages = options.max_batch_messages

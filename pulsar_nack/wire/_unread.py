@@ -4,7 +4,7 @@ So what an entry claims costs memory and time only as its messages are received,
 is: a million empty messages are nine kilobytes on the way. Until then they count as messages that are here, and take
 the bytes that they are said to have, but no less than is here of them.
 
-What is large after decompression is decompressed in a thread, while the loop goes on.
+What is large after decompression is decompressed in a thread of the client, while the loop goes on.
 """
 
 from __future__ import annotations
@@ -126,8 +126,10 @@ class Unread:
             return False
         if self._opening is None:
             loop = asyncio.get_running_loop()
-            most = self._reader.max_bytes
-            self._opening = loop.run_in_executor(None, unpack, entry.metadata, entry.payload, most)
+            reader = self._reader
+            self._opening = loop.run_in_executor(
+                reader.threads, unpack, entry.metadata, entry.payload, reader.max_bytes
+            )
             self._opening.add_done_callback(_look_at)
             self._opening.add_done_callback(lambda _: then())
         return not self._opening.done()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -162,3 +163,35 @@ async def test_an_entry_that_cannot_be_read_now_is_read_by_the_next_call(
         (member,) = port._members
         assert (member._queued, member._queued_bytes, port._core.prefetched.bytes) == (0, 0, 0)
         assert member._permits.out + member._permits._free == member._permits.size
+
+
+async def test_large_messages_come_while_the_threads_of_the_loop_wait_for_them() -> None:
+    """As workers do that ``asyncio.to_thread`` has started; the client's own threads end with it."""
+    broker = FakeBroker(latency=0)
+    topic = broker.topic(TOPIC)
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.subscribe("t", "s", initial_position="earliest") as consumer,
+    ):
+
+        def work() -> list[int]:
+            calls = [asyncio.run_coroutine_threadsafe(consumer.receive(timeout=5), loop) for _ in range(2)]
+            return sorted(len(call.result(10).data) for call in calls)
+
+        worker = asyncio.create_task(asyncio.to_thread(work))
+        await asyncio.sleep(0)
+        topic.append(_packed(bytes(2 << 20)))
+        topic.publish(b"small")
+        assert await worker == [5, 2 << 20]
+    assert not any(thread.name.startswith("pulsar-nack-wire") for thread in await _left())
+
+
+async def _left() -> list[threading.Thread]:
+    """Return the threads, once those that are to end had time to."""
+    for _ in range(500):
+        await asyncio.sleep(0.01)
+        if not any(thread.name.startswith("pulsar-nack-wire") for thread in threading.enumerate()):
+            break
+    return threading.enumerate()
