@@ -50,7 +50,7 @@ from ._inbox import Queued
 from ._pausing import Pausing
 from ._permits import Permits
 from ._redeliveries import MOST_IDS, Redeliveries
-from ._refusals import as_text, is_busy, is_transient
+from ._refusals import as_text, is_busy, is_of_no_consumer, is_transient
 from ._resuming import Resuming
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
@@ -939,7 +939,7 @@ class TopicConsumer:
         return None
 
     async def _ask(self, make: Callable[[int, int], pb.BaseCommand], *, is_seek: bool = False) -> pb.BaseCommand:
-        """Ask what does no harm when it is asked twice: on the next connection if one breaks."""
+        """Ask what does no harm when it is asked twice: in the next session where one ends meanwhile."""
         limit = self._core.options.request_timeout.total_seconds()
         ends_at = self._loop.time() + limit
         while True:
@@ -950,6 +950,10 @@ class TopicConsumer:
                 return await session.ask(make, timeout=max(ends_at - self._loop.time(), 0.001))
             except ConnectionLostError:
                 if self._loop.time() >= ends_at:
+                    raise
+            except BrokerRefusedError as error:
+                is_closed = session is not self._session and is_of_no_consumer(error)
+                if not is_closed or self._loop.time() >= ends_at:
                     raise
             finally:
                 self._may_subscribe.set()

@@ -75,6 +75,13 @@ def is_busy(error: BaseException) -> bool:
     return isinstance(error, BrokerRefusedError) and error.code in _BUSY
 
 
+def is_of_no_consumer(error: BrokerRefusedError) -> bool:
+    """Return whether the broker does not know the consumer that asked: it may just have closed it."""
+    return error.code == "ConsumerNotFound" or (
+        error.code == "MetadataError" and "consumer not found" in error.text.lower()
+    )
+
+
 def told(what: str, error: BrokerError) -> BrokerError:
     """Return the same error, with what was tried before its words; itself unchanged, as others may get it too."""
     copied = copy(error)
