@@ -128,7 +128,7 @@ _LATER = {
     "delete_bucket_snapshots": "delayed",
     "open_local": "topic",
 }
-"""What is imported when it is first used: consumers of a broker do without."""
+"""Names that are imported on first use, by module: consumers of a broker do not need them."""
 
 __all__ = [
     "AlarmClock",
@@ -245,7 +245,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what was not needed until now."""
+    """Import a name of ``_LATER`` on its first use."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)

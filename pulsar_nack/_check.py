@@ -1,4 +1,4 @@
-"""Checks of arguments, before anything has changed: the error names the field and the value."""
+"""Checks of arguments. Each raises InvalidArgumentError, which names the field and the value."""
 
 from __future__ import annotations
 
@@ -14,58 +14,58 @@ _T = TypeVar("_T", bound=BaseModel)
 
 
 def check_kind(field: str, value: object, kind: type[Any], expected: str) -> None:
-    """Refuse all but None and an instance of a class, or of a protocol; a class itself is none."""
+    """Raise unless ``value`` is None or an instance of ``kind``, a class or protocol; a class itself is refused."""
     if value is not None and (isinstance(value, type) or not isinstance(value, kind)):
         raise InvalidArgumentError(field, value, expected)
 
 
 def check_config(config: object, kind: type[Any], field: str = "config") -> None:
-    """Refuse all but None and settings of this class: those of another one may have none of the same names."""
+    """Raise unless ``config`` is None or settings of this class: another class may lack the names that are read."""
     check_kind(field, config, kind, f"a {kind.__name__} or None")
 
 
 def config_of(config: object, kind: type[_T], field: str = "config") -> _T:
-    """Return checked settings, the defaults for None."""
+    """Return the settings after a check; for None the defaults."""
     check_config(config, kind, field)
     return config if isinstance(config, kind) else kind()
 
 
 def check_clock(clock: object, field: str = "clock") -> None:
-    """Refuse all but None and a clock."""
+    """Raise unless ``clock`` is None or a clock."""
     check_kind(field, clock, Clock, "a Clock (an object with now_ms()) or None")
 
 
 def clock_of(clock: object) -> Clock:
-    """Return a checked clock, the wall clock for None."""
+    """Return the clock after a check; for None the wall clock."""
     check_clock(clock)
     return clock if isinstance(clock, Clock) else WallClock()
 
 
 def check_callable(field: str, value: object, expected: str) -> None:
-    """Refuse what cannot be called."""
+    """Raise unless ``value`` can be called."""
     if not callable(value):
         raise InvalidArgumentError(field, value, expected)
 
 
 def check_has(field: str, value: object, names: tuple[str, ...], expected: str) -> None:
-    """Refuse what lacks one of these attributes: where a protocol has too many to ask for all."""
+    """Raise unless ``value`` has all these attributes: a sample of a protocol that has many."""
     if isinstance(value, type) or not all(hasattr(value, name) for name in names):
         raise InvalidArgumentError(field, value, expected)
 
 
 def check_list(field: str, value: object, expected: str) -> None:
-    """Refuse what is no list, or another iterable; text and bytes are none, though they can be gone through."""
+    """Raise unless ``value`` is an iterable other than text or bytes."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidArgumentError(field, value, expected)
 
 
 def check_flag(field: str, value: object) -> None:
-    """Refuse all but True and False."""
+    """Raise unless ``value`` is True or False."""
     if not isinstance(value, bool):
         raise InvalidArgumentError(field, value, "True or False")
 
 
 def check_text(field: str, value: object) -> None:
-    """Refuse all but a str."""
+    """Raise unless ``value`` is a str."""
     if not isinstance(value, str):
         raise InvalidArgumentError(field, value, "a str")

@@ -17,9 +17,9 @@ def connect(url: str, *, freeze_gc: bool = False, **options: Any) -> Client:
     Nothing is sent yet: connections are made when they are needed, shared, and made again when they break.
 
     :param url: ``pulsar://host:6650``, or ``pulsar+ssl://host:6651``, with several hosts parted by commas
-    :param freeze_gc: collect garbage once, and have Python's garbage collector leave alone from then on what the
-        program has imported and made (:func:`gc.freeze`). A full collection stops the event loop, for longer the more
-        objects there are. It concerns the whole process: call it when everything is imported, before the work begins
+    :param freeze_gc: collect garbage once, and exempt all present objects from later collections (:func:`gc.freeze`). A
+        full collection stops the event loop, for longer the more objects there are. This affects the whole process:
+        use it when everything is imported, before the work begins
     :param options: the fields of :class:`~pulsar_nack.wire.ClientOptions`: ``authentication``, ``tls``, timeouts
     :raises InvalidArgumentError: names the argument
     :raises MissingExtraError: protobuf or google-crc32c is not installed

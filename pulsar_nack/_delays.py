@@ -24,10 +24,10 @@ _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_DELAY_S: Final = MAX_DELAY_MS // 1000
 MAX_NUMBER_S: Final = 366 * 86_400
-"""A year: more seconds as a plain number are most likely ms."""
+"""A year of seconds: a larger number is most likely meant as ms."""
 _FLOAT_ERROR: Final = 1e-15
 _EXPECTED: Final = "seconds as a finite number from 0 to a year, or a timedelta of at most a century"
-_AS_MS: Final = "seconds, at most a year of them as a number: this is most likely meant as ms (else use a timedelta)"
+_AS_MS: Final = "seconds, at most a year as a number: this is most likely meant as ms (if not, use a timedelta)"
 
 
 def delay_ms(value: object, field: str = "delay") -> int:
@@ -36,7 +36,7 @@ def delay_ms(value: object, field: str = "delay") -> int:
     What is above a whole ms by no more than the error of a float counts as that ms.
 
     Raises :class:`InvalidArgumentError` naming ``field`` for a bool, a str, NaN, an infinite, negative or huge value,
-    and for a number of more than a year, which is most likely meant as ms.
+    and for a number of more than a year of seconds, which is most likely meant as ms.
     """
     most = MAX_NUMBER_S
     if type(value) is float or type(value) is int:

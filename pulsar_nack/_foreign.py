@@ -1,6 +1,6 @@
-"""Foreign text: what brokers, issuers, messages and files say, made fit for an error, a log or a terminal.
+"""Makes foreign text (words of brokers and issuers, metadata, file names) safe for errors, logs and terminals.
 
-All of it goes through here before it is shown: cut at 200 characters, control characters escaped.
+All such text goes through here before it is shown: it is cut to 200 characters, and control characters are escaped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CREDENTIALS: Final = re.compile(r"(?<=//).*@|(?<=[?#]).+", re.DOTALL)
 
 
 def shown(text: str | bytes) -> str:
-    """Return foreign text as it may be shown: at most 200 characters of it, none of which a terminal obeys."""
+    """Return foreign text cut to 200 characters, with control characters escaped."""
     if isinstance(text, bytes):
         text = text[: 4 * MOST_SHOWN + 1].decode("utf-8", "backslashreplace")
     if len(text) <= MOST_SHOWN and text.isprintable():
@@ -24,7 +24,7 @@ def shown(text: str | bytes) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a repr that is short and never fails: not for an int of 10 000 digits, not for a broken ``__repr__``."""
+    """Return a short repr; never fails, even for an int of 10 000 digits or a broken ``__repr__``."""
     text = f"{type(value).__name__} that cannot be shown"
     with suppress(Exception):
         text = repr(value)
@@ -34,7 +34,7 @@ def quoted(value: object) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL without what may be secret in it: a user and password, what follows ``?`` or ``#``."""
+    """Return a URL with its possible secrets replaced: user and password, and everything after ``?`` or ``#``."""
     return _CREDENTIALS.sub("***", url)
 
 

@@ -1,9 +1,9 @@
-"""From the event loop that something is opened in to its end: in no other loop, and not without being closed.
+"""Lifetime rules: an object is used in one event loop only, and closes itself if it is dropped without being closed.
 
-What is to be closed by its user closes itself, with a warning, when the last user drops it instead. Its tasks, timers
-and the callbacks that connections have keep it alive for as long as it runs. So there are two objects of one class that
-share one ``__dict__``: users have the *outer* one, and everything of its own that outlives a call has the *inner* one.
-The outer one goes with the last reference that a user has. Neither costs a call anything.
+An open consumer cannot notice that its user dropped it: its tasks, timers and the callbacks in connections keep it
+alive. So there are two objects of one class that share one ``__dict__``: users have the *outer* one, and everything
+internal that outlives a call has the *inner* one. When the user's last reference goes, the outer object is collected,
+which warns and closes the inner one. Calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from .errors import WrongLoopError
 
 _LOG: Final = logging.getLogger("pulsar_nack.lifetime")
 running_loop = asyncio._get_running_loop
-"""Returns the loop that runs in this thread, None without one; as cheap as it can be."""
+"""Returns the loop that runs in this thread, or None; the cheapest way to ask."""
 
 
 def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
-    """Raise :class:`WrongLoopError` unless ``loop`` is the one that runs here, or there is none for it yet."""
+    """Raise :class:`WrongLoopError` if ``loop`` is not None and not the loop that runs in this thread."""
     if loop is not None and running_loop() is not loop:
         raise WrongLoopError(what)
 
 
 class OfOneLoop:
-    """The base of what belongs to the event loop in which it is made, or used first."""
+    """Base class of objects that belong to the event loop in which they are made, or first used."""
 
     _loop: asyncio.AbstractEventLoop | None
 
     def __new__(cls, *_args: Any, **_settings: Any) -> Self:
-        """Note in which loop it is made, if one runs."""
+        """Note the running event loop, if there is one."""
         self = super().__new__(cls)
         self._loop = running_loop()
         return self
@@ -45,29 +45,30 @@ class OfOneLoop:
 
 
 class ClosesWhenDropped:
-    """The base of what warns and closes itself when its users drop it."""
+    """Base class of objects that warn and close themselves when they are dropped without being closed."""
 
     _inner: Any = None
     _keeps: object = None
-    """What lives at least as long, as the client does."""
+    """An object that has to live as long as this one, such as the client of a consumer."""
 
     def _twin(self) -> Self:
-        """Return the other one of the two objects."""
+        """Return a second object with the same ``__dict__``, for use as the inner one."""
         twin = object.__new__(type(self))
         twin.__dict__ = self.__dict__
         return twin
 
     def _open_in(self) -> asyncio.AbstractEventLoop | None:
-        """Return the loop in which it runs, None once it is closed, or before it is open."""
+        """Return the event loop of an open object; None before it is opened and after it is closed."""
         raise NotImplementedError
 
     def _begin_close(self) -> object:
-        """Begin to close; nobody waits for the end."""
+        """Start closing, without waiting for the end."""
         raise NotImplementedError
 
     def _close_dropped(self) -> None:
         if self._open_in() is not None:
-            _LOG.warning("%s was dropped without being closed; it is closed now", repr(self))  # whose record may stay
+            # as text: a log record that is kept must not keep the object
+            _LOG.warning("%s was dropped without being closed; it is closed now", repr(self))
             self._begin_close()
 
     def __del__(self) -> None:

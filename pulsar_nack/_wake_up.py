@@ -1,15 +1,15 @@
-"""Reading a clock cheaply, and one timer on whatever clock there is.
+"""Cheap reading of clocks, and one timer that works on any clock.
 
-A *ticker* gives nanoseconds, so that on a real loop it can be the C function itself; its user divides. How a
+A *ticker* returns nanoseconds, so that on a real loop it can be the C function itself; its user divides. How a
 :class:`WakeUp` waits depends on the clock:
 
-- a clock that is moved by hand (:class:`~pulsar_nack.AlarmClock`) wakes us itself;
-- on the loop's own clock the loop is asked for the absolute time, and on the monotonic clock for the difference;
-- any other clock may be set, as a wall clock is, which a loop's timer does not notice: while something waits for it, it
-  is looked at once a second.
+- a clock that is moved by hand (:class:`~pulsar_nack.AlarmClock`) calls back itself;
+- on the loop's own clock, the loop gets the absolute time; on the monotonic clock, the remaining time;
+- any other clock may be set, as a wall clock is, without the loop's timer noticing: while a wake-up is pending, the
+  clock is read once a second.
 
-A loop may fire early (uvloop by 1.3 ms), and a wall clock may be set back: who is woken looks at the clock and asks
-again when it is too early, for the difference, so that it cannot spin.
+A loop may fire early (uvloop by 1.3 ms), and a wall clock may be set back. So a wake-up first reads the clock. If it is
+too early, it waits for the remaining time, so that it cannot spin.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .errors import InvalidArgumentError
 
 NS_PER_MS: Final = 1_000_000
 LOOK_EACH_MS: Final = 1_000
-"""How often a clock that may be set is looked at while something waits for it."""
+"""How often a clock that may be set is read while a wake-up is pending."""
 
 _EXPECTED: Final = "an AlarmClock, or a running event loop, so that on_due can be called"
 Ticker = Callable[[], int]
 
 
 def ticker_of(clock: Clock, loop: asyncio.AbstractEventLoop) -> Ticker:
-    """Return a function that tells ``clock``'s time in ns."""
+    """Return a function that returns ``clock``'s time in ns."""
     if isinstance(clock, MonotonicClock) or (isinstance(clock, LoopClock) and _is_monotonic(loop)):
         return time.monotonic_ns
     now_ms = clock.now_ms
@@ -42,27 +42,27 @@ def ticker_of(clock: Clock, loop: asyncio.AbstractEventLoop) -> Ticker:
 
 
 def is_steady(clock: Clock) -> bool:
-    """Return whether a clock goes on as a loop's does, or says when it is moved: it cannot be set behind our back."""
+    """Return whether the clock cannot be set unnoticed: it runs steadily, or calls back when it is moved."""
     return isinstance(clock, LoopClock | MonotonicClock | AlarmClock)
 
 
 def interval_clock(clock: Clock) -> Clock:
-    """Return a clock to measure a wait for a repetition by: the running loop's where ``clock`` may be set."""
+    """Return the clock for intervals such as retries: ``clock``, or the running loop's if ``clock`` may be set."""
     return clock if is_steady(clock) else LoopClock()
 
 
 def _is_monotonic(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether the loop's time is ``time.monotonic``: not on a virtual loop."""
+    """Return whether the loop's time is ``time.monotonic``, which is not so on a virtual loop."""
     kind = type(loop)
     return kind.time is asyncio.BaseEventLoop.time or kind.__module__.partition(".")[0] == "uvloop"
 
 
 class WakeUp:
-    """Calls ``call(at_ms)`` once at a time; ``at_ms`` is that time, None while there is none.
+    """One timer: calls ``call(at_ms)`` once when ``at_ms`` is reached; ``at_ms`` is None while none is set.
 
-    :param ahead: seconds by which to call before the time, on the loop's own clock of parts of a ms only: a clock of
-        whole ms cannot tell. :attr:`ahead_ns` is what comes of it
-    :raises InvalidArgumentError: nothing could call back: there is no running loop and the clock is no alarm clock
+    :param ahead: seconds by which to call before the time; works on the loop's own clock only, because other clocks
+        count whole ms. :attr:`ahead_ns` is the value in effect
+    :raises InvalidArgumentError: no loop runs and the clock is not an AlarmClock, so nothing could call back
     """
 
     __slots__ = (
@@ -98,10 +98,10 @@ class WakeUp:
         self._number = 0
         self.at_ms: int | None = None
         self.early = 0
-        """How often the loop called too early; looks at a clock that may be set do not count."""
+        """How often the loop called too early, apart from the regular reads of a clock that may be set."""
 
     def set(self, at_ms: int, now_ms: int) -> None:
-        """Wake up at ``at_ms``, at once if that is past, and not at the time that was set before."""
+        """Set the timer to ``at_ms`` instead of its present time; a past time fires at once."""
         if at_ms == self.at_ms:
             return
         self.cancel()
@@ -109,7 +109,7 @@ class WakeUp:
         self._ask(at_ms, now_ms)
 
     def cancel(self) -> None:
-        """Do not wake up; a call that is under way already does nothing."""
+        """Cancel the timer; a callback that the loop has already scheduled does nothing."""
         self.at_ms = None
         self._number += 1
         if self._cancel is not None:

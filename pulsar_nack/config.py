@@ -23,7 +23,7 @@ __all__ = [
 
 MAX_PRECISION_BITS: Final = 62
 DELAYED_PREFIX: Final = "#pulsar.internal.delayed."
-"""With what the properties of a cursor begin that name snapshots of delayed messages."""
+"""Prefix of the cursor properties that name snapshots of delayed messages."""
 _DAY_S: Final = 86_400
 
 

@@ -179,7 +179,7 @@ class BrokerError(PulsarNackError):
 
 
 class BrokerRefusedError(BrokerError):
-    """The broker said no. ``code`` is the protocol's name of the reason, ``text`` its words, cut and escaped."""
+    """The broker refused a request: ``code`` is the protocol's name of the reason, ``text`` the broker's words, cut."""
 
     def __init__(self, code: str, text: str) -> None:
         self.code = code
@@ -293,7 +293,7 @@ class LogExistsError(LedgerError):
 class LogLockedError(LedgerError):
     """Another writer, in this process or another, has the log open; a log has one writer at a time.
 
-    ``folder`` is where the log is, and ``owner`` the id of the process that has it; None where that is not known.
+    ``folder`` is the log's folder, and ``owner`` the id of the process that has it open; None if not known.
     """
 
     def __init__(

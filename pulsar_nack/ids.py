@@ -193,7 +193,7 @@ def _delivered_id(identity: tuple[int, int, int, int], extras: dict[str, Any]) -
 
 
 def _fuller(one: MessageId, other: MessageId) -> MessageId:
-    """Return the first of two equal ids with all that either says: its parts, topic and batch size."""
+    """Return one of two equal ids, with the chunks, topic and batch size that either of them has."""
     best = max(one, other, key=lambda known: (len(known.chunks), known.first_chunk is not None))
     extras = {name: value for known in (other, one) for name, value in known.__dict__.items()}
     missing = {name: extras[name] for name in ("topic", "batch_size") if extras.get(name) != best.__dict__.get(name)}

@@ -23,8 +23,8 @@ def inspect(
 
     Nothing is changed, repaired or locked, so a process may be using the folder meanwhile. All checksums are checked.
 
-    Exit codes: 0 all is well, 1 something is damaged or torn, 2 there is no such folder, nothing of ours is in it, or
-    not everything could be read because a package is missing.
+    Exit codes: 0 all is well, 1 something is damaged or torn, 2 the folder does not exist or holds nothing of
+    pulsar-nack, or a package is missing, so not everything was read.
     """
     report = inspect_folder(path)
     if json:

@@ -205,7 +205,7 @@ def _print_table(
 
 
 def _text(text: str) -> str:
-    """Return text of files as a terminal may print it."""
+    """Return text from files, cut and escaped for a terminal."""
     return escape(shown(text))
 
 

@@ -23,7 +23,7 @@ Master = Annotated[
 Out = Annotated[str | None, typer.Option(help="Write Parquet to this folder, one folder in it for each table.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace results that are in the folder already.")]
 IncludeOpen = Annotated[
-    bool, typer.Option("--include-open", help="Read files too that are being written, or that a kill left (.open).")
+    bool, typer.Option("--include-open", help="Also read files that are being written, or were left by a kill (.open).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

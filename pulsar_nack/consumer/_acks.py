@@ -30,7 +30,7 @@ class Acks:
     :param on_settled: called with the records of what was acknowledged
     :param on_failed: called with the record of what could not be, whether its time came meanwhile, and the error
     :param on_unheard: called with the record and the error of one that failed and that nobody waits for
-    :param ask_for: has messages asked for, with the redelivery counts that they were shown with; -1: they were not
+    :param ask_for: requests messages from the broker, by redelivery count at their last delivery; -1: not delivered
     :param durable: where acknowledgements are noted once the port has taken them, and before they are reported
     """
 
@@ -63,7 +63,7 @@ class Acks:
         self._waiters: dict[MessageId, list[asyncio.Future[Exception | None]]] = {}
         self._soon = port.acknowledge_soon if durable is None and isinstance(port, SupportsNowait) else None
         self._calls: dict[Record, Waiter | _Several | None] = {}
-        """Who waits for the outcome of each; None: nobody."""
+        """The caller that waits for each acknowledgement; None: nobody waits."""
         self._done = self._ended  # one object, by which the port knows those that it may end together
         self._all_answered: asyncio.Future[None] | None = None
         self._is_over = False
@@ -284,7 +284,7 @@ class Acks:
 
 
 class _Several:
-    """The calls that wait for one acknowledgement, where they are more than one."""
+    """Several calls that wait for the same acknowledgement."""
 
     __slots__ = ("waiters",)
 

@@ -66,7 +66,7 @@ class Batches:
         self._forgets = is_forgotten
         self._most = most
         self.entries: dict[EntryKey, _Entry] = {}
-        """Those with a member that is not acknowledged."""
+        """Entries of batches with an unacknowledged message."""
 
     def __len__(self) -> int:
         return len(self.entries)

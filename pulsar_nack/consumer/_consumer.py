@@ -89,11 +89,10 @@ _MOST_REFUSALS: Final = 3
 class Consumer(ClosesWhenDropped):
     """Receives messages, and shows those that are negatively acknowledged again at their own times.
 
-    Use it as ``async with``, or call :meth:`open` and :meth:`aclose`; all in one event loop. Dropped without being
-    closed, it warns (:class:`ResourceWarning`) and closes itself, once none of its messages is in use either.
+    Use it as ``async with``, or call :meth:`open` and :meth:`aclose`, in one event loop. If you drop it and all its
+    messages without closing it, it warns (:class:`ResourceWarning`) and closes itself.
 
-    Any number of tasks may receive. What comes back is decided by the state of each message, so that nobody sees a
-    message twice for one nack, whatever copies the broker sends.
+    Any number of tasks may receive. A nack redelivers its message once, however many copies the broker sends.
 
     :param port: the transport, which the consumer owns and closes
     :param redelivery: ``"local"`` shows nacked messages again from memory, exactly in time and one by one; ``"broker"``
@@ -454,7 +453,7 @@ class Consumer(ClosesWhenDropped):
                 self._now_ms = self._clock.now_ms()
             else:
                 self._yielded_at_ms = self._now_ms  # while this waited
-        message._consumer = self  # see _lifetime: a message that is in use keeps its consumer
+        message._consumer = self  # see _lifetime: a message in use keeps its consumer alive
         self._shown += 1
         if self._now_ms - self._yielded_at_ms >= _YIELD_AFTER_MS:
             await self._let_others_run(message)
@@ -519,7 +518,7 @@ class Consumer(ClosesWhenDropped):
             message = await self._next_admitted()
 
     def _is_turn_long(self) -> bool:
-        """Return whether the loop is to run now; it is taken to do so."""
+        """Return whether the loop has to run other tasks now, and note that it will."""
         self._now_ms = self._clock.now_ms()
         if self._now_ms - self._yielded_at_ms < _YIELD_AFTER_MS:
             return False
@@ -536,7 +535,7 @@ class Consumer(ClosesWhenDropped):
             raise
 
     def _put_back(self, message: Message) -> None:
-        """Give a message that was not shown to the next call."""
+        """Return an undelivered message to the inbox, for the next call."""
         message._consumer = self._inner or self
         self._inbox.put(message, first=True)
 
@@ -1008,15 +1007,18 @@ class Consumer(ClosesWhenDropped):
         record = self._check_unsettled(message_id, message)
         if dead is not None and await self._nacked_for_the_last_time(dead, message_id, payload, message, reason):
             return None
-        is_new = record is None or record.state is State.IN_WORK
+        is_new, left_ms = record is None or record.state is State.IN_WORK, milliseconds
         if is_new and not (self._room.is_free and self._has_room(message_id, milliseconds, payload)):
             if self._note is not None and not self._has_room(message_id, milliseconds, payload):
                 count = 0 if record is None else record.redelivery_count
                 self._note("hold", message_id, count, reason="no room")
+            now = asyncio.get_running_loop().time
+            began_at = now()
             await self._room.wait_for(lambda: self._has_room(message_id, milliseconds, payload))
             self._check_unsettled(message_id, message)
+            left_ms = max(milliseconds - round((now() - began_at) * 1000), 0)
         record = self._states.hold(message_id)
-        self._holds.hold(record, milliseconds, payload)
+        self._holds.hold(record, left_ms, payload)
         if self._note is not None:
             due_in_ms = max(record.due_at_ms - self._clock.now_ms(), 0) if record.is_held else None
             self._note(
@@ -1044,7 +1046,7 @@ class Consumer(ClosesWhenDropped):
             raise NotDurableError(what, error) from error
 
     def _check_unsettled(self, message_id: MessageId, message: Message | None) -> Record | None:
-        """Raise when a message is settled, or a later attempt of it is in work: it belongs to whoever has that."""
+        """Raise if the message is settled, or if a later attempt of it is being processed."""
         record = self._states.get(message_id)
         if record is not None and record.state is State.IN_WORK:
             is_later = message is not None and record.redelivery_count != message._redelivery_count
@@ -1057,7 +1059,7 @@ class Consumer(ClosesWhenDropped):
         return record
 
     def _check_attempt(self, message: Message) -> None:
-        """Raise when a later attempt of the message is in work."""
+        """Raise if a later attempt of the message is being processed."""
         if self._states.state(message.id) is State.IN_WORK:
             self._check_unsettled(message.id, message)
 
@@ -1072,7 +1074,7 @@ class Consumer(ClosesWhenDropped):
         return len(self._inbox) > 0 or (not states.held and states.in_work <= self._room.waiting + 1)
 
     def _note_nacking(self, message: Message, loop: asyncio.AbstractEventLoop) -> None:
-        """Remember until the next turn of the loop that a task has nacked a message just now; once for all of them."""
+        """Mark the message as just nacked until the loop's next turn, when one callback clears all such marks."""
         if not self._nacking:
             loop.call_soon(self._forget_nacking)
         self._nacking.append(message)

@@ -1,6 +1,6 @@
-"""Payloads that are kept, within a budget of bytes.
+"""Payloads of messages that may be redelivered from memory, within a budget of bytes.
 
-What waits for its time is kept as plain values: the garbage collector would walk over each delivery again and again.
+They are kept as tuples of plain values, because the garbage collector would visit each Delivery at every full run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ def kept_bytes(delivery: Delivery) -> int:
 
 
 def _packed(delivery: Delivery, size: int) -> Delivery | _Values:
-    """Return a delivery as a tuple of numbers, texts and bytes, with what keeping it costs first; itself where there
-    is more to it."""
+    """Return a delivery as a tuple of plain values, its size first; the delivery itself if it cannot be packed."""
     if delivery.native is not None or delivery.error is not None or delivery.id.is_chunked:
         return delivery
     of_id = delivery.id.topic, delivery.id.batch_size
@@ -37,7 +36,7 @@ def _packed(delivery: Delivery, size: int) -> Delivery | _Values:
 
 def _unpacked(message_id: MessageId, values: _Values) -> Delivery:
     _, topic, batch_size, properties, data, *rest = values
-    if message_id.topic != topic or message_id.batch_size != batch_size:  # it need not tell
+    if message_id.topic != topic or message_id.batch_size != batch_size:  # the id may lack these
         message_id = MessageId(*message_id, topic=topic, batch_size=batch_size)
     return Delivery(message_id, data, dict(properties), *rest)
 

@@ -203,9 +203,8 @@ class Message:
         """Have it shown again after ``delay`` (seconds or a timedelta), None: after what the backoff says.
 
         Again before that time: the earlier of both times counts. On a durable consumer this returns once it is durable.
-        Lets the loop run when it has not done so for 5 ms. After the last attempt that the ``dead_letter`` setting
-        allows, it goes to the dead-letter topic instead: that has begun when this returns, and the consumer carries it
-        to its end.
+        Lets other tasks run if they have not for 5 ms. After the last attempt that the ``dead_letter`` setting allows,
+        the message goes to the dead-letter topic instead; the consumer finishes this after the call has returned.
 
         :param reason: is traced, and written with the dead letter; up to 1 000 letters
         :raises AlreadySettledError: it was acknowledged, or an acknowledgement is under way

@@ -45,9 +45,8 @@ class OfficialPublisher:
         try:
             info = await asyncio.to_thread(self._client._client.get_schema_info, topic, number)
         except RuntimeError as error:  # what the binding raises is one
-            _log.warning(
-                "dead letters of %s go without their schema, version %s: %s", topic, shown(version.hex()), error
-            )
+            schema_version, reason = shown(version.hex()), shown(str(error))
+            _log.warning("dead letters of %s go without their schema, version %s: %s", topic, schema_version, reason)
             return {}
         schema = pulsar.schema.BytesSchema()
         schema._schema_info = info

@@ -24,7 +24,7 @@ from ._tracing import TraceNote
 from ._ways import Redelivery, Ways
 
 _MOST_IN_A_TURN: Final = 1_000
-"""Of messages that one request is made for: a rewind brings back all that are due."""
+"""Messages that one turn of the loop handles."""
 ASKED_AGAIN = "asked again"
 """Why a redelivery is traced that was traced before."""
 
@@ -156,12 +156,12 @@ class Holds:
         if delay_ms != self._armed_ms:
             self._armed_ms = delay_ms
             self._armed = delay_ms / 1000 if delay_ms <= _YEAR_MS else timedelta(milliseconds=delay_ms)
-        self.tracker.nack_nowait(message_id, self._armed)  # which knows the one that it saw last
+        self.tracker.nack_nowait(message_id, self._armed)  # cached: the tracker recognises its last delay
 
     # --- what is due -----------------------------------------------------------------------------------------------
 
     async def on_due(self, ids: Sequence[MessageId]) -> None:
-        """Bring due messages back: the tracker's callback. Of very many the loop runs in between."""
+        """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many."""
         asked_for, requests, left = list[Record](), list[int](), iter(ids)
         try:
             while some := list(islice(left, _MOST_IN_A_TURN)):

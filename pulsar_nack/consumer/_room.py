@@ -49,7 +49,7 @@ class Room:
 
     @property
     def is_free(self) -> bool:
-        """Return whether the count is below the limit."""
+        """Return whether fewer messages are unacknowledged than the limit allows."""
         return self.limit is None or self._count() < self.limit
 
     async def wait_for(self, fits: Callable[[], bool]) -> None:

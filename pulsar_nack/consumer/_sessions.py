@@ -54,7 +54,7 @@ class Sessions:
         self._ended[place] = (self._ended.get(place, _NEVER)[0], self.turn, now_ms)
 
     def has_ended(self, place: Place) -> bool:
-        """Return whether there was another session before the present one."""
+        """Return whether an earlier session of this topic or partition has ended."""
         return place in self._ended
 
     def is_forgotten(self, stamp: Stamp, place: Place) -> bool:
@@ -70,7 +70,7 @@ class Sessions:
         return bool(self._replayed) and stamp[0] < self._replayed.get(place, 0)
 
     def is_replaying(self, place: Place) -> bool:
-        """Return whether such a delivery came since the broker ended a session last."""
+        """Return whether a replay was noted since the broker last ended a session."""
         return self._replayed.get(place, 0) == self._ended.get(place, _NEVER)[0] > 0
 
     def is_of_earlier(self, stamp: Stamp, place: Place) -> bool:

@@ -71,9 +71,9 @@ class Verdict(Enum):
 
 
 class Record:
-    """One unacknowledged message; ``id`` is as it was delivered, ``redelivery_count`` of the newest time shown.
+    """One unacknowledged message: ``id`` as it was delivered, ``redelivery_count`` of its latest delivery to the user.
 
-    With its id it is all that the garbage collector has to look at for a message that waits: there may be many.
+    A held message has no other objects than its record and id for the garbage collector, since there may be many.
     """
 
     __slots__ = (
@@ -101,24 +101,24 @@ class Record:
         self.redelivery_count = redelivery_count
         self.before_ack: State | None = None
         self.received_before: int | None = None
-        """How many deliveries had been received when the newest request had brought nothing for long."""
+        """How many deliveries had been received when the newest request timed out."""
         self.hidden_count = self.due_at_ms = self.expires_at_ms = self.request = 0
         self.is_held = self.is_local = self.is_ahead = self.is_guessed = False
         self.is_doubtful = self.has_copy = self.is_due = False
-        # hidden_count: how many redeliveries the broker counts beyond redelivery_count: of copies that were dropped
-        # due_at_ms: of the present hold, if it is_held; so are the next two
-        # is_local: it is to be shown from memory, whatever its mates do
+        # hidden_count: redeliveries that the broker counts beyond redelivery_count, for copies that were dropped
+        # due_at_ms, is_local, is_ahead: of the present hold, if is_held
+        # is_local: redelivered from memory, whatever happens to the rest of its batch
         # is_ahead: its timer fires the port's latency before due_at_ms
-        # is_guessed: it was not known when it was acknowledged, so that the count may be too low to tell one attempt
-        #   from another
-        # is_doubtful: it came in a session that is over and not in the present one: others may have it, or have settled
-        #   it
-        # has_copy: a delivery was hidden while an acknowledgement was under way
-        # is_due: its timer fired while an acknowledgement was under way
-        # request: the newest request for it, a number of its own, which ends at expires_at_ms
+        # is_guessed: the message was not known when it was acknowledged, so redelivery_count may be too low to tell
+        #   one attempt from another
+        # is_doubtful: delivered in an ended session and not in the present one, so another consumer may have it, or
+        #   may have settled it
+        # has_copy: a delivery was dropped while an acknowledgement was pending
+        # is_due: its timer fired while an acknowledgement was pending
+        # request: the number of its newest request, which expires at expires_at_ms
 
     def learn(self, message_id: MessageId) -> None:
-        """Keep the parts that an id names, where an equal one that was known first does not name them."""
+        """Add the chunks that an equal id names to the id kept here."""
         if message_id is not self.id and message_id.is_chunked:
             self.id = _fuller(self.id, message_id)
 
@@ -153,7 +153,7 @@ class States:
         self.get: Callable[[MessageId], Record | None] = self._records.get
         """Returns what is known of an unacknowledged message."""
         self._requests: OrderedDict[Record, None] = OrderedDict()
-        """What was asked for and has not come, also while it is being acknowledged; what ends first comes first."""
+        """Requested messages that have not arrived, also while being acknowledged; the first to expire comes first."""
         self._settled: dict[EntryKey, Stamp] = {}
         self._settled_before: dict[EntryKey, Stamp] = {}
         self._counts: OrderedDict[MessageId, int] = OrderedDict()
@@ -189,7 +189,7 @@ class States:
         return is_acked or self.batches.is_acked(message_id)
 
     def was_wrongly_hidden(self, message_id: MessageId) -> bool:
-        """Return whether a copy that nothing hides any more should have been shown: later ones proved a replay."""
+        """Return whether a dropped copy should have been delivered, because later deliveries proved a replay."""
         is_known = message_id in self._records
         return is_member(message_id) and not is_known and self.sessions.is_replaying(place_of(message_id))
 
@@ -302,7 +302,7 @@ class States:
         record = self._records.get(message_id)
         if record is not None and record.state is State.IN_WORK:
             self._move(record, State.HELD)
-            record.is_guessed = False  # from the next time on it is told
+            record.is_guessed = False  # the next delivery has its count
             record.learn(message_id)
             return record
         self.check_unsettled(message_id)

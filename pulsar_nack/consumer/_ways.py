@@ -66,7 +66,7 @@ class Ways:
         return self.may_keep_all or (self._may_keep_members and is_member(message_id))
 
     def plan(self, message_id: MessageId, delay_ms: int) -> Plan:
-        """Decide on a nack; one that is like the last one costs nothing."""
+        """Choose the way of redelivery for a nack; the last choice is reused if nothing it depends on changed."""
         asked = (delay_ms, message_id[3] >= 0 and is_member(message_id))
         if asked != self._asked:
             self._asked, self._plan = asked, self._planned(*asked)

@@ -113,7 +113,7 @@ class Cursor(OfOneLoop, CursorFigures):
         self._cache.use_all(sorted(self._state.ledger_states))
         if self._state.cut_entries:
             async with given_back([self]):
-                await self.flush()  # before the ledger grows beyond what was acknowledged there
+                await self.flush()  # before new entries get the positions of lost ones
         return self
 
     @classmethod

@@ -28,7 +28,7 @@ class KnownAcks:
         """Ledgers that differ from what was written; those that are in no other table any more have become empty."""
         self.mark_delete_is_dirty = False
         self.cut_entries = 0
-        """How many acknowledged entries were dropped because they lie beyond the end of their ledger."""
+        """Acknowledged entries that were dropped because their ledger has lost them."""
         self.unsettled: int | None = None
         """The evicted ledger without a summary at which the mark-delete position waits, if any."""
         self._is_remote = ledgers is None

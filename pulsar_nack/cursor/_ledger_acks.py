@@ -75,7 +75,7 @@ class LedgerAcks:
             del self.batches[passed]
 
     def cut(self, end: int) -> int:
-        """Drop what lies beyond the end of the ledger, from entry ``end`` on; return how many entries. O(batches)."""
+        """Drop the acknowledgements of entries from ``end`` on, and return how many entries. O(batches)."""
         last = self.ranges.last
         went = 0 if last is None or last < end else self.ranges.discard_range(end, last)
         for beyond in [beyond for beyond in self.batches if beyond >= end]:

@@ -42,9 +42,9 @@ class Opened(NamedTuple):
 
 
 def check_topic(topic: Topic, start: tuple[int, int] | None) -> tuple[Ledgers | None, Position]:
-    """Return what answers for the ledgers, and where a new cursor begins.
+    """Return the topic's ledgers, and the mark-delete position of a new cursor.
 
-    :raises InvalidArgumentError: the topic or the start is none
+    :raises InvalidArgumentError: the topic or the start is invalid
     """
     ledgers = None if topic is None else as_ledgers(topic)
     return ledgers, _beginning(ledgers, start)
@@ -98,14 +98,14 @@ async def _fill(state: AckState, found: Found, loaded: Loaded, *, is_bounded: bo
 
 
 def _note_cut(state: AckState, loaded: Loaded, stored: Position, reached: Position, name: str) -> None:
-    """Say what was dropped because it lies beyond the end of a ledger, and make it dirty."""
+    """Log and count the acknowledgements of lost entries that were dropped, and mark their ledgers dirty."""
     state.cut_entries = sum(loaded.cut.values()) + stored.entry - reached.entry
     if not state.cut_entries:
         return
     state.put_back_dirty(loaded.cut, mark_delete=True)
     _log.warning(
-        "the cursor %s has acknowledged %d entries beyond the end of ledgers %s, which have lost them: these"
-        " acknowledgements are dropped, and it goes on after %s",
+        "the cursor %s has acknowledged %d entries beyond the end of ledgers %s, which have lost them: their"
+        " acknowledgements are dropped, and the cursor goes on after %s",
         name,
         state.cut_entries,
         sorted(loaded.cut.keys() | ({reached.ledger} if reached != stored else set())),
@@ -129,7 +129,7 @@ def _beginning(ledgers: Ledgers | None, start: tuple[int, int] | None) -> Positi
 
 
 def _within(ledgers: Ledgers | None, mark_delete: Position) -> Position:
-    """Return the mark-delete position, not beyond the last entry of its ledger if that is known."""
+    """Return the mark-delete position, moved back to the last entry of its ledger if it is beyond that."""
     end = None if ledgers is None else ledgers.entries(mark_delete.ledger)
     return mark_delete if end is None else Position(mark_delete.ledger, min(mark_delete.entry, end - 1))
 

@@ -62,10 +62,10 @@ class Loaded:
     states: dict[int, LedgerAcks] = field(default_factory=dict)
     summaries: dict[int, OnStorage] = field(default_factory=dict)
     cut: dict[int, int] = field(default_factory=dict)
-    """How many entries were dropped that lie beyond the end of their ledger, by ledger; their states are in memory."""
+    """Acknowledgements dropped because the ledger has lost their entries: the number by ledger, each in ``states``."""
 
     def put(self, ledger: int, acks: LedgerAcks, ledgers: Ledgers | None) -> bool:
-        """Have a state in memory; return whether something of it lay beyond the end of its ledger."""
+        """Keep a ledger's state in memory, without lost entries; return whether it had any."""
         self.states[ledger] = acks
         end = None if ledgers is None else ledgers.entries(ledger)
         if end is not None and (went := acks.cut(end)):
@@ -89,10 +89,10 @@ async def recover(
 ) -> tuple[Found, Loaded]:
     """Find what counts, open its log for writing, or make the first one.
 
-    What was found to be damaged is told by a warning, and is left where it is.
+    Damaged logs are reported by a warning, and left where they are.
 
     :param cache_bytes: up to how much is kept in memory; None: all
-    :param ledgers: what is known of the topic's ledgers; what lies beyond the end of one is dropped
+    :param ledgers: the topic's ledgers, if known; acknowledgements beyond the end of a ledger are dropped
     :raises LogLockedError: somebody else has the cursor open
     :raises LogFencedError: somebody else took it over meanwhile, on object storage
     :raises LogVersionError: a later release wrote it

@@ -105,8 +105,8 @@ def encode_single(
 def decode_single(record: bytes, ledgers: Ledgers | None = None) -> Single:
     """Return what a record of the old form says.
 
-    A range that reaches over several ledgers is split, if it is known how many entries these have: it is not written in
-    the record. Else the part in its last ledger counts, so that less may be claimed than was acknowledged, never more.
+    A range that spans several ledgers is split, if ``ledgers`` knows their lengths, which the record lacks. Otherwise
+    only the part in its last ledger counts: the result may have fewer acknowledgements than there were, never more.
 
     :raises CursorFormatError: it is something else, or contradicts itself
     :raises MissingExtraError: protobuf is not installed
@@ -208,7 +208,7 @@ def _ranges_of(info: Any, ledgers: Ledgers | None) -> Iterator[tuple[int, int, i
 
 
 def _before(ledgers: Ledgers, lower: tuple[int, int], ledger: int) -> Iterator[tuple[int, int, int]]:
-    """Yield what lies after a position in the ledgers that are known, before this ledger."""
+    """Yield the ranges of entries after position ``lower`` in the known ledgers before ``ledger``."""
     at, first = lower[0], lower[1] + 1
     while at < ledger:
         last = (ledgers.entries(at) or 0) - 1

@@ -33,8 +33,7 @@ class CursorStatistics:
     :param evictions: ledgers that were put out of memory
     :param dropped_ranges: ranges that the last write in the old form left out
     :param dropped_batches: sets of partly acknowledged batches that it left out
-    :param cut_entries: acknowledged entries that were dropped when it was opened: they lie beyond the end of a ledger,
-        which has lost them
+    :param cut_entries: acknowledgements that were dropped at opening, because their ledger has lost the entries
     """
 
     ledgers_in_memory: int

@@ -13,12 +13,12 @@ _LEAST: Final = 16
 
 
 def is_open(tracker: DelayedDeliveryTracker) -> bool:
-    """Return whether a tracker takes calls, in its loop: any does what the contract says. O(1)."""
+    """Return whether a tracker is open, by a call that every tracker has to support. O(1)."""
     try:
         tracker.contains_message(0, 0)
     except ClosedError:
         return False
-    except WrongLoopError:  # as in a thread that exports metrics
+    except WrongLoopError:  # called from a thread that exports metrics: it is open
         pass
     return True
 

@@ -84,7 +84,7 @@ class InMemoryDelayedDeliveryTracker:
         self._is_closed = False
         self._on_due = on_due
         self._wake_up = None if on_due is None else WakeUp(clock, self._run)
-        self._thread = _NO_THREAD  # whose calls are right without a further look
+        self._thread = _NO_THREAD  # the thread whose calls need no further check
         self._settled_for = NEVER
         self._last_run_at: int | None = None
 

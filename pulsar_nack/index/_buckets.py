@@ -63,7 +63,7 @@ class TimeBuckets(Intake):
         return _BASE_BYTES + self._positions.memory(count) + self._store.memory() + int(width * unsealed)
 
     def learn(self, id: MessageId) -> bool:
-        """Return whether an id is pending; what this one names beside its numbers, topic and parts, is kept for it."""
+        """Return whether an id is pending; if so, keep its topic and chunks."""
         self._settle()
         positions = self._positions
         number = positions.number_if_pending(*id)

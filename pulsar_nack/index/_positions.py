@@ -114,7 +114,7 @@ class Positions:
         return parts
 
     def keep(self, number: int, message_id: MessageId) -> None:
-        """Keep the id of a chunked message, with what was known of it before."""
+        """Keep the id of a chunked message, merged with the id that is kept already."""
         known = self.originals.get(number)
         self.originals[number] = message_id if known is None else _fuller(message_id, known)
 
@@ -124,7 +124,7 @@ class Positions:
         return self.take_originals(numbers)
 
     def take_originals(self, numbers: Any) -> dict[int, MessageId]:
-        """Forget the ids of chunked messages among some numbers and return them by number, with their topics."""
+        """Remove the ids of chunked messages among ``numbers``; return them by number, with their topics."""
         originals = self.originals
         if not originals:
             return {}

@@ -228,7 +228,7 @@ class FolderReport:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether all was read; not so where a package is missing that reading needs, see ``notes``."""
+        """Return whether everything was read; False if a package is missing for that, see ``notes``."""
         return not any(store.notes for store in self.stores)
 
     def as_dict(self) -> dict[str, Any]:

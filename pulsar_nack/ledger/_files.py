@@ -22,11 +22,11 @@ _LOCK_TRIES: Final = 100
 _MOST_DIGITS: Final = 20
 
 PRIVATE_FILE: Final = 0o600
-"""The rights of files: what is kept of messages is for who runs the process, unless that one gives rights to others."""
+"""Mode of new files: only the user of the process may read messages, unless the user permits others to."""
 PRIVATE_FOLDER: Final = 0o700
 
 _locks: set[int] = set()
-"""The descriptors of this process that lock something: a forked child has them too, and must not keep them."""
+"""Descriptors of this process that hold locks: a forked child inherits them, and must not keep them."""
 
 
 class Files(Protocol):
@@ -93,15 +93,15 @@ class Files(Protocol):
         ...
 
     def lock(self, path: Path) -> int:
-        """Lock a folder that is there, or a file, made if need be, until its descriptor is closed.
+        """Lock an existing folder, or a file, which is made if missing, until its descriptor is closed.
 
-        :raises BlockingIOError: somebody else, in this process too, has the lock
-        :raises OSError: the file system cannot lock this, or refuses
+        :raises BlockingIOError: the lock is taken, in this process or another
+        :raises OSError: the file system cannot lock it, or refuses
         """
         ...
 
     def owner(self, path: Path) -> int | None:
-        """Return the id of the process that locked a file last, None where that is not known."""
+        """Return the id of the process that last locked a file; None if not known."""
         ...
 
 
@@ -109,19 +109,19 @@ class OsFiles:
     """The operating system's files."""
 
     def create(self, path: Path) -> int:
-        """Open with O_CREAT and O_TRUNC; private."""
+        """Open with O_CREAT and O_TRUNC, for the user alone."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | _BINARY, PRIVATE_FILE)
 
     def open(self, path: Path, *, writable: bool = False) -> int:
-        """Open for reading, or for both; what is no file, as a FIFO, for which others would wait, is refused."""
+        """Open a regular file for reading, or for reading and writing; refuse anything else without waiting for it."""
         descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | _BINARY | _NO_WAIT)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.EINVAL, "it is no file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         return descriptor
 
     def close(self, descriptor: int) -> None:
-        """Close; a lock is given up before, in a forked child too."""
+        """Unlock the descriptor, so that forked children do not keep the lock either, and close it."""
         if descriptor in _locks:
             _locks.discard(descriptor)
             _unlock(descriptor)
@@ -177,7 +177,7 @@ class OsFiles:
         path.unlink()
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder; private."""
+        """Make a folder for the user alone."""
         path.mkdir(PRIVATE_FOLDER)
 
     def remove_folder(self, path: Path) -> None:
@@ -193,9 +193,9 @@ class OsFiles:
         return path.is_dir()
 
     def lock(self, path: Path) -> int:
-        """Lock with flock (msvcrt on Windows), and look whether the file was removed by its last owner meanwhile.
+        """Lock with flock (msvcrt on Windows), and check that the last owner has not removed the file meanwhile.
 
-        A file then holds the id of this process. Windows cannot lock folders.
+        The id of this process is written into a locked file. Windows cannot lock folders.
         """
         is_folder = path.is_dir()
         if is_folder and sys.platform == "win32":
@@ -218,7 +218,7 @@ class OsFiles:
         raise BlockingIOError(f"{path} is removed again and again")
 
     def owner(self, path: Path) -> int | None:
-        """Read it from the file."""
+        """Read the process id from the file."""
         with suppress(OSError, ValueError):
             descriptor = self.open(path)
             try:
@@ -229,7 +229,7 @@ class OsFiles:
 
 
 def _sign(descriptor: int) -> None:
-    """Say whose lock it is; a disk that is full does not keep anybody from it."""
+    """Write the id of this process into a lock file; a full disk does not prevent locking."""
     if sys.platform != "win32":
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
@@ -243,9 +243,9 @@ def _is_same(descriptor: int, path: Path) -> bool:
 
 
 def _let_go() -> None:
-    """Let go of the locks in a forked child: they are its parent's, and would outlive it here.
+    """Drop the parent's locks in a forked child: otherwise they would outlive the parent.
 
-    The numbers of the descriptors stay in use, for nothing: closing them later closes nothing of the child's.
+    The descriptors then point to the null device, so that closing them later closes no other file of the child.
     """
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor in _locks:

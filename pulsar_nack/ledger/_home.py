@@ -1,12 +1,12 @@
 """The folder of a store of logs: making, opening, deleting and sweeping; blocking.
 
-Who makes, writes or deletes a log holds two locks: that of its name, a file beside it that goes when the log does, and
-that of its folder. The former is there before the log, and after it; the latter cannot be taken away by who removes
-files that look unused, and tells some of these (systemd-tmpfiles) not to. Where folders cannot be locked, as on NFS,
-the file alone has to do.
+A process that makes, writes or deletes a log holds two locks: on a file beside it, which is removed with the log, and
+on the log's folder. The file exists before the log and after it. The folder's lock survives cleanup jobs that remove
+unused files, and keeps some of them (systemd-tmpfiles) from removing the log. Where folders cannot be locked, as on
+NFS, the file alone has to do.
 
-A log is made under another name and renamed; it is deleted by renaming it first: each has one commit point, and what a
-crash leaves behind is swept away by the next who opens the store or locks that name, under the locks.
+A log is made under another name and renamed; it is deleted by renaming it first: each has one commit point. Leftovers
+of a crash are removed, under the locks, by the next process that opens the store or locks that name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ._writer import Writer, begin_segment
 
 
 class Lock(NamedTuple):
-    """The descriptors that lock a log: of the file of its name, and of its folder if there is one."""
+    """The descriptors that lock a log: of its lock file, and of its folder if there is one."""
 
     file: int
     folder: int | None
@@ -54,7 +54,7 @@ class Opened(NamedTuple):
 
 
 _NO_LOCKS: Final = {errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOENT, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
-"""What file systems, and Windows, say that cannot lock a folder, and what is said of one that has just gone."""
+"""Errors of file systems, and of Windows, that cannot lock folders, and of a folder that has just been removed."""
 
 
 class Home:
@@ -155,7 +155,7 @@ class Home:
             self._unlock(log, lock)
 
     def _make(self, log: str, lock: Lock) -> Lock:
-        """Make a log, whose folder is locked before it has its name."""
+        """Make a log, and lock its folder before the log gets its name."""
         new, path = self._path(log, LOG + NEW), self._path(log, LOG)
         self._files.make_folder(new)
         self._files.close(begin_segment(self._files, new / segment_name(0), 0, secrets.randbits(32), log))
@@ -176,7 +176,7 @@ class Home:
             raise
 
     def _lock(self, log: str) -> Lock:
-        """Take a log's locks, and sweep what crashes left of logs of this name."""
+        """Take a log's locks, and remove leftovers of earlier logs of this name."""
         with self._errors(log, "lock it"):
             folder = None
             try:
@@ -198,7 +198,7 @@ class Home:
         return lock
 
     def _lock_folder(self, path: Path) -> int | None:
-        """Lock a log's folder; None where there is none, or where the file system cannot do that."""
+        """Lock a log's folder; None if it does not exist, or the file system cannot lock folders."""
         try:
             return self._files.lock(path) if self._files.is_folder(path) else None
         except BlockingIOError:
@@ -209,7 +209,7 @@ class Home:
             raise
 
     def _unlock(self, log: str, lock: Lock) -> None:
-        """Give up a log's locks; without the log, sweep, and remove the lock file first. What cannot be, stays."""
+        """Give up a log's locks, after removing leftovers and, if the log is gone, its lock file. Ignores errors."""
         with suppress(OSError):
             self._sweep(log)
             if not self._exists(log):

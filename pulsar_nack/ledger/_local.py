@@ -64,7 +64,7 @@ class LocalBackend:
 
     @property
     def place(self) -> str:
-        """Return where its store is."""
+        """Return the folder of its store, for errors."""
         return self._home.place
 
     def write(self, records: Sequence[bytes]) -> int:

@@ -187,7 +187,7 @@ class MemoryFiles:
         return descriptor
 
     def owner(self, path: Path) -> None:
-        """Return that it is not known."""
+        """Return None: all files belong to this process."""
 
     def _add(self, file: File) -> int:
         self._next += 1

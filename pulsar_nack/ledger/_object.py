@@ -49,7 +49,7 @@ class ObjectBackend:
 
     @property
     def place(self) -> str:
-        """Return where its store is."""
+        """Return the address of its store, for errors."""
         return self._home.place
 
     def write(self, records: Sequence[bytes]) -> int:

@@ -37,7 +37,7 @@ _LEAST: Final = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE
 
 
 class Place(NamedTuple):
-    """Where an object lies, for errors: the log, and the key; and the name of the log that it is of, or none."""
+    """Where an object lies, for errors: log and key; ``owner`` is the log that it belongs to, empty: the store."""
 
     log: str
     key: str
@@ -88,9 +88,12 @@ def encode(
     *,
     owner: str = "",
 ) -> bytes:
-    """Return an object: what it is, its number, what else its head says, and its records, of which one is ``first``.
+    """Return the bytes of an object.
 
-    :param owner: the log that it is of; none: it is the store's
+    :param kind: what the object is
+    :param fields: further fields of its head
+    :param first: the number of the first record
+    :param owner: the log that it belongs to; empty: it is the store's
     """
     salt = secrets.randbits(32)
     seed = seed_of(salt, owner)

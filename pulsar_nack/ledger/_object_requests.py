@@ -159,7 +159,7 @@ def from_url(url: object, options: dict[str, Any]) -> Objects:
 
 
 def _make_private(url: str) -> None:
-    """Make the folder of a store, so that nobody else looks into it; obstore makes files as the umask says."""
+    """Make the folder of a store for the user alone: obstore makes files with the umask's mode."""
     with suppress(OSError, ValueError):
         Path(url2pathname(urlsplit(url).path)).mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
 

@@ -9,8 +9,8 @@ last frame is whole, and of the last frame anything may be missing, also in its 
     frame    first record number u64 | body length u32 | record count u32 | crc of these u32 | crc of body u32 | body
     body     one length u32 for each record, then the records
 
-- Both checksums of a frame start from a *seed*, the checksum of the segment's random salt and the log's name, and the
-  body's goes on from the header's: bytes of another file or log, and a frame at another place, are not taken for one.
+- Both checksums of a frame start from a *seed*, the checksum of the segment's random salt and the log's name. The
+  body's checksum continues the header's. So bytes of another file, log or place never pass for a frame.
 - The header has a checksum of its own, so that a length is trusted before memory is taken for it.
 - A frame without records is the seal: nothing follows it, ever.
 
@@ -38,7 +38,7 @@ MAX_BODY: Final = (1 << 24) - 1
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment says of itself: its first record, and the seed of the checksums of its frames."""
+    """The header of a segment: its first record's number, and the seed of its frames' checksums."""
 
     first: int
     seed: int
@@ -91,18 +91,18 @@ class NewerVersion(NamedTuple):
 
 
 def seed_of(salt: int, log: str) -> int:
-    """Return where the checksums of frames start, of a segment with this salt in the log of this name."""
+    """Return the start value of frame checksums, for a segment with this salt in the log ``log``."""
     return crc32(log.encode(), salt)
 
 
 def encode_segment_header(first: int, salt: int, log: str) -> bytes:
-    """Return the beginning of a segment file of a log."""
+    """Return the header of a segment file of the log ``log``."""
     data = _SEGMENT.pack(MAGIC, VERSION, 0, first, salt, crc32(log.encode()), 0)[: -_CRC.size]
     return data + _CRC.pack(crc32(data))
 
 
 def decode_segment_header(data: bytes, log: str) -> SegmentHeader | Damaged | NewerVersion:
-    """Read the beginning of a segment file of a log; :data:`FOREIGN` when it is one of another log."""
+    """Read the header of a segment file; :data:`FOREIGN` if the file belongs to another log than ``log``."""
     if len(data) < _SEGMENT.size:
         return Damaged(f"only {len(data)} of the {_SEGMENT.size} bytes of a header", None)
     magic, version, flags, first, salt, owner, crc = _SEGMENT.unpack_from(data)
@@ -177,11 +177,13 @@ def find_heads(buffer: bytes, at: int, first: int, seed: int, size: int = 0) -> 
 
 
 def find_seed(data: bytes, first: int, log: str) -> int | None:
-    """Return the seed of a segment whose header is damaged, given its beginning and the number of its first record.
+    """Return the seed of a segment whose header is damaged; None if it cannot be found, or the log is another one.
 
-    The salt stands in the header, which may be damaged elsewhere; else the checksum of the first frame's header tells
-    the seed: a CRC can be run backwards. That the first frame is whole proves it. None: it cannot be told, or the
-    segment is another log's.
+    The salt in the header may be undamaged. If not, the seed is computed from the checksum of the first frame's header,
+    because a CRC can be run backwards. Either result is proved by a whole first frame.
+
+    :param data: the beginning of the segment
+    :param first: the number of its first record
     """
     at = SEGMENT_HEADER_SIZE
     if len(data) < at + _FRAME.size or decode_segment_header(data, log) == FOREIGN:

@@ -96,7 +96,7 @@ class Segment:
         self.index = Index(first)
         self._holes: list[tuple[int, int, int, str]] = []
         self.seed: int | None = None
-        """The seed of a segment whose header is damaged, when it could be told; else the header is read and checked."""
+        """The seed, if the header is damaged and the seed was found; None: the header is read and checked."""
 
     def read(self, first: int, last: int, limit: int, stop: int) -> list[bytes]:
         """Return records ``first`` to ``last``, which are durable here; stop before ``limit`` bytes, but not at none.
@@ -132,7 +132,7 @@ class Segment:
                 raise LogCorruptedError(self.log, self.path.name, offset, reason)
 
     def check_owner(self) -> int:
-        """Return how many bytes the file has.
+        """Check that the file is a segment of this log, and return its size in bytes.
 
         :raises LogCorruptedError: it is a segment of another log
         """

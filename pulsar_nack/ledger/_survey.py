@@ -85,7 +85,7 @@ def _survey(files: Files, segment: Segment, stop: int | None, damage: list[LogDa
 
 
 def seed_of(files: Files, segment: Segment) -> int | None:
-    """Return the seed of a segment whose header is damaged, None when it cannot be told."""
+    """Return the seed of a segment whose header is damaged; None if it cannot be found."""
     descriptor = files.open(segment.path)
     try:
         most = SEGMENT_HEADER_SIZE + FRAME_HEADER_SIZE + MAX_BODY

@@ -61,7 +61,7 @@ class Flight:
             self._acked.add(message_id)
 
     def learn(self, message_id: MessageId) -> bool:
-        """Return whether an id is one of these; what it names beside its numbers is kept, should it come back."""
+        """Return whether a request holds this id; keep its topic and chunks in case the request fails."""
         if message_id not in self:
             return False
         self._known[message_id] = _fuller(message_id, self._known.get(message_id, message_id))

@@ -18,7 +18,7 @@ MAX_RETRY_DELAY: Final = 30.0
 
 @dataclass(slots=True)
 class Retry:
-    """Ids that failed together, each with all that is known of it; ``attempt`` is the number of the try to come."""
+    """Ids whose request failed, each with its topic and chunks; ``attempt`` is the number of the next attempt."""
 
     at_ms: int
     attempt: int
@@ -62,7 +62,7 @@ class Retries:
         return None if retry is None else retry.at_ms
 
     def learn(self, message_id: MessageId) -> MessageId:
-        """Add the topic and the parts that an id names to those of its equal here; return an id with all of them."""
+        """Merge the topic and chunks of an id into its equal here, and return the merged id."""
         ids = self._of[message_id].ids
         ids[message_id] = known = _fuller(message_id, ids[message_id])
         return known

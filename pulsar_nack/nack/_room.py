@@ -25,7 +25,7 @@ class Room:
         self._size = UNBOUNDED if size is None else size
         self.free = self._size
         self.reserved = EVERY_PLACE
-        """How many places the hot path leaves alone: all while each nack has to go the long way, or none."""
+        """Places that the fast path may not take: none, or all while every nack has to take the slow path."""
         self._given = 0
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
@@ -41,7 +41,7 @@ class Room:
 
     @property
     def times_taken(self) -> int:
-        """Return how often a place was taken."""
+        """Return how often a place was taken, in total."""
         return self._size - self.free + self._given
 
     def give(self, places: int) -> None:

@@ -24,7 +24,7 @@ _UNSET: Final = object()
 class DueRun(NamedTuple):
     """Due entries of one ledger, ascending, as ``array('I')``, or ``array('Q')`` from entry 2**32 on.
 
-    Numbers alone: topics and batch sizes are left out, and of a chunked message all parts but the last.
+    Topics and batch sizes are left out. A chunked message appears as its last chunk only.
     """
 
     partition: int
@@ -134,15 +134,15 @@ class NackSchedule(TimeBuckets):
     def pop_due(self, now_ms: int, limit: int | None = None) -> DueIds:
         """Take out what is due, earliest bucket first and by position inside it; ids are made when they are read.
 
-        They have the topic and the parts that any of the equal ids named that were added; batch sizes are left out.
+        An id has the topic and the chunks of all equal ids that were added. Batch sizes are left out.
         """
         return self.pop(now_ms, limit)
 
     def pop_due_runs(self, now_ms: int) -> list[DueRun]:
         """Take out all that is due at once, as arrays of entries; ordered by ledger, not by deadline.
 
-        Left out are topics, batch sizes, and of a chunked message all parts but the last: whoever asks a broker for
-        chunked messages takes :meth:`pop_due`, whose ids name every part.
+        Topics and batch sizes are left out, and a chunked message appears as its last chunk only. To request chunked
+        messages from a broker use :meth:`pop_due`, whose ids name every chunk.
         """
         runs: list[DueRun] = []
         for slot, numbers in self.pop_parts(now_ms):

@@ -110,7 +110,7 @@ class Sender:
 
     @property
     def early_wakeups(self) -> int:
-        """Return how often the timer fired before its time."""
+        """Return how often the timer fired too early."""
         return 0 if self._timer is None else self._timer.early
 
     def arm(self, now_ms: int) -> None:

@@ -211,7 +211,7 @@ class NegativeAcksTracker:
         :raises WouldBlockError: ``max_held`` ids are held; nothing was added
         :raises ClosedError: after :meth:`aclose`
         :raises NotOpenError: outside of ``async with``
-        :raises WrongLoopError: in another thread or event loop than that in which it was entered; so do all calls
+        :raises WrongLoopError: called in another thread than the one it was entered in; all methods raise this
         """
         if redelivery_count is not _NO_COUNT:
             check_count(redelivery_count)
@@ -230,9 +230,9 @@ class NegativeAcksTracker:
             self._sender.arm(now // NS_PER_MS)
 
     def _next_start(self, now: int, delay_ms: int) -> int:
-        """Return the start of the bucket for the cached delay, and keep it until the next bucket's turn (ns).
+        """Return the start of the bucket for the cached delay, and cache it until the next bucket begins.
 
-        Not where the clock may be set back: the bucket that is kept would then be too late.
+        It is not cached if the clock may be set back: the cached bucket would then be too late.
         """
         mask = self._mask
         start = self._start = (now // NS_PER_MS + delay_ms) & mask

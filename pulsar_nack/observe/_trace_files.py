@@ -1,9 +1,9 @@
 """The files of a trace: one is open, the others are closed and never change. For one thread only.
 
-A file is `NAME.jsonl.open` while it is written; it is closed by a sync and a rename to `NAME.jsonl`. Names carry a
-random number of their writer, by which readers know copies, and are made anew, never opened again: nobody's files are
-touched. A write that fails is cut off again, so that the next one begins a line; where even that fails the file is left
-as it is.
+A file is `NAME.jsonl.open` while it is written; it is closed by a sync and a rename to `NAME.jsonl`. Names contain a
+random number of their writer, by which readers recognise copies. Files are always new, never opened again, so that no
+other writer's files are touched. A failed write is cut off, so that the next write begins a line; if that fails too,
+the file is left as it is.
 """
 
 from __future__ import annotations

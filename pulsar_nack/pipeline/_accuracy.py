@@ -32,19 +32,19 @@ class Accuracy(NamedTuple):
 
     ``lateness``, a row for each topic, subscription, class of delays and attempt (1: the first redelivery):
 
-    - ``arrivals``; ``invalid`` of them have a time that is missing, negative or beyond the year 9999
+    - ``arrivals``; of these, ``invalid`` ones lack a time, or it is negative or beyond the year 9999
     - ``early`` and ``late``: beyond the bounds
     - ``min_ms``, ``mean_ms``, ``max_ms`` and the percentiles ``p50_ms``, ``p99_9_ms``...: exact, negative is early
 
-    ``starvation``, a row for each span in which something was due and nothing was redelivered: ``topic``,
-    ``subscription``, ``from_ms``, ``to_ms``, ``length_ms``, ``due`` (nacks that were due at its end), ``is_over``
-    (False: it lasts to the end of the trace of its consumer) and ``ended_by``, the event that ended it (``arrive``,
-    ``redeliver``, ``cancel``, ``ack`` or ``nack``). Accurate to an eighth of the shortest span that is reported.
+    ``starvation``, a row for each span in which a nack was due and nothing was redelivered: ``topic``,
+    ``subscription``, ``from_ms``, ``to_ms``, ``length_ms``, ``due`` (nacks due at its end), ``is_over`` (False: it
+    lasts to the end of its consumer's trace) and ``ended_by``, the event that ended it (``arrive``, ``redeliver``,
+    ``cancel``, ``ack`` or ``nack``). Accurate to an eighth of the shortest span that is reported.
 
     ``beyond``, a row for each arrival beyond the bounds: its identity, consumer, attempt, ``deadline_ms``,
     ``actual_ms``, ``lateness_ms``.
 
-    The page of this job defines each column.
+    The documentation page ``pipeline/accuracy`` defines each column.
     """
 
     lateness: DataFrame
@@ -68,8 +68,8 @@ def accuracy(
     :param early: seconds before the deadline beyond which an arrival counts as early
     :param late: seconds after it beyond which one counts as late
     :param starvation: the shortest span without a redelivery that is reported, in seconds
-    :param delay_classes: bounds of the classes of asked delays, in seconds, in order; a bound belongs to the class
-        below. An arrival has the class of its message's last nack before it, or ``unknown`` if the trace has none
+    :param delay_classes: bounds of the classes of delays, in seconds, in order; a bound belongs to the class below. An
+        arrival has the class of its message's last nack before it, or ``unknown`` if the trace has none
     :param event: ``arrive``, or ``redeliver`` for when redelivery was asked for first, in traces that know no arrivals
     :raises InvalidArgumentError: a column is missing, or an argument is out of range
     """
@@ -134,7 +134,7 @@ def _check_percentiles(shares: Sequence[float]) -> None:
 
 
 def _bounds(bounds: Sequence[float]) -> list[int]:
-    """Return the bounds of the classes of delays, in ms."""
+    """Check the bounds of the delay classes, and return them in ms."""
     limits = [milliseconds("delay_classes", bound) for bound in bounds]
     if not limits or any(low >= high for low, high in pairwise(limits)):
         raise InvalidArgumentError("delay_classes", bounds, "bounds in ascending order")
@@ -142,7 +142,7 @@ def _bounds(bounds: Sequence[float]) -> list[int]:
 
 
 def _class_name(bounds: Sequence[float]) -> Column:
-    """Return the name of a class: ``0-1 s``, ``1-10 s``, ``over 10 s``, ``unknown``."""
+    """Return the name of a delay class: ``0-1 s``, ``1-10 s``, ``over 10 s``, ``unknown``."""
     edges = ["0", *(f"{bound:g}" for bound in bounds)]
     names = [f"{low}-{high} s" for low, high in pairwise(edges)] + [f"over {edges[-1]} s"]
     number = sf.col("delay_class")

@@ -1,8 +1,8 @@
-"""What is counted of millions of events, in one pass: lateness by class, and what went on in slices of time.
+"""Counts millions of events in one pass: lateness by delay class, and what became due or ended in each slice of time.
 
-Events come in the order of their messages, and are paired by arrays: what follows an event of the same message stands
-behind it. The events of a message that a batch of Arrow cuts are kept until the rest of them is there. What was found
-is counted whenever it has become a lot; what is left is small, and kept until the tables made of it are done with.
+Events come sorted by message and time, and are paired with array operations: the next event of a message is the next
+element. Events of a message that the end of an Arrow batch cuts off are kept until the rest arrives. Equal facts are
+counted together whenever there are many, so that few rows are left for Spark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HISTOGRAM: Final = ("group", "delay_class", "attempt", "ms")
 MOMENT: Final = 16
-"""A moment is a time in ms times this, and the code of what happened then and one more: 0 if only the trace ended."""
+"""A moment is a time in ms times this, plus 1 and the Code of the event at that time; plus 0: the trace ended."""
 
 _SUMS: Final = {
     "n": "sum", "became_due": "sum", "done": "sum", "first_due": "min", "last_ended": "max", "first_active": "min",
@@ -35,16 +35,16 @@ _COUNTED: Final = StructType(
     ]
 )
 _MANY: Final = 500_000
-"""So many facts are counted together."""
+"""Facts are counted when there are more than this."""
 
 
 def counts(events: DataFrame, bounds_ms: Sequence[int], slice_ms: int) -> DataFrame:
-    """Return rows of three kinds: without a ``slice`` those of :func:`histogram`, with one what went on in it.
+    """Return rows of three kinds: without a ``slice`` those of :func:`histogram`, with one the facts of that slice.
 
-    Those with a ``consumer`` too are of nacks that nothing ended: when its trace ends is not known here.
+    Rows with a ``consumer`` too are nacks that no event ended: when their consumer's trace ends is not known here.
 
-    :param events: as ``nacks_and_ends`` gives them
-    :param bounds_ms: the bounds of classes of delays; a class is how many of them are below, -1 if that is not known
+    :param events: the result of ``nacks_and_ends``
+    :param bounds_ms: the bounds of delay classes; the number of a class is that of the bounds below it, -1: not known
     :param slice_ms: the length of a slice
     """
     found = events.mapInArrow(_counter(bounds_ms, slice_ms), _COUNTED)
@@ -57,9 +57,9 @@ def histogram(counted: DataFrame) -> DataFrame:
 
 
 def slices(counted: DataFrame, ends: DataFrame, slice_ms: int) -> DataFrame:
-    """Return for each group and slice of time how many became due and ended, and when the first and last.
+    """Return for each group and slice of time how many nacks became due and ended, and the first and last times.
 
-    :param ends: when the trace of each ``consumer`` ends, ``end_ms``; by the hash of its name
+    :param ends: the end of each consumer's trace, ``end_ms``, by ``consumer``, the hash of its name
     """
     columns = ("became_due", "done", "first_due", "last_ended", "first_active", "last_active")
     known = counted.where(sf.col("slice").isNotNull()).join(ends, "consumer", "left")
@@ -93,7 +93,7 @@ def _counter(bounds_ms: Sequence[int], slice_ms: int) -> Callable[[Iterable[pa.R
 
 
 class _Counter:
-    """Pairs the events of one partition, and counts what comes of it."""
+    """Pairs the events of one Spark partition, and counts the facts found."""
 
     def __init__(self, bounds_ms: Sequence[int], slice_ms: int) -> None:
         import numpy as np
@@ -109,7 +109,7 @@ class _Counter:
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Take a batch; its last message is kept back."""
+        """Take a batch; its last message is kept for the next batch."""
         np = self._np
         events = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
         if self._rest:
@@ -120,18 +120,18 @@ class _Counter:
         self._pair({name: values[:last] for name, values in events.items()})
         if self._rows > _MANY:
             self._count()
-            if self._rows > _MANY // 2:  # there are many kinds of facts: Spark counts them on
+            if self._rows > _MANY // 2:  # facts that differ: Spark sums them up
                 yield from self._take()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Take what was kept back, and yield what was counted."""
+        """Take the last message, and yield all counts."""
         if self._rest:
             self._pair(self._rest)
         self._count()
         yield from self._take()
 
     def _is_first(self, events: dict[str, Any]) -> Any:
-        """Return which events are the first of their message."""
+        """Return a mask of the events that are the first of their message."""
         np = self._np
         size = len(events["time_ms"])
         found = np.ones(size, bool)
@@ -176,7 +176,7 @@ class _Counter:
         self._note(len(ended), group=events["group"][ended], last_ended=moment, **done)
 
     def _note(self, size: int, **columns: Any) -> None:
-        """Note facts: columns that are not given are null, and so are values with a mask."""
+        """Note facts. Missing columns are null, and so are masked values."""
         if not size:
             return
         pa = self._pa

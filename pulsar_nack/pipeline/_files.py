@@ -1,11 +1,11 @@
-"""Which files are a trace, and the pieces that tasks read: one rule for all readers.
+"""Which files are a trace, and how they are cut into pieces for tasks: one rule for all readers.
 
-In a folder, at any depth, a trace file is what ends in one of :data:`SUFFIXES`. Names that begin with ``_`` or ``.``,
-of files and of folders, are those of other programs' unfinished work, and are passed over. What the trace writer has
-not closed yet (``.open``) counts only if asked for. A file that is named itself is read in any case.
+In a folder, at any depth, files that end in one of :data:`SUFFIXES` are trace files. Files and folders whose name
+begins with ``_`` or ``.`` are unfinished work of other programs, and are ignored. Files that the trace writer has not
+closed yet (``.open``) count only on request. A file that is passed by its path is always read.
 
-A writer's file is known by writer and number: of several copies, in any folder, one is read. Others are known by their
-path. Links to folders are not followed.
+A writer's file is identified by writer and number: of several copies, in any folder, one is read. Other files are
+identified by their path. Links to folders are not followed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKED: Final = ".jsonl.gz"
 PARQUET: Final = ".parquet"
 OPEN: Final = ".jsonl.open"
 SUFFIXES: Final = (LINES, PACKED, PARQUET)
-"""The ends of names of files that are closed; of copies the first of these is preferred."""
+"""The suffixes of closed files; of several copies the one with the first suffix is read."""
 
 PIECE_BYTES: Final = 32 * 2**20
 """How much one task reads by default."""
@@ -30,7 +30,7 @@ _FILE: Final = re.compile(r"trace-\d+-(?P<writer>[0-9a-f]+)-(?P<number>\d{1,18})
 
 
 class TraceFile(NamedTuple):
-    """A file: its writer and its number there, or its path below the folder and 0; and how large it is."""
+    """A trace file and its size; ``writer`` and ``number`` from its name, or its path below the folder and 0."""
 
     writer: str
     number: int
@@ -39,12 +39,12 @@ class TraceFile(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """Return how its name ends, one of those that are read; empty if it is none."""
+        """Return the suffix of its name; empty if it is not that of a trace file."""
         return next((each for each in (*SUFFIXES, OPEN) if self.path.endswith(each)), "")
 
 
 class Piece(NamedTuple):
-    """Lines of a file that begin in a range of bytes; of a packed file and of Parquet always all."""
+    """The lines of a file that begin in a range of bytes; a gzip or Parquet file is always one piece."""
 
     path: str
     start: int
@@ -52,9 +52,9 @@ class Piece(NamedTuple):
 
 
 def trace_files(roots: Iterable[str], *, include_open: bool = False) -> list[TraceFile]:
-    """Return the files of folders, and those that are named themselves, in order of writers and numbers.
+    """Return the trace files of folders, and files passed by path, sorted by writer and number.
 
-    :raises FileNotFoundError: a root is not there
+    :raises FileNotFoundError: a root does not exist
     """
     found: list[TraceFile] = []
     for root in roots:
@@ -66,7 +66,7 @@ def trace_files(roots: Iterable[str], *, include_open: bool = False) -> list[Tra
 
 
 def trace_file(path: str, name: str, size: int) -> TraceFile:
-    """Return a file by its path, that below the folder it was found in, and its size."""
+    """Return a TraceFile; ``name`` is the path below the folder in which it was found."""
     parts = _FILE.fullmatch(name.rpartition("/")[2])
     if parts is None or parts["suffix"] not in {*SUFFIXES, OPEN}:
         return TraceFile(name, 0, path, size)
@@ -74,14 +74,14 @@ def trace_file(path: str, name: str, size: int) -> TraceFile:
 
 
 def is_read(name: str, *, include_open: bool) -> bool:
-    """Return whether a file is read, by its path below the folder that is read."""
+    """Return whether a file in a folder is read; ``name`` is its path below that folder."""
     if any(part.startswith(("_", ".")) for part in name.split("/")):
         return False
     return name.endswith((*SUFFIXES, OPEN) if include_open else SUFFIXES)
 
 
 def without_copies(files: Iterable[TraceFile]) -> list[TraceFile]:
-    """Return one of each file: the closed one before one that is not, then the largest."""
+    """Return one copy of each file: a closed one rather than an open one, then the largest."""
     chosen: dict[tuple[str, int] | str, TraceFile] = {}
     for file in sorted((each for each in files if each.suffix), key=_preference):
         is_named = _FILE.fullmatch(Path(file.path).name) is not None
@@ -104,12 +104,12 @@ def _file_in(root: str, name: str, include_open: bool) -> TraceFile | None:
         return None
     try:
         return trace_file(path.as_posix(), name, path.stat().st_size)
-    except FileNotFoundError:  # it went, or was closed meanwhile
+    except FileNotFoundError:  # removed or closed meanwhile
         return None
 
 
 def deal(files: Sequence[TraceFile], most: int = PIECE_BYTES) -> list[tuple[Piece, ...]]:
-    """Deal files out in pieces, together up to ``most`` bytes for each task."""
+    """Cut files into pieces, and return the pieces for each task, together up to ``most`` bytes."""
     tasks: list[list[Piece]] = [[]]
     room = most
     for file in files:

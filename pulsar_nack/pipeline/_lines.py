@@ -1,11 +1,11 @@
-"""Events of a trace as Arrow batches: what a line must be, and why it is refused. Runs in workers, without a session.
+"""Parses and checks the lines of a trace, into Arrow batches. Runs in workers, without a session.
 
 This is the only parser: :func:`read_pieces` is for files, :func:`parse_batches` for lines that Spark has read, and
-:func:`check_batches` for events that are in columns already. A line or event is sound, or it is refused with a reason;
-sound ones have the columns of ``TRACE``, and of refused ones ``file``, ``line`` and ``fault`` are known.
+:func:`check_batches` for events that are in columns already. An accepted line or event has the columns of ``TRACE``; a
+refused one has ``file``, ``line`` and ``fault``, the reason.
 
-A batch of lines is parsed one by one into columns, in one dict lookup for the types of a line; the values are then
-checked by columns. Only where Arrow cannot hold a value each line is looked at again.
+Lines are parsed one by one, with one dict lookup for the types of all values of a line; the values are then checked
+column by column. Only if Arrow cannot hold a value, each line of the batch is checked again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _decode: Final = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
 
 
 def parse(line: bytes) -> Event | str:
-    """Return the values of a line, or why it is refused; whether they make sense is left to :func:`faults`."""
+    """Return the values of a line, or why it is refused. :func:`faults` checks the values themselves."""
     try:
         text = line.strip(_BLANK).decode()
         found, end = _decode(text)
@@ -92,7 +92,7 @@ def _have_types(found: tuple[type, ...]) -> bool:
 
 
 def _misfit(values: Event) -> str | None:
-    """Return why Arrow cannot hold the values of a line."""
+    """Return why Arrow cannot hold the values of a line; None: it can."""
     for value, kind in zip(values, _KINDS, strict=True):
         if isinstance(value, int) and not -_LIMITS[kind] <= value < _LIMITS[kind]:
             return BROKEN
@@ -102,7 +102,7 @@ def _misfit(values: Event) -> str | None:
 
 
 class _Batch:
-    """Lines of one file, until they are enough for a batch."""
+    """Collects lines of one file for an Arrow batch."""
 
     def __init__(self, file: str | None) -> None:
         self._file = file
@@ -124,11 +124,11 @@ class _Batch:
         return self._bytes >= BATCH_BYTES or len(self._events) + len(self._refused) >= BATCH_ROWS
 
     def refuse(self, line: bytes | None, fault: str) -> None:
-        """Note a line that is refused, or a file of which nothing more can be read."""
+        """Add a refused line; None: the rest of the file cannot be read."""
         self._refused.append((line, fault))
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """Yield what was added, and begin again."""
+        """Yield the collected lines as batches, and start empty."""
         if self._events:
             batch = self._sound()
             found = faults(batch)
@@ -144,7 +144,7 @@ class _Batch:
         self._events, self._lines, self._refused, self._bytes = [], [], [], 0
 
     def _sound(self) -> pa.RecordBatch:
-        """Return the events as columns; those that Arrow cannot hold are refused."""
+        """Return the events as columns, after refusing those that Arrow cannot hold."""
         try:
             return _columns(self._events)
         except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid):
@@ -166,11 +166,11 @@ def _shown(line: bytes) -> str:
     return line.rstrip(b"\r\n")[:SHOWN_BYTES].decode("utf-8", "replace")
 
 
-# --- what makes sense -----------------------------------------------------------------------------------------------
+# --- checks of values -----------------------------------------------------------------------------------------------
 
 
 def faults(events: pa.RecordBatch) -> pa.Array:
-    """Return for each event why it is refused, null if it is sound; of several reasons the first."""
+    """Return the first reason why each event is refused; null: it is accepted."""
     found = pa.nulls(events.num_rows, pa.string())
     for is_wrong, text in reversed(list(_rules(dict(zip(_NAMES, events.columns, strict=True))))):
         mask = pc.fill_null(is_wrong, fill_value=False)
@@ -180,7 +180,7 @@ def faults(events: pa.RecordBatch) -> pa.Array:
 
 
 def _rules(event: dict[str, pa.Array]) -> Iterator[tuple[pa.Array, pa.Array | str]]:
-    """Yield what is wrong where, in order, with the reason."""
+    """Yield for each rule, in order, a mask of the events that break it and the reason."""
     kind, version = event["event"], event["v"]
     yield pc.not_equal(version, TRACE_VERSION), _told("unknown version ", pc.cast(version, pa.string()))
     for name in REQUIRED:
@@ -209,7 +209,7 @@ def _widened(events: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def refused_batch(files: Sequence[str | None], lines: Sequence[str | None], why: Sequence[str]) -> pa.RecordBatch:
-    """Return rows of what is refused."""
+    """Return rows of refused lines."""
     columns = [pa.nulls(len(why), kind) for kind in _EVENT.types]
     told = [pa.array(each, pa.string()) for each in (files, lines, why)]
     return pa.RecordBatch.from_arrays([*columns, *told], schema=_READ)
@@ -219,9 +219,9 @@ def refused_batch(files: Sequence[str | None], lines: Sequence[str | None], why:
 
 
 def read_pieces(pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
-    """Read pieces of files: the lines that begin in a range of bytes, or all of a packed or Parquet file.
+    """Read pieces of files: the lines that begin in a range of bytes, or a whole gzip or Parquet file.
 
-    What is broken is refused, with what of the file could be read before it.
+    A broken file gives one refused row, after the lines that could be read.
 
     :raises OSError: a file is gone, or cannot be opened or read
     """
@@ -246,11 +246,11 @@ def _read_lines(path: str, start: int, stop: int) -> Iterator[pa.RecordBatch]:
 
 
 def _lines(file: BufferedIOBase, start: int, stop: int | None) -> Iterator[bytes]:
-    """Yield lines with their ends; of one that is too long what is beyond the limit is passed over."""
+    """Yield lines with their newlines; a line that is too long is cut at the limit, and its rest skipped."""
     at = start
     if start:
         file.seek(start - 1)
-        at = start - 1 + _rest(file)  # the line that began before this range, or the end of it
+        at = start - 1 + _rest(file)  # skip the line that began before this range
     while stop is None or at < stop:
         line = file.readline(MAX_LINE_BYTES + 1)
         if not line:
@@ -262,7 +262,7 @@ def _lines(file: BufferedIOBase, start: int, stop: int | None) -> Iterator[bytes
 
 
 def _rest(file: BufferedIOBase) -> int:
-    """Pass over a line up to its end, whatever its length; return how many bytes that are."""
+    """Skip the rest of a line, whatever its length, and return how many bytes were skipped."""
     passed = 0
     while part := file.readline(MAX_LINE_BYTES):
         passed += len(part)
@@ -285,7 +285,7 @@ def _read_parquet(path: str) -> Iterator[pa.RecordBatch]:
 
 
 def kinds_of(schema: pa.Schema) -> dict[str, str]:
-    """Return the types of columns by name, as Spark calls them."""
+    """Return the types of columns by name, in Spark's words."""
     return {field.name: _kind_of(field.type) for field in schema}
 
 
@@ -298,7 +298,7 @@ def _kind_of(kind: pa.DataType) -> str:
 
 
 def parse_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Parse lines that Spark has read: the columns ``file`` and ``line``, in bytes."""
+    """Parse lines that Spark has read; the columns are ``file`` and ``line``, the latter as bytes."""
     for found in batches:
         for file, lines in groupby(zip(*found.to_pydict().values(), strict=True), itemgetter(0)):
             batch = _Batch(file)
@@ -309,7 +309,7 @@ def parse_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def check_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Check events that are in columns: those of ``TRACE``, and ``file``."""
+    """Check events in the columns of ``TRACE`` and ``file``."""
     for batch in batches:
         yield from _checked(batch, batch.column("file").to_pylist())
 

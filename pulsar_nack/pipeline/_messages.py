@@ -1,9 +1,9 @@
 """Events of one message side by side: which nack an arrival answers, and what ended a nack.
 
-Events are put in order for each message by one shuffle and one sort, on a hash of its identity; ledger and entry stand
-beside the hash, so that two messages never meet. Within a message the order is that of wall time, then of monotonic
-time, of the attempt and of the kind of event (:class:`Code`). This is what most of the time goes to: rows are few and
-narrow before it, and hashes stand for names.
+One shuffle and one sort bring the events of each message together, by a hash of its identity with its ledger and entry,
+so that two messages are never mixed. The events of a message are sorted by wall time, monotonic time, attempt and kind
+of event (:class:`Code`). The shuffle takes most of the time, so rows are filtered and narrowed before it, with hashes
+instead of names.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ MESSAGE: Final = "_message"
 CODE: Final = "code"
 GROUP: Final = ("topic", "subscription")
 DEAD_LETTER: Final = "dead-letter"
-"""The reason of the acknowledgement of a message that is in the dead-letter topic."""
+"""The reason of an acknowledgement whose message went to the dead-letter topic."""
 
 _HELD_NACKS: Final = ("busy batch mates", "no room")
-"""Why a nack was held, or a nacked message; other holds are of what arrived."""
+"""Reasons for which a nack or a nacked message is held; all other holds are of arrivals."""
 
 
 UNKNOWN: Final = -(2**63)
 
 
 class Kind(IntEnum):
-    """What an event is beside a nack."""
+    """The role of an event for a nack: the nack itself, its redelivery, or another end."""
 
     END = 0
     NACK = 1
@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
 
 class Code(IntEnum):
-    """The kinds of events as numbers, in the order of those that are otherwise at the same place."""
+    """The kinds of events, in the order that decides between events with equal times and attempts."""
 
     ARRIVE = 0
     HOLD = 1
@@ -65,7 +65,7 @@ def code() -> Column:
 
 
 def with_sound_times(traces: DataFrame) -> DataFrame:
-    """Leave out events whose time cannot be, of traces that no reader has checked: sums of such would overflow."""
+    """Drop events with impossible times, from traces that no reader has checked: sums would overflow."""
     return traces.where(sf.col("time_ms").between(0, MAX_TIME_MS))
 
 
@@ -80,13 +80,13 @@ def by_message() -> WindowSpec:
 
 
 def nacks_and_ends(traces: DataFrame, answer: str) -> DataFrame:
-    """Return nacks, redeliveries, and all else that ends a nack, in order within each message, in columns of numbers.
+    """Return nacks, redeliveries and all other events that end a nack, sorted within each message, as numbers only.
 
-    A redelivery is an ``answer`` with a deadline or of a later attempt than the first; a request is one in any case.
+    An arrival is a redelivery if it has a deadline or is not a first attempt; with ``redeliver`` every request is one.
 
-    The columns are those of the message and of the order, ``group`` and ``consumer`` (hashes), ``kind`` (a
-    :class:`Kind`), ``delay_ms`` of a nack and ``ms``: of a nack the deadline, of a redelivery the lateness. What is not
-    known is :data:`UNKNOWN`, and for attempts -1.
+    The columns are those that identify the message and sort its events, ``group`` and ``consumer`` (hashes), ``kind``
+    (a :class:`Kind`), ``delay_ms`` of a nack, and ``ms``: the deadline of a nack, the lateness of a redelivery. Unknown
+    values are :data:`UNKNOWN`, and -1 for attempts.
 
     :param answer: the event that answers a nack, ``arrive`` or ``redeliver``
     """
@@ -114,7 +114,7 @@ def nacks_and_ends(traces: DataFrame, answer: str) -> DataFrame:
 
 
 def group_hash() -> Column:
-    """Return a hash of topic and subscription, a long: narrower than the names, and as good to tell them apart."""
+    """Return a hash of topic and subscription, a long: narrower than the names."""
     return sf.xxhash64(*GROUP)
 
 

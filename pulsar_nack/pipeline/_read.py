@@ -1,7 +1,7 @@
-"""Reading traces: what is sound, and what is not with the reason; no line is dropped in silence.
+"""Reads traces into accepted events and refused lines with their reasons; no line is dropped silently.
 
-Which files are read says ``_files``, what a sound line is ``_lines``, here as for the data source. Files of this
-machine are read by workers; those that only Spark can reach it lists and reads, and workers parse their lines.
+``_files`` decides which files are read and ``_lines`` which lines are accepted, as for the data source. Workers read
+files of this machine. Spark lists and reads files that only it can reach, and workers parse their lines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = TRACE.fieldNames()
 _SPECIAL: Final = "\\{}[]*?^"
-"""What Spark takes as a pattern in a path."""
+"""Characters that Spark takes as a pattern in a path."""
 
 
 class Read(NamedTuple):
@@ -48,12 +48,12 @@ class Read(NamedTuple):
 def read_traces(spark: SparkSession, paths: Paths, *, include_open: bool = False) -> Read:
     """Read trace files, ``.jsonl`` (also ``.jsonl.gz``) and ``.parquet``, from files and from folders at any depth.
 
-    In folders, names that begin with ``_`` or ``.`` are passed over. A file that is there twice, by the writer and
-    number in its name, is read once. Names are taken as they are: ``*`` is no pattern.
+    In folders, names that begin with ``_`` or ``.`` are ignored. Of copies, files with the same writer and number in
+    their names, one is read. Paths are taken literally: ``*`` is not a pattern.
 
-    :param paths: of anything that Spark can read, together
-    :param include_open: read files that are still being written too, or that a kill left; a line that is half there
-        goes to quarantine
+    :param paths: files and folders that Spark can reach; they are read together
+    :param include_open: also read files that are still being written, or were left by a kill; a half-written line goes
+        to the quarantine
     :raises InvalidArgumentError: there is no such file, or the columns of Parquet are not those of a trace
     """
     where = path_names(paths)
@@ -74,7 +74,7 @@ def read_traces(spark: SparkSession, paths: Paths, *, include_open: bool = False
 
 
 def split_read(df: DataFrame) -> Read:
-    """Split what a reader gives, see ``READ``."""
+    """Split the rows of a reader, with the schema ``READ``, into events and refused lines."""
     is_sound = sf.col("fault").isNull()
     return Read(
         df.where(is_sound).select(*_COLUMNS),
@@ -101,12 +101,12 @@ def _check_files(where: Sequence[str], files: Sequence[TraceFile]) -> None:
 
 
 def _check_parquet(path: str) -> None:
-    with suppress(ArrowException):  # what is broken goes to quarantine when it is read
+    with suppress(ArrowException):  # a broken file goes to the quarantine when it is read
         require_fields(kinds_of(pq.read_schema(path)), TRACE)
 
 
 def _reader(tasks: Sequence[tuple[Piece, ...]]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what reads the tasks whose numbers come."""
+    """Return a function for ``mapInArrow`` that reads the tasks whose numbers it gets."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -116,11 +116,11 @@ def _reader(tasks: Sequence[tuple[Piece, ...]]) -> Callable[[Iterable[pa.RecordB
     return read
 
 
-# --- what only Spark can reach --------------------------------------------------------------------------------------
+# --- files that only Spark can reach --------------------------------------------------------------------------------
 
 
 def _local_path(spark: SparkSession, path: str) -> str | None:
-    """Return a path on this machine; None if it lies elsewhere."""
+    """Return a path as one of this machine; None if it is on another file system."""
     if path.startswith("file:"):
         return "/" + path.removeprefix("file:").lstrip("/")
     if "://" in path:
@@ -147,12 +147,12 @@ def _read_by_spark(spark: SparkSession, where: Sequence[str], include_open: bool
 
 
 def _literal(path: str) -> str:
-    """Return a path with what would be a pattern in it escaped."""
+    """Return a path with the characters escaped that Spark would take as a pattern."""
     return "".join(f"\\{each}" if each in _SPECIAL else each for each in path)
 
 
 def _listed(spark: SparkSession, root: str, include_open: bool) -> Iterator[TraceFile]:
-    """List the files of a folder, or the one that is named, by Hadoop's file systems."""
+    """List the trace files of a folder, or a single file, with Hadoop's file systems."""
     jvm: Any = spark.sparkContext._jvm
     context: Any = spark.sparkContext._jsc
     path = jvm.org.apache.hadoop.fs.Path(root)

@@ -20,7 +20,7 @@ ACKED: Final = "acked"
 OPEN: Final = "open"
 _MOST: Final = 2**63 - 1
 _USEFUL: Final = "useful"
-"""How many arrivals of a message ended in an acknowledgement."""
+"""Column: how many arrivals of a message were followed by an acknowledgement."""
 
 
 class Retries(NamedTuple):
@@ -30,10 +30,9 @@ class Retries(NamedTuple):
     from the first use of one of them on. ``spark.catalog.clearCache()`` drops them.
 
     ``chains``, a row for each message that was nacked: its identity, ``outcome`` (``acked``, else ``dead letter``, or
-    ``open`` if the trace has neither), ``nacks``, ``redeliveries``, ``asked_again`` (requests for one of these that
-    were made again: they failed, or brought nothing), ``arrivals``, ``held`` (those that were not shown), ``after_ack``
-    (those after its first acknowledgement), ``asked_ms`` (the delays asked for, together), ``first_ms`` and ``last_ms``
-    of all its events, of any kind.
+    ``open`` if the trace has neither), ``nacks``, ``redeliveries``, ``asked_again`` (repeated requests, after a failure
+    or no answer), ``arrivals``, ``held`` (arrivals that the program did not get), ``after_ack`` (arrivals after its
+    first acknowledgement), ``asked_ms`` (the sum of its delays), ``first_ms`` and ``last_ms`` of all its events.
 
     ``attempts``: for each topic, subscription, outcome and number of ``nacks`` the ``messages`` and the mean
     ``span_ms``. With the outcome ``acked``, one more than ``nacks`` is the number of attempts until success.
@@ -44,13 +43,13 @@ class Retries(NamedTuple):
     ``nacks``, ``peak`` (the most in a window), ``baseline`` (the mean number in the windows before the first) and
     ``began_before_trace`` (the trace begins in it, and the baseline is null).
 
-    ``dead_letters``: for each topic, subscription and ``reason`` of the last nack, null if that has none, the
-    ``messages`` that went to the dead-letter topic, those that were acknowledged besides too.
+    ``dead_letters``: for each topic, subscription and ``reason`` of the last nack, null if it has none, the
+    ``messages`` that went to the dead-letter topic, including those that were also acknowledged.
 
     ``waste``: for each topic and subscription ``arrivals``, ``acked``, ``nacked``, ``held``, ``after_ack`` and
     ``wasted``, the share of arrivals that were not acknowledged before the next one.
 
-    The page of this job defines each column.
+    The documentation page ``pipeline/retries`` defines each column.
     """
 
     chains: DataFrame
@@ -179,7 +178,7 @@ def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, lea
 
 
 def _dead_letters(traces: DataFrame) -> DataFrame:
-    """Count dead letters by why they were nacked last; null where that is not said, or no nack is in the trace."""
+    """Count dead letters by the reason of the last nack; null if it has none, or the trace has no nack."""
     event = sf.col("event")
     dead = traces.where((event == "ack") & (sf.col("reason") == DEAD_LETTER)).select(*IDENTITY).distinct()
     nacks = traces.where(event == "nack").select(*IDENTITY, "time_ms", "mono_ns", "attempt", "reason")

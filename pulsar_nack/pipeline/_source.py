@@ -1,15 +1,15 @@
-"""The data source ``pulsar_nack_trace``: trace folders as a table, or as a stream of the files that are closed.
+"""The data source ``pulsar_nack_trace``: trace folders as a table, or as a stream of their closed files.
 
-Files are found and read as ``read_traces`` does it, see ``_files`` and ``_lines``: in pieces that begin after a line's
-end, of up to ``partitionBytes`` together for a task. All workers must see the folder, and so must the driver.
+Files are found and read as ``read_traces`` does it, see ``_files`` and ``_lines``: in pieces that begin at a line, of
+up to ``partitionBytes`` together for a task. The driver and all workers must see the folder.
 
-The offset of a stream is for each writer the numbers of its files that were read. A closed file never changes, and may
-come in any order (copies by another program do); so a restart from a checkpoint reads each line once. Files must not be
-deleted before the stream has read them.
+The offset of a stream lists, for each writer, the numbers of its files that were read. A closed file never changes, but
+files may appear in any order, as those copied by another program do. So a restart from a checkpoint reads each line
+once. Files must not be deleted before the stream has read them.
 
-A query that ends when all was read (``availableNow``) needs the source's help, or Spark stops after one batch: what
-time brings then, such as the end of a window, would be told by the next run only. Where PySpark is too old to ask for
-it, a setting of ``local_session`` does the same.
+A query that ends when everything was read (``availableNow``) needs the source's help. Otherwise Spark stops after one
+batch, and results that depend on time, such as the end of a window, would only come in the next run. If PySpark is too
+old to ask the source, a setting of ``local_session`` has the same effect.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ else:
         _EndsByItself = object
 
 NAME: Final = "pulsar_nack_trace"
-"""The name of the format."""
+"""The name of the data source's format."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class TraceSource(DataSource):
     """Trace folders: ``spark.read.format("pulsar_nack_trace").load(path)``, and ``readStream`` alike.
 
     Options: ``path``, a file or folder; ``partitionBytes``, how much a task reads (32 MiB); ``includeOpen``, whether a
-    table has files that are not closed too.
+    table includes files that are still open.
     """
 
     @classmethod
@@ -104,7 +104,7 @@ class _Options(NamedTuple):
     include_open: bool
 
     def files(self) -> list[TraceFile]:
-        """Return what is there to read."""
+        """Return the files to read."""
         return trace_files([self.path], include_open=self.include_open)
 
 
@@ -145,7 +145,7 @@ class _Reader(DataSourceReader):
 
 
 Offset = dict[str, str]
-"""For each writer the numbers of the files that were read, as ranges: ``1-5,7``."""
+"""The numbers of the files that were read, by writer, as ranges: ``1-5,7``."""
 
 
 def _offset_of(files: Sequence[TraceFile]) -> Offset:
@@ -193,7 +193,7 @@ class _StreamReader(DataSourceStreamReader, _EndsByItself):
         return {}
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> Offset:  # noqa: ARG002, N802 - Spark's
-        """Return the files that are there, and those that were; one that is gone keeps its place."""
+        """Return the numbers of all files seen so far; deleted ones are included."""
         there = _offset_of(self._options.files()) if self._all is None else self._all
         return _joined(start or {}, there)
 

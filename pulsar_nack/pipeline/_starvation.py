@@ -1,12 +1,12 @@
 """Spans in which something was due and nothing was redelivered.
 
-Millions of events are first counted in slices of time, an eighth of the shortest span that is looked for; what is left
-is small. Over the slices of a subscription, in order, runs the number of nacks that are due: it rises at deadlines and
-falls when the message comes back, its nack is cancelled, it is acknowledged or nacked again, or its consumer's trace
-ends. What is due for part of one slice only is not counted, so the number is right where a slice begins.
+Millions of events are first counted in slices of time, each an eighth of the shortest reported span, which leaves few
+rows. The running sum over the slices of a subscription is the number of nacks that are due: it rises at deadlines, and
+falls when the message is redelivered, acknowledged or nacked again, when its nack is cancelled, or when its consumer's
+trace ends. Nacks that are due within one slice only are not counted, so the number is right at the start of a slice.
 
-A span lies where that number is not 0. It begins at the last redelivery, or when the first became due since nothing
-was; it ends with the next redelivery, or when nothing is due any more.
+A span is where that number is not 0. It begins at the last redelivery, or with the first deadline after nothing had
+been due. It ends with the next redelivery, or when nothing is due any more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def slice_ms(shortest_ms: int) -> int:
 
 
 def starvation_windows(slices: DataFrame, shortest_ms: int, answer: str) -> DataFrame:
-    """Return group, from_ms, to_ms, length_ms, due, is_over, ended_by; slices are of :func:`slice_ms`."""
+    """Return group, from_ms, to_ms, length_ms, due, is_over, ended_by, from slices of length :func:`slice_ms`."""
     order = Window.partitionBy("group").orderBy("slice")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
     change = sf.col("became_due") - sf.col("done")
@@ -66,7 +66,7 @@ def starvation_windows(slices: DataFrame, shortest_ms: int, answer: str) -> Data
 
 
 def _ended_by(code: Column) -> Column:
-    """Return the event that a moment tells of; null: the trace ended."""
+    """Return the event of a moment; null: the trace ended."""
     found = sf.lit(None).cast("string")
     for each, name in _ENDS.items():
         found = sf.when(code == each + 1, name).otherwise(found)

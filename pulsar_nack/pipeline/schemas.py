@@ -84,10 +84,10 @@ BROKEN: Final = "not a JSON object of this schema"
 """Why a line is refused that is no event at all."""
 
 NOT_UNICODE: Final = "not Unicode text"
-"""Why one is refused that is not UTF-8, or has half of a surrogate pair in a string."""
+"""Why a line is refused that is not UTF-8, or has half of a surrogate pair in a string."""
 
 TOO_LONG: Final = f"longer than {MAX_LINE_BYTES} bytes"
-"""Why one is refused unread."""
+"""Why a line is refused without being parsed."""
 
 METADATA: Final = _struct(
     ("topic", _STRING, True),
@@ -129,4 +129,4 @@ READ: Final = StructType(
     [StructField(field.name, field.dataType) for field in TRACE.fields]
     + [StructField(name, _STRING) for name in ("file", "line", "fault")]
 )
-"""Both of them, as readers give them: of a sound event the last three are null, of a refused one all others."""
+"""Rows of readers: for an accepted event the last three columns are null, for a refused line all others."""

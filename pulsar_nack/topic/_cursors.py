@@ -51,7 +51,7 @@ class Cursors:
 
     @property
     def have_lost(self) -> int | None:
-        """Return the highest ledger of which a cursor knows entries that are not there, None without one."""
+        """Return the highest ledger of which a cursor has acknowledged lost entries; None if there is none."""
         last = self._ledgers.ids[-1]
         lost = [last for each in self._open.values() if each.statistics().cut_entries]
         reached = (max(each.highest_acked, each.mark_delete_position).ledger for each in self._open.values())

@@ -4,8 +4,8 @@ A ledger is a log called ``ledger-<number>``; numbers rise. The last one grows, 
 sealed, and only after that the next one is made. So whatever lies behind the end of a ledger that is not the last one
 lies in a later one, and readers and cursors may step over that end for good.
 
-Where the last one has lost its tail, nothing is added to it any more: cursors, trackers of delayed messages and
-consumers may know the lost entries by their positions, and would take what is published there for them.
+A last ledger that has lost its tail gets no more entries: cursors, trackers of delayed messages and consumers may know
+the positions of the lost entries, and would take new entries for them.
 
 It answers a cursor's questions (:class:`~pulsar_nack.cursor.Ledgers`): only what is durable counts as an entry.
 """
@@ -174,17 +174,17 @@ class TopicLedgers:
 
     @property
     def is_torn(self) -> bool:
-        """Return whether the last ledger ended within an entry when it was opened; what was torn is cut off."""
+        """Return whether the last ledger ended within an entry when it was opened; that part is cut off."""
         return bool(getattr(self._current, "cut", 0))
 
     async def go_on_behind(self, ledger: int) -> None:
-        """Go on in a ledger above this one: entries that once were in the last ledger, or above it, are lost.
+        """Go on in a new ledger, above the present last one and above ``ledger``, because entries were lost.
 
         :raises LedgerError: storage refused; nothing was published since
         """
         _log.warning(
-            "the topic's last ledger, %d, ends within an entry, or has lost entries that a cursor knows: it keeps %d"
-            " entries, and what is published now goes into ledger %d",
+            "the topic's last ledger, %d, ends within an entry, or has lost entries that a cursor acknowledged: it"
+            " keeps %d entries, and new messages go into ledger %d",
             self._ids[-1],
             self._current.length,
             max(ledger, self._ids[-1]) + 1,

@@ -37,7 +37,7 @@ _LATER = {
     "ProducerOptions": "_producer_options",
     "Producing": "_producer",
 }
-"""What is imported when it is first used: consumers do without."""
+"""Names that are imported on first use, by module: consumers do not need them."""
 
 __all__ = [
     "Authentication",
@@ -61,7 +61,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what was not needed until now."""
+    """Import a name of ``_LATER`` on its first use."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)

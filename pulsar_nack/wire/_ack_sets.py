@@ -28,9 +28,9 @@ def words_of(remaining: int) -> list[int]:
 
 
 def remaining_of(words: Sequence[int], size: int | None = None) -> int:
-    """Return the bits of an ack set that came from the broker.
+    """Return an ack set from the broker as bits.
 
-    :param size: of the batch: no bits beyond it, however many words there are; None: all
+    :param size: the batch size, beyond which bits are ignored, however many words there are; None: all bits count
     """
     if size is not None:
         words = words[: -(-size // _WORD_BITS)]

@@ -12,7 +12,7 @@ PLAIN_SCHEME: Final = "pulsar"
 SECURE_SCHEME: Final = "pulsar+ssl"
 _DEFAULT_PORTS: Final = {PLAIN_SCHEME: 6650, SECURE_SCHEME: 6651}
 _HOST: Final = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s\[\]:/@?#,]+))(?::(?P<port>[0-9]{1,5}))?")
-_MOST_LETTERS: Final = 300  # of a host and its port; a name has 253 at most
+_MOST_LETTERS: Final = 300  # of a host with its port; a host name has at most 253
 _EXPECTED: Final = "a URL as pulsar://host:6650 or pulsar+ssl://host:6651, with several hosts parted by commas"
 
 
@@ -54,7 +54,7 @@ def parse_service_url(url: str) -> tuple[Address, ...]:
     :raises InvalidArgumentError: not a service URL; the message names what is wrong with it
     """
     text = str(url)
-    url = without_credentials(text)  # as errors show it
+    url = without_credentials(text)  # for error messages
     if text != text.strip():
         raise InvalidArgumentError("url", url, f"no spaces around it: {_EXPECTED}")
     scheme, _, rest = text.partition("://")

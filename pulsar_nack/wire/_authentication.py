@@ -161,7 +161,7 @@ def _source(token: object) -> TokenSource:
 
 def _read_file(path: Path) -> str:
     try:
-        if not path.is_file():  # a pipe might keep the thread, and the program's end, waiting
+        if not path.is_file():  # a pipe could block the thread, and the program's exit
             raise InvalidArgumentError("token", str(path), "a file with a token in it, and there is none")
         with path.open("rb") as file:
             content = file.read(_MAX_TOKEN_BYTES + 1)

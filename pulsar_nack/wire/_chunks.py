@@ -5,12 +5,11 @@ already changes nothing. The producer names a message by a uuid, and uses it aga
 lost its connection: then the later parts count, and the earlier ones are acknowledged and asked for with them, since
 they are the same message.
 
-Memory is bounded: by the number of unfinished messages, by the bytes and the number of their parts, and by time.
-Of a uuid that is long only the beginning is kept, and a digest: any publisher chooses it. What has no room, or
-took too long, is given up, and its parts go back to the broker; nothing is acknowledged that was not shown. They mostly
-come again, so each time a message is given up it gets more time for the next: one that is never completed, since its
-producer is gone, costs less and less. A message that is larger than all the room there is counts its parts only, and is
-told as one that cannot be read.
+Memory is bounded by the number of unfinished messages, by the bytes and number of their parts, and by time. Publishers
+choose uuids, so of a long one only the beginning and a digest are kept. A message that finds no room, or takes too
+long, is given up: its parts go back to the broker, and nothing is acknowledged that was not delivered. The parts mostly
+come again, and each time the message gets more time: one that is never completed, since its producer is gone, costs
+less and less. Of a message larger than the whole limit only the parts are counted; it is delivered as unreadable.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ _MOST_DOUBLINGS: Final = 6
 _MOST_KNOWN: Final = 1_000
 """Messages that were given up and are remembered."""
 _NOTED_BYTES: Final = 200
-"""What a part takes beside its payload, about: there are no more parts than take ``max_bytes`` by that."""
+"""Bookkeeping of a part, about; the number of parts is limited to ``max_bytes`` divided by this."""
 _LEAST_PARTS: Final = 5_000
-"""Whatever ``max_bytes`` is, there may be so many."""
+"""This many parts are allowed, however small ``max_bytes`` is."""
 _MOST_GIVEN_UP: Final = 10_000
-"""Parts that were given up and go back at once, whatever the pause."""
+"""If more parts than this were given up, they go back at once, without the pause."""
 
 
 def short_uuid(uuid: str) -> str:
-    """Return what stands for a message's uuid: of a long one not all is kept."""
+    """Return a message's uuid; of a long one the beginning and a digest."""
     if len(uuid) <= MOST_SHOWN:
         return uuid
     return f"{uuid[:100]}...{blake2b(uuid.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"

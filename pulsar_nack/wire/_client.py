@@ -40,9 +40,9 @@ _LOG: Final = logging.getLogger("pulsar_nack.wire")
 class Client:
     """A client of a broker or a cluster, over the broker's own protocol. Get it from :func:`pulsar_nack.connect`.
 
-    Use it as ``async with``, or call :meth:`aclose`; all in one event loop. Consumers and producers that are still open
-    then are closed too. They keep their client: dropped with the last of them without being closed, it warns
-    (:class:`ResourceWarning`) and closes its connections.
+    Use it as ``async with``, or call :meth:`aclose`, in one event loop. Closing it closes its open consumers and
+    producers too. Consumers and producers keep their client alive. If you drop it and all of them without closing it,
+    it warns (:class:`ResourceWarning`) and closes its connections.
 
     :param url: one address or several
     :param options: how brokers are reached
@@ -64,7 +64,7 @@ class Client:
         return f"<Client of {self._url!r}{', closed' if self._is_closed else ''}>"
 
     def __del__(self) -> None:
-        core = self.__dict__.get("_made")  # not set where a bad URL was refused
+        core = self.__dict__.get("_made")  # not set if the URL was refused
         if core is not None and not self._is_closed and not core.loop.is_closed():
             core.loop.call_soon_threadsafe(_close_dropped, core, repr(self))
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
@@ -216,7 +216,7 @@ class Client:
         return await self._core().lookup.schema(normalize(topic), version)
 
     def statistics(self) -> ClientStatistics:
-        """Return counts of its connections: lost, made again, failed; all 0 before anything was asked of it."""
+        """Return counts of open, lost, restored and failed connections; all 0 before the first request."""
         return Pool(self._url).statistics() if self._made is None else self._made.pool.statistics()
 
     def _check_open(self) -> None:

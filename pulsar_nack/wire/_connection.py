@@ -83,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._error: Exception | None = None
         self._owes_pong = False
         self.lost_by: Exception | None = None
-        """Why it is closed if it had been open, and nobody here closed it."""
+        """Why it was lost; None while it is open, if it was never open, or if it was closed on purpose."""
 
     @classmethod
     async def open(
@@ -132,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def server_version(self) -> str:
-        """Return what the broker calls itself, cut and escaped."""
+        """Return the broker's name of its version, cut and escaped."""
         return shown(self._introduction.answer.server_version)
 
     @property
@@ -147,7 +147,7 @@ class Connection(asyncio.BufferedProtocol):
         return min(told or self._options.max_message_bytes, self._options.max_frame_bytes)
 
     def without_secrets(self, text: str) -> str:
-        """Return words of the broker without what it was told of who we are."""
+        """Return the broker's words, with our credentials replaced."""
         return self._introduction.without_secrets(text)
 
     # --- who uses it ---
@@ -397,7 +397,7 @@ class Connection(asyncio.BufferedProtocol):
     def _naming(
         self, error: Exception, frames: Sequence[Frame | MessageFrame], frame: Frame | MessageFrame | None
     ) -> BrokerError:
-        """Return an error that names the address, and the frame that it is about."""
+        """Return an error whose text begins with the address, and with the frame if there is one."""
         where = ""
         if frame is not None:
             number = self._decoder.frames - len(frames) + next(at for at, each in enumerate(frames) if each is frame)
@@ -416,7 +416,7 @@ class Connection(asyncio.BufferedProtocol):
         if kind in _ANSWERS:
             self._answered(getattr(command, _ANSWERS[kind]).request_id, command)
         elif kind == pb.BaseCommand.PING:
-            self._owes_pong = True  # one for all that came together
+            self._owes_pong = True  # one for all pings that came together
         elif kind == pb.BaseCommand.CONNECTED:
             self._introduction.let_in(command.connected)
         elif kind == pb.BaseCommand.AUTH_CHALLENGE:

@@ -88,7 +88,7 @@ class TopicConsumer:
     :param core: the client's
     :param topic: the full name, of a partition too
     :param options: of the subscription
-    :param sink: gets each message, and entries that are not read yet, in order, synchronously; see :meth:`taken`
+    :param sink: gets messages and unread entries in order, synchronously; it reports received ones to :meth:`taken`
     :param partition: its number, -1 where there are none
     :param told: called with what happens to its sessions
     :param unreadable: called when a message comes that cannot be read for want of something in this process; it is not
@@ -477,7 +477,7 @@ class TopicConsumer:
             self._permit_by_size()
 
     def _counted(self, head: MessageHead, found: Item | Unread | None) -> Item | Unread | None:
-        """Leave out of the count of redeliveries how often an entry was given back."""
+        """Subtract how often we gave the entry back from its redelivery count."""
         times = self._pausing.returned((head.ledger, head.entry))
         if found is None or not times:
             return found
@@ -498,11 +498,11 @@ class TopicConsumer:
         self._pausing.arrived(sorted(places), is_last=self._permits.out <= 0)
 
     def opened(self, item: Item) -> Delivery:
-        """Return the delivery of a message that the sink got."""
+        """Return the delivery of an item that the sink got."""
         return self._reader.opened(item)
 
     def taken(self, item: Item) -> Delivery:
-        """Return the delivery of a message of the present epoch as it is received: there is room for another."""
+        """Return the delivery of an item of the present epoch that a call receives, and make room for another."""
         delivery = self._reader.opened(item)
         if not self._has_queue:
             self._permits.is_held = True  # until a call waits for the next one
@@ -516,7 +516,7 @@ class TopicConsumer:
         return delivery
 
     def read(self, unread: Unread, messages: int, size: int) -> None:
-        """Learn by how many messages and bytes reading an entry of the present epoch has changed what is here."""
+        """Note by how many messages and bytes reading an entry of the present epoch has changed the queue."""
         self._queued_bytes += size
         self._prefetched.bytes += size
         if messages:
@@ -546,7 +546,7 @@ class TopicConsumer:
 
         On Exclusive and Failover no other consumer would get it: it stays.
 
-        :param queued: what waits of the present epoch, and the sink drops; on Exclusive and Failover nothing
+        :param queued: messages of the present epoch that wait and that the sink drops; none on Exclusive and Failover
         :param is_idle: nothing that was taken is unsettled, so that a new session costs nothing
         """
         self._permits.is_held = True

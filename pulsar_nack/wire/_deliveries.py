@@ -46,7 +46,7 @@ class Arrival(NamedTuple):
     """What became of an entry.
 
     :param permits: how many messages the broker counted it as
-    :param found: what is to be shown of it; None: nothing, as all is acknowledged, or the entry is a part of a message
+    :param found: its messages; None: all are acknowledged, or the entry is a chunk of an incomplete message
     """
 
     permits: int
@@ -58,7 +58,7 @@ class EntryReader:
 
     :param topic: its full name
     :param ack_sets: is told what of a batch is not to be acknowledged any more
-    :param options: with the most that is taken
+    :param options: has the limits
     :param now_ms: tells the time
     :param threads: where large payloads are decompressed, None: in those of the loop
     """
@@ -81,7 +81,7 @@ class EntryReader:
         self._now_ms = now_ms
         self.topic = topic
         self.extras: dict[str, Any] = {"topic": topic}
-        """Of the ids of messages."""
+        """The fields that all message ids of this topic or partition share."""
         self.partition = partition
         self.ack_sets = ack_sets
         self._chunks = chunks
@@ -94,7 +94,7 @@ class EntryReader:
         self._first_index = 0 if first is None else max(first.batch_index, 0)
 
     def plain(self, head: MessageHead, rest: bytes) -> Fetched | None:
-        """Return a message that has nothing but its payload: the hot path. None: it has more."""
+        """Return a message that is only a payload, the hot path; None if the entry has more to it."""
         if self._first is not None:
             return None
         parts = plain_parts(rest)
@@ -106,7 +106,7 @@ class EntryReader:
         return parts[1], ledger, entry, count, parts[0]
 
     def opened(self, item: Item) -> Delivery:
-        """Return the delivery of what was fetched ahead."""
+        """Return the delivery of a prefetched item."""
         if not isinstance(item, tuple):
             return item
         data, ledger, entry, count, metadata = item
@@ -175,7 +175,7 @@ class EntryReader:
         own = _NOTHING if about is None or is_batch(about) else about
         for raised in (error, error.__cause__, error.__context__):
             if raised is not None:
-                raised.__traceback__ = None  # whose frames would keep the entry's bytes once more
+                raised.__traceback__ = None  # its frames would keep another copy of the entry
         return Delivery(
             id=message_id or _delivered_id((head.ledger, head.entry, self.partition, -1), self.extras),
             data=stored,
@@ -274,8 +274,8 @@ class EntryReader:
     ) -> Delivery:
         """Return the delivery of a message.
 
-        :param own: its metadata
-        :param of_entry: that of the batch that it is in
+        :param own: the metadata of the message
+        :param of_entry: the metadata of its batch
         """
         of_entry = of_entry or own
         return Delivery(

@@ -1,6 +1,6 @@
-"""Deliveries of which few fields are set: those of most messages, which are made when they are received.
+"""Cheap deliveries of messages with few fields, which are made when the message is received.
 
-Until then such a message is a plain tuple, which the garbage collector need not look at: there may be many.
+Until then such a message is a tuple of plain values, which the garbage collector does not track: there may be many.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from . import _pulsar_pb2 as pb
 from ._entries import text_of
 
 Fetched = tuple[bytes, int, int, int, bytes]
-"""A message that was fetched ahead and has no more than this: its payload, ledger, entry, how often it was sent before,
-and its metadata."""
+"""A prefetched message with few fields: payload, ledger, entry, redelivery count, metadata."""
 Item = Delivery | Fetched
-"""What a port has of a message until it is received."""
+"""A message in a port, before it is received."""
 
 
 class PlainDelivery(Delivery):

@@ -59,7 +59,7 @@ class Departed:
         """Do nothing."""
 
     def opened(self, item: Item) -> Delivery:  # noqa: ARG002
-        """Fail: nothing comes of it."""
+        """Fail: a deleted topic has no messages to deliver."""
         raise self._error()
 
     taken = opened

@@ -53,11 +53,11 @@ _PLAIN_MEMBER: Final = re.compile(
 )
 """The metadata of a message of a batch without anything of its own."""
 _LEAST_MESSAGE: Final = 6  # bytes that a message of a batch takes: its metadata's size and its payload's
-_LEAST_PROPERTY: Final = 6  # bytes that a property takes: the tags and sizes of the pair, its name and its value
+_LEAST_PROPERTY: Final = 6  # bytes of a property: tags and sizes of the pair, its name and its value
 DEFAULT_MAX_METADATA_BYTES: Final = 256 << 10
 DEFAULT_MAX_BATCH_MESSAGES: Final = 1_000_000
-_FEW_BYTES: Final = 1_000  # of metadata that hold few properties, whatever they are
-_MOST_KEYS: Final = 10  # that are named of those that a payload is encrypted with
+_FEW_BYTES: Final = 1_000  # metadata of this size cannot hold many properties
+_MOST_KEYS: Final = 10  # named in the error about an encrypted payload
 _NO_BROKER_METADATA: Final = pb.BrokerEntryMetadata()
 
 
@@ -183,9 +183,9 @@ def decode_entry(rest: bytes | memoryview, *, max_message_bytes: int = DEFAULT_M
 
 
 def split_entry(rest: bytes | memoryview, max_metadata_bytes: int, max_batch_messages: int) -> Entry:
-    """Read the headers of an entry; its payload is left as it came.
+    """Read the headers of an entry, and leave its payload as it came.
 
-    What the headers claim is checked against the limits, and against what the payload can hold as far as that is told.
+    Sizes and counts in the headers are checked against the limits, and against the size of the payload if known.
 
     :raises UndecodableMessageError: as :func:`decode_entry`
     """
@@ -238,8 +238,8 @@ def plain_parts(rest: bytes) -> tuple[bytes, bytes] | None:
 def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int) -> bytes:
     """Return the payload of an entry, or of all chunks of a message together, decompressed.
 
-    :raises UndecodableMessageError: too large, damaged, or compressed by a codec that is unknown
-    :raises MissingExtraError: compressed by one that is not installed, so that others may be able to read it
+    :raises UndecodableMessageError: the payload is too large, damaged, or compressed with an unknown codec
+    :raises MissingExtraError: the codec is not installed here; other programs may be able to read the payload
     """
     if metadata.compression:
         return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
@@ -344,7 +344,7 @@ def _check_count(count: int, size: int, most: int) -> None:
 
 
 def _check_properties(metadata: pb.MessageMetadata, size: int) -> None:
-    """Refuse more properties than the bytes can hold: without names and values they take two bytes each."""
+    """Refuse more properties than valid ones fit into ``size`` bytes: those without name and value take only two."""
     count = len(metadata.properties)
     if count * _LEAST_PROPERTY > size:
         problem = f"metadata: {count} properties in {size} bytes"
@@ -358,7 +358,7 @@ def _check_metadata_size(data: bytes, most: int) -> None:
 
 
 def _batch_size_in(data: bytes) -> int:
-    """Return how many messages a batch says that it has, of metadata of which nothing else is read; 0: it is none."""
+    """Return the batch size from metadata without reading any other field; 0: not a batch."""
     try:
         found = _only_batch_size().FromString(data)
     except (DecodeError, UnicodeDecodeError):
@@ -368,7 +368,7 @@ def _batch_size_in(data: bytes) -> int:
 
 @cache
 def _only_batch_size() -> Any:
-    """Return metadata as a parser reads it that knows one field alone: it passes over half a million in no time."""
+    """Return a message class that knows only the batch size, so that parsing skips all other fields quickly."""
     field = pb.MessageMetadata.DESCRIPTOR.fields_by_name["num_messages_in_batch"]
     file = descriptor_pb2.FileDescriptorProto(name="batch_size.proto", syntax="proto2")
     made = file.message_type.add(name="BatchSize").field.add()

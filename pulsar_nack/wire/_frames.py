@@ -57,7 +57,7 @@ _LISTS_OF_TOPICS: Final = {
         pb.BaseCommand.WATCH_TOPIC_UPDATE,
     )
 }
-"""How such commands begin."""
+"""The first bytes of commands that list topics."""
 
 
 class Frame(NamedTuple):
@@ -76,7 +76,7 @@ class FrameDecoder:
     """Cuts what comes in, in pieces of any size, into frames.
 
     :param max_frame_bytes: a frame that claims to be larger is refused before memory is taken for it
-    :param max_command_bytes: likewise a command, but for lists of topics, of which ``max_topics`` are taken
+    :param max_command_bytes: a larger command is refused too, except lists of topics, which ``max_topics`` limits
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class FrameDecoder:
         self._needed = 0  # bytes that have to be there before a look at it can help
         self._offset = 0  # of what is kept, in all that ever came in
         self.frames = 0
-        """How many were complete."""
+        """How many complete frames were read."""
 
     @property
     def kept_bytes(self) -> int:
@@ -167,9 +167,9 @@ class FrameDecoder:
         return command if is_message or self._is_known(command, at) else None
 
     def _check_size(self, data: bytes, at: int) -> None:
-        """Refuse a large command but a list of topics that are not too many.
+        """Refuse a large command, unless it is a list of at most ``max_topics`` topics.
 
-        They are counted by the byte that is before each, which a name may have before it once more, as its size.
+        Topics are counted by the tag byte before each. The size byte that follows may look the same, hence the factor.
         """
         if data[:2] not in _LISTS_OF_TOPICS:
             problem = f"a command of {len(data)} bytes, at most {self._max_command_bytes} are taken (max_command_bytes)"

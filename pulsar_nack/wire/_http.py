@@ -1,6 +1,6 @@
-"""One request over HTTP on the event loop: there is no thread, so whoever gives up ends it at once.
+"""One HTTP request on the event loop, without a thread, so that cancelling ends it at once.
 
-What the other side sends is bounded before it is read, and errors never quote it.
+The answer's size is checked before it is read, and errors never quote the answer.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _Headers = dict[bytes, bytes]
 
 
 class Answer(NamedTuple):
-    """What the server said."""
+    """The server's answer."""
 
     status: int
     body: bytes
 
 
 async def fetch(url: str, form: bytes | None, *, tls: ssl.SSLContext | None, most_bytes: int) -> Answer:
-    """Get a URL, or post a form to it; for https through the proxy of the environment. Redirects are not followed.
+    """Get a URL, or post a form to it; https goes through the proxy of the environment. Redirects are not followed.
 
-    :param tls: for https, None for http
-    :param most_bytes: of the answer's body
-    :raises OSError: the server cannot be reached, or ended the connection early
-    :raises ValueError: what it sent is not HTTP, or too large
+    :param tls: the context for https, None for http
+    :param most_bytes: limit of the answer's body
+    :raises OSError: the server cannot be reached, or closed the connection early
+    :raises ValueError: the answer is not HTTP, or too large
     """
     parts = urlsplit(url)
     reader, writer = await _connect(parts, tls)
     try:
         writer.write(_request(parts, form))
         status, headers = await _head(reader)
-        while 100 <= status < 200:  # the answer is still to come
+        while 100 <= status < 200:  # interim: the final answer follows
             status, headers = await _head(reader)
         return Answer(status, await _body(reader, headers, most_bytes))
     except asyncio.IncompleteReadError:
@@ -146,7 +146,7 @@ async def _chunks(reader: asyncio.StreamReader, most: int) -> bytes:
         body += (await reader.readexactly(size + 2))[:-2]
         chunks += 1
         if chunks % _CHUNKS_AT_ONCE == 0:
-            await asyncio.sleep(0)  # reading what has come already lets nobody else run
+            await asyncio.sleep(0)  # reading buffered data does not yield to other tasks
 
 
 def _bounded(size: int, most: int) -> int:

@@ -23,21 +23,21 @@ class Source(Protocol):
         ...
 
     def opened(self, item: Item) -> Delivery:
-        """Return the delivery of what has arrived."""
+        """Return the delivery of an item."""
         ...
 
     def taken(self, item: Item) -> Delivery:
-        """Return it as it is received, and note that there is room for another."""
+        """Return the delivery of an item that a call receives, and note that there is room for another."""
         ...
 
     def read(self, unread: Unread, messages: int, size: int) -> None:
-        """Learn by how many messages and bytes reading has changed what is here."""
+        """Note by how many messages and bytes reading an entry has changed the queue."""
 
 
 class Queued(NamedTuple):
-    """Messages that wait, of which none was received.
+    """Messages of one entry, none of which was received.
 
-    :param id: of the first, in the entry of all
+    :param id: the id of the first
     """
 
     id: MessageId
@@ -46,9 +46,9 @@ class Queued(NamedTuple):
 
 
 class WireInbox:
-    """First in, first out. What came before its source lost the connection is dropped: it comes again.
+    """A queue of messages. Those that came before their source lost its connection are dropped: they come again.
 
-    Nothing that the garbage collector tracks is made here for a message, until its entry is read in its turn.
+    For a queued message nothing is made that the garbage collector tracks, until its entry is read.
 
     :param check: called before and after each wait; may raise
     :param before_wait: called when nothing is here, before each wait; may raise too
@@ -58,7 +58,7 @@ class WireInbox:
         self._check = check
         self._before_wait = before_wait
         self._ready: deque[Item | Unread] = deque()
-        self._sources: deque[Source] = deque()  # of each
+        self._sources: deque[Source] = deque()  # the source of each item in _ready
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._epochs: dict[Source, int] = {}
 
@@ -98,14 +98,14 @@ class WireInbox:
                     return source.taken(item)  # type: ignore[arg-type]
                 if not self._read(item, source):
                     return None
-            except BaseException:  # want of memory, of threads: another call reads it
+            except BaseException:  # such as a lack of memory or threads: another call reads it
                 self._put_first([item], source)
                 self.wake_all()
                 raise
         return None
 
     def _read(self, unread: Unread, source: Source) -> bool:
-        """Put the next messages of an entry first; return False where there are none yet: waiting calls are woken."""
+        """Put the next messages of an entry first; False: there are none yet, and waiting calls are woken later."""
         if unread.is_opening(self.wake_all):
             self._put_first([unread], source)
             return False
@@ -115,7 +115,7 @@ class WireInbox:
         self._put_first(deliveries, source)
         if deliveries or not unread.messages:
             return True
-        asyncio.get_running_loop().call_soon(self.wake_all)  # many are not to be shown: after others of the loop
+        asyncio.get_running_loop().call_soon(self.wake_all)  # many were hidden: let others run first
         return False
 
     def _put_first(self, items: Sequence[Item | Unread], source: Source) -> None:

@@ -15,7 +15,7 @@ from ._frames import encode_command
 PROTOCOL_VERSION: Final = 21
 _MOST_CHALLENGES: Final = 10
 _LEAST_SECRET: Final = 4
-"""Characters: what is shorter may be part of any word."""
+"""A shorter secret is not replaced in texts, because it may be part of any word."""
 CLIENT_VERSION: Final = f"pulsar-nack-{__version__}"
 
 
@@ -63,9 +63,9 @@ class Introduction:
         self._let_in.set_result(None)
 
     def challenged(self, challenge: pb.CommandAuthChallenge) -> None:
-        """Answer a broker that wants to know who we are, at the beginning or later.
+        """Answer an authentication challenge, during the handshake or later.
 
-        :raises ProtocolError: it asks again and again before it has an answer
+        :raises ProtocolError: too many challenges are unanswered
         """
         if len(self._tasks) >= _MOST_CHALLENGES:
             raise ProtocolError(f"a command AUTH_CHALLENGE, while {len(self._tasks)} others are not answered")
@@ -88,7 +88,7 @@ class Introduction:
         return data
 
     def without_secrets(self, text: str) -> str:
-        """Return words of the broker without what it was told last of who we are."""
+        """Return the broker's words, with the credentials that it got last replaced."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text

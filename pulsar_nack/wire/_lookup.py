@@ -21,7 +21,7 @@ from ._topics import TopicsMode
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _AT_ONCE: Final = 2_000
 _MOST_LETTERS: Final = 2_000
-"""Of a topic's whole name."""
+"""Longest full name of a topic."""
 _MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
     "persistent": pb.CommandGetTopicsOfNamespace.PERSISTENT,
     "non_persistent": pb.CommandGetTopicsOfNamespace.NON_PERSISTENT,
@@ -30,13 +30,13 @@ _MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
 
 
 class Lookup:
-    """Asks; it keeps no answers. Each question is put once: who asks decides whether to ask again."""
+    """Sends lookups and other questions about topics. It caches no answers and does not retry; callers do."""
 
     def __init__(self, pool: Pool, options: ClientOptions | None = None) -> None:
         self._pool = pool
         self._options = options or ClientOptions()
         self._strange = 0
-        """How many topics were left out last, which is logged when it changes."""
+        """How many topics were left out last time; logged when it changes."""
 
     async def broker(self, topic: str) -> Connection:
         """Return a connection to the broker that has ``topic``, a whole name of a topic or partition.
@@ -102,7 +102,7 @@ class Lookup:
         return await self._matching(answer.getTopicsOfNamespaceResponse.topics, wanted, namespace)
 
     async def _matching(self, names: Sequence[str], wanted: re.Pattern[str] | None, namespace: str) -> list[str]:
-        """Return the topics that are wanted; other calls of the loop come between."""
+        """Return the names that match and are printable; lets other tasks run in between."""
         if len(names) > self._options.max_topics:
             most = f"at most {self._options.max_topics} are taken (max_topics)"
             raise BrokerError(f"namespace {namespace} has {len(names)} topics, {most}")
@@ -117,7 +117,7 @@ class Lookup:
             await asyncio.sleep(0)
         if strange and len(strange) != self._strange:
             which = f"{len(strange)} topics of namespace {namespace}, such as {shown(strange[0])}"
-            _LOG.warning("%s, have names that are too long or not printable: they are left out", which)
+            _LOG.warning("%s, have names that are too long or not printable, and are left out", which)
         self._strange = len(strange)
         return found
 

@@ -1,10 +1,10 @@
 """OAuth2 client credentials: an access token from an issuer, used as a token, renewed before it expires.
 
-There are two requests: the issuer's description names the address where tokens are had; the token is had there. They
-are made once for all connections that wait, and end when the last of these gives up.
+There are two requests: the first gets the issuer's description, which names the token endpoint; the second gets the
+token there. Connections that wait share them, and they end when the last of these gives up.
 
-An issuer that has got the secret may put it into anything that it says, so errors name the issuer as the user did and
-quote nothing: neither its words nor the address that it named, only codes that are known.
+An issuer knows the secret and may put it into any answer. So errors name the issuer by the user's URL and quote
+neither its words nor the endpoint that it named, only known codes.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _CODES: Final = frozenset(
         "unsupported_grant_type",
     }
 )
-"""What OAuth2 (RFC 6749, RFC 8707) has for reasons."""
+"""The error codes of OAuth2 (RFC 6749, RFC 8707)."""
 _OURS: Final = frozenset({ConnectionError, ConnectionResetError})
-"""What is raised with words of our own."""
+"""Errors that are raised here, with our own words."""
 
 
 class _Token(NamedTuple):
@@ -56,19 +56,19 @@ class _Token(NamedTuple):
 
 @dataclass(slots=True)
 class _Asking:
-    """A request for a token, and how many wait for it."""
+    """A request for a token, and the number of callers that wait for it."""
 
     task: asyncio.Task[_Token]
     waiting: int = 0
 
 
 class OAuth2Authentication:
-    """A client id and secret that an issuer gives access tokens for; the broker sees the token alone.
+    """OAuth2 client credentials: an issuer gives access tokens for a client id and secret; the broker gets tokens only.
 
-    :param issuer_url: of the issuer; its description is at ``/.well-known/openid-configuration`` below it
-    :param audience: who the token is for, as the broker expects it; likewise ``scope``
-    :param tls: a context for the issuer; None: what the system trusts
-    :param timeout: of each of the two requests as a whole, in seconds
+    :param issuer_url: the issuer's URL; its description is at ``/.well-known/openid-configuration`` below it
+    :param audience: the audience of the token, as the broker expects it; likewise ``scope``
+    :param tls: a context for the issuer; None: certificates that the system trusts count
+    :param timeout: limit of each of the two requests as a whole, in seconds
     :raises InvalidArgumentError: names the argument, never with the secret
     """
 
@@ -115,9 +115,9 @@ class OAuth2Authentication:
         if not isinstance(path, str | Path):
             raise InvalidArgumentError("path", path, "the path of a key file in JSON")
         try:
-            is_file = Path(path).is_file()  # not a pipe, which might keep us waiting
+            is_file = Path(path).is_file()  # a pipe could block
             key = json.loads(Path(path).read_text(encoding="utf-8")) if is_file else None
-        except (OSError, ValueError, RecursionError) as error:  # which may hold what is in the file
+        except (OSError, ValueError, RecursionError) as error:  # its text may quote the file
             raise InvalidArgumentError("path", str(path), f"a key file in JSON ({type(error).__name__})") from None
         if not is_file:
             raise InvalidArgumentError("path", str(path), "a key file in JSON, and there is none")
@@ -138,7 +138,7 @@ class OAuth2Authentication:
         return token.text.encode()
 
     async def _renewed(self) -> _Token:
-        """Ask the issuer, or wait for the answer to who asked already; where that fails, ask again, once."""
+        """Request a token, or share a pending request; if that one fails, request once more."""
         asking = self._asking
         if asking is not None and asking.task.get_loop() is asyncio.get_running_loop():
             try:
@@ -151,7 +151,7 @@ class OAuth2Authentication:
         return await self._wait_for(asking)
 
     async def _wait_for(self, asking: _Asking) -> _Token:
-        """Wait for the outcome; one who gives up does not stop the others, and the last one does."""
+        """Wait for a shared request; it is cancelled only when its last caller gives up."""
         asking.waiting += 1
         try:
             return await asyncio.shield(asking.task)
@@ -200,7 +200,7 @@ class OAuth2Authentication:
         return found
 
     async def _context(self) -> ssl.SSLContext:
-        """Return the context for the issuer; made in a thread and once, as it takes long."""
+        """Return the TLS context for the issuer; made once, in a thread, because that takes long."""
         if self._tls is None:
             self._tls = await asyncio.to_thread(ssl.create_default_context)
         return self._tls
@@ -235,14 +235,14 @@ def _checked_url(name: str, url: object) -> str:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message.partition(',')[0]}"  # then the name that it gave
+        return f"its certificate is not trusted: {error.verify_message.partition(',')[0]}"  # the rest is its own text
     if isinstance(error, ssl.SSLError):
         return f"no connection over TLS: {error.reason}"
     return error.strerror or (str(error) if type(error) in _OURS else type(error).__name__)
 
 
 def _refusal(answer: Answer) -> str:
-    """Return a status that is no success with its own name, and OAuth2's code of the reason where that is known."""
+    """Return a failed status with its standard name, and OAuth2's error code if it is a known one."""
     name = HTTPStatus(answer.status).phrase if answer.status in HTTPStatus._value2member_map_ else ""
     found = _as_json(answer.body)
     code = found.get("error") if isinstance(found, dict) else None
@@ -250,7 +250,7 @@ def _refusal(answer: Answer) -> str:
 
 
 def _as_json(body: bytes) -> object:
-    """Return what was sent as JSON, None if it is none."""
+    """Return parsed JSON; None if the body is not JSON."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

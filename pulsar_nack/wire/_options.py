@@ -29,7 +29,7 @@ def _as_authentication(value: Any, info: ValidationInfo) -> Authentication:
         return NoAuthentication()
     if isinstance(value, type) or not isinstance(value, Authentication):
         field = info.field_name or "authentication"
-        kind = value if isinstance(value, type) else type(value)  # not the value, which may be a secret
+        kind = value if isinstance(value, type) else type(value)  # the value may be a secret
         raise InvalidArgumentError(field, kind, "an Authentication, such as TokenAuthentication(token)")
     return value
 
@@ -65,16 +65,16 @@ class ClientOptions(_Settings):
     max_frame_bytes: int = Field(default=128 << 20, ge=1 << 10, le=1 << 30)
     """Largest message whatever the broker tells; a larger one breaks the connection before memory is taken for it."""
     max_command_bytes: int = Field(default=DEFAULT_MAX_COMMAND_BYTES, ge=16 << 10, le=512 << 20)
-    """Largest command, which is a frame without its message; of lists of topics ``max_topics`` counts instead. A larger
-    one breaks the connection before it is read."""
+    """Largest command (a frame without its message); a larger one breaks the connection before it is read. Lists of
+    topics are limited by ``max_topics`` instead."""
     max_metadata_bytes: int = Field(default=DEFAULT_MAX_METADATA_BYTES, ge=1 << 10, le=512 << 20)
-    """Most that keys and properties of a message take; one with more cannot be read."""
+    """Most bytes for keys and properties of a message; a message with more is unreadable."""
     max_batch_messages: int = Field(default=DEFAULT_MAX_BATCH_MESSAGES, ge=1, le=100_000_000)
-    """Most messages in a batch; one with more cannot be read."""
+    """Most messages in a batch; a batch with more is unreadable."""
     max_partitions: int = Field(default=10_000, ge=1, le=1_000_000)
-    """Most partitions of a topic; one with more is not consumed and not produced to."""
+    """Most partitions of a topic; a topic with more is refused, for consumers and producers."""
     max_topics: int = Field(default=DEFAULT_MAX_TOPICS, ge=1, le=10_000_000)
-    """Most topics of a namespace that is looked at for a pattern."""
+    """Most topics of a namespace, for patterns and ``client.topics``."""
     write_buffer_bytes: int = Field(default=8 << 20, ge=1 << 10)
     """Producers wait while so much is on its way to one broker."""
     max_unsent_bytes: int = Field(default=256 << 20, ge=1 << 20)

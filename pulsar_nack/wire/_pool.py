@@ -31,13 +31,13 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
-    """A snapshot of a client's connections; totals count since it was made.
+    """A snapshot of a client's connections. Totals count since the client was made.
 
-    :param connections: that are open
-    :param connections_lost: that broke or were closed by a broker, after they had been open
-    :param reconnects: made again to where one was lost
-    :param failed_connects: attempts that failed
-    :param protocol_errors: connections that were closed here as what came was not the protocol
+    :param connections: now: open connections
+    :param connections_lost: total: open connections that broke, or that a broker closed
+    :param reconnects: total: lost connections that were restored
+    :param failed_connects: total: attempts to connect that failed
+    :param protocol_errors: total: connections closed because the broker sent bytes that are not the protocol
     """
 
     connections: int
@@ -74,7 +74,7 @@ class Pool:
         self._opening: dict[_Place, asyncio.Task[Connection]] = {}
         self.is_closed = False
         self._lost: dict[_Place, tuple[float, Exception]] = {}
-        """Where a connection was lost and there is none yet: the loop's time, and why."""
+        """Lost connections that are not restored yet: when they were lost, in the loop's time, and why."""
         self._counts = {"connections_lost": 0, "reconnects": 0, "failed_connects": 0, "protocol_errors": 0}
 
     def __str__(self) -> str:
@@ -93,17 +93,18 @@ class Pool:
         """Return an open connection to the broker at the URL ``logical``, perhaps through a proxy at ``physical``.
 
         :raises ClosedError: the pool is closed
-        :raises BrokerError: what :meth:`Connection.open` raises; or the URL is none, or not of the service's scheme
+        :raises BrokerError: what :meth:`Connection.open` raises; or the URL is invalid or has another scheme than the
+            service URL
         """
         broker = self._named(logical)
         return await self._to(_Place(broker, broker if physical is None else self._named(physical)))
 
     def _named(self, url: str) -> Address:
-        """Return an address that a broker has named. TLS is as the service URL has it, whatever a broker says."""
+        """Parse an address that a broker has named; refuse it if the service URL differs in TLS."""
         try:
             address = Address.parse(url)
         except InvalidArgumentError as error:
-            raise BrokerError(f"{self}: a broker named an address that is none: {error}") from error
+            raise BrokerError(f"{self}: a broker named an invalid address: {error}") from error
         if address.is_secure != self.is_secure:
             what = "without TLS" if self.is_secure else "with TLS"
             raise BrokerError(f"{self}: a broker named {address}, which is {what}: it is not connected to")
@@ -196,7 +197,7 @@ class Pool:
             )
 
     def statistics(self) -> ClientStatistics:
-        """Return what was counted."""
+        """Return the counts of connections."""
         return ClientStatistics(connections=len(self._open), **self._counts)
 
     async def aclose(self) -> None:

@@ -131,7 +131,7 @@ class WirePort:
 
         :raises InvalidArgumentError: not a name of a topic
         """
-        from ._publisher import WirePublisher  # which takes all that a producer needs
+        from ._publisher import WirePublisher  # late: it imports all that producers need
 
         if topic is not None:
             normalize(topic)

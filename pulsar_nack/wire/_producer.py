@@ -32,8 +32,8 @@ _LOG: Final = logging.getLogger("pulsar_nack.wire")
 class Producer(ClosesWhenDropped):
     """Sends messages to a topic. Get it from :meth:`Client.producer`; close it, or use it as ``async with``.
 
-    All in the client's event loop. Dropped without being closed, it warns (:class:`ResourceWarning`), sends what there
-    is and closes itself.
+    Use it in the client's event loop. If you drop it without closing it, it warns (:class:`ResourceWarning`), sends
+    the messages that it has, and closes itself.
 
     Messages are confirmed in the order in which they were sent to a partition. When a connection breaks, what is not
     confirmed is sent again: it may then be stored twice, unless deduplication is on at the broker. Of a message in
@@ -256,9 +256,9 @@ class Producer(ClosesWhenDropped):
     # --- closing ---------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Send what there is, wait for the receipts, a few seconds at most, and close. Idempotent.
+        """Send all queued messages, wait for their receipts, a few seconds at most, and close. Idempotent.
 
-        :raises WrongLoopError: another event loop runs than the client's; nothing changed, as in all other calls
+        :raises WrongLoopError: called in another event loop than the client's; all methods raise this
         """
         check_loop(self._core.loop, "the producer")
         await asyncio.shield(self._begin_close())

@@ -1,4 +1,4 @@
-"""What the broker says no with, whether asking again later may help, and how such errors are reported."""
+"""Refusals by the broker: their errors, whether a retry may help, and their text in errors and logs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 def refused(code: int, text: str, without_secrets: Callable[[str], str] = str) -> BrokerRefusedError:
     """Return the error for a code of the protocol and the broker's own words.
 
-    :param without_secrets: takes out of them what nobody is to read
+    :param without_secrets: replaces credentials in the broker's words
     """
     known = pb.ServerError.DESCRIPTOR.values_by_number.get(code)
     kind = TopicNotFoundError if code == pb.TopicNotFound else BrokerRefusedError
@@ -83,12 +83,12 @@ def is_of_no_consumer(error: BrokerRefusedError) -> bool:
 
 
 def told(what: str, error: BrokerError) -> BrokerError:
-    """Return the same error, with what was tried before its words; itself unchanged, as others may get it too."""
+    """Return a copy of the error whose text begins with the failed operation; other callers may get the original."""
     copied = copy(error)
     copied.args = (f"{what}: {error}",)
     return copied
 
 
 def as_text(error: BaseException) -> str:
-    """Return an error as text for a log line; foreign errors with their type, as they may have no words."""
+    """Return an error as text for a log line; foreign errors with their type, because their text may be empty."""
     return str(error) if isinstance(error, PulsarNackError) else shown(repr(error))

@@ -163,5 +163,5 @@ def _checked(kind: type[_Model], options: Mapping[str, Any]) -> _Model:
         )
         given = first["input"]
         if is_unknown and kind is ClientOptions:
-            given = type(given)  # a token, perhaps
+            given = type(given)  # it may be a secret
         raise InvalidArgumentError(name, given, expected) from None

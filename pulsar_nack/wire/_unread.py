@@ -1,10 +1,10 @@
-"""Messages of an entry that is here and not read yet: a batch, or what is compressed. Each is read in its turn.
+"""Entries that have arrived and are not read yet: batches and compressed messages. They are read as they are received.
 
-So what an entry claims costs memory and time only as its messages are received, a few at a time, whatever their number
-is: a million empty messages are nine kilobytes on the way. Until then they count as messages that are here, and take
-the bytes that they are said to have, but no less than is here of them.
+So a batch costs memory and time only as its messages are received, a few at a time, whatever number it claims: a
+million empty messages take nine kilobytes on the wire. Until then its messages count as prefetched, with the size that
+the entry claims, or what it takes here if that is more.
 
-What is large after decompression is decompressed in a thread of the client, while the loop goes on.
+Large payloads are decompressed in threads of the client, while the loop goes on.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from ._heads import MessageHead
 
 AT_ONCE: Final = 100
-"""Messages of a batch that are read together."""
+"""Most messages of a batch that are read together."""
 _MOST_PROPERTIES: Final = 2_000
-"""No more are read together than the message that has the last of so many properties."""
+"""Reading stops early once the messages together have so many properties."""
 _LARGE: Final = 1 << 20
-"""More bytes than these are decompressed in a thread."""
+"""A payload of more bytes is decompressed in a thread."""
 
 
 class Reading(Protocol):
-    """Whoever counts what is here and not taken."""
+    """Counts the messages and bytes that are prefetched."""
 
     def read(self, unread: Unread, messages: int, size: int) -> None:
-        """Learn by how many messages and bytes reading has changed what is here."""
+        """Note by how many messages and bytes reading an entry has changed the queue."""
 
 
 class Unread:
-    """The messages of one entry; use :func:`read_some`.
+    """The unread messages of one entry; read them with :func:`read_some`.
 
-    :param entry: of which the payload is as it came
-    :param stored: what a message that cannot be decompressed has instead of data
-    :param about: how many bytes the entry has beside the payload
-    :param shown: the messages of a batch that are to be shown, as bits
-    :param message_id: of one message that is no batch
+    :param entry: the entry, its payload still compressed
+    :param stored: the raw data of a message that turns out to be unreadable
+    :param about: how many bytes the entry has beside its payload
+    :param shown: the messages of a batch that are to be delivered, as bits
+    :param message_id: the id of a single message; None: a batch
     """
 
     __slots__ = (
@@ -84,14 +84,14 @@ class Unread:
         metadata = entry.metadata
         self.head = head
         self.messages = shown.bit_count()
-        """How many are left, as far as is known."""
+        """How many messages are left, as far as known."""
         self._size = min(metadata.uncompressed_size, reader.max_bytes) if metadata.compression else len(entry.payload)
         self._about = about + OF_A_PROPERTY * len(metadata.properties)
         here = self._about + len(entry.payload) + (0 if stored is entry.payload else len(stored))
         self.bytes = max(here, self._size)
-        """What they take."""
+        """Size of the messages that are left."""
         self.is_acked = False
-        """Whether nothing of the entry remains to be acknowledged."""
+        """Whether no message of the entry remains to be acknowledged."""
         self._reader = reader
         self._entry = entry
         self._stored = stored
@@ -112,7 +112,7 @@ class Unread:
 
     @property
     def redelivery_count(self) -> int:
-        """Return how often the broker has sent it before."""
+        """Return how often the broker has sent the entry before."""
         return self.head.redelivery_count
 
     @redelivery_count.setter
@@ -120,7 +120,7 @@ class Unread:
         self.head = self.head._replace(redelivery_count=count)
 
     def is_opening(self, then: Callable[[], None]) -> bool:
-        """Return whether it is being decompressed in a thread; that begins now if it has to, and calls ``then``."""
+        """Return whether a thread decompresses it; starts the thread if needed, and calls ``then`` when it is done."""
         entry = self._entry
         if self._members is not None or not entry.metadata.compression or self._size <= _LARGE:
             return False
@@ -135,7 +135,7 @@ class Unread:
         return not self._opening.done()
 
     def take(self, most: int) -> list[Delivery]:
-        """Read so many messages at most, and return those that are to be shown."""
+        """Read at most so many messages, and return those to be delivered."""
         if self._members is None and self._damage is None:
             try:
                 payload = self._unpacked()
@@ -158,7 +158,7 @@ class Unread:
             head = self.head
             self.id = _delivered_id((head.ledger, head.entry, self._reader.partition, self._next), self._extras)
             self.bytes = max(self.bytes - sum([len(each.data) for each in deliveries]), 0)
-        else:  # what comes behind the last one that is shown is not read
+        else:  # nothing behind the last message that is shown is read
             self.messages = self.bytes = 0
         return deliveries
 
@@ -192,9 +192,9 @@ class Unread:
                     properties += len(metadata.properties)
                     if properties >= _MOST_PROPERTIES:
                         break
-        except UndecodableMessageError as error:  # the others too: where they begin is not known
+        except UndecodableMessageError as error:  # later ones are lost too: where they begin is not known
             self._damage = error
-        except BaseException:  # those that were read go with it: they are read again
+        except BaseException:  # the next call reads these messages again
             self._members = islice(self._entry.members(reader.max_metadata_bytes), self._next, None)
             raise
         if hidden:
@@ -203,7 +203,7 @@ class Unread:
         return deliveries
 
     def _damaged(self, most: int) -> list[Delivery]:
-        """Return what is left as unreadable; the first has what was stored, which is once."""
+        """Return the remaining messages as unreadable; only the first has the raw data, so that it is kept once."""
         head, reader = self.head, self._reader
         assert self._damage is not None
         deliveries: list[Delivery] = []
@@ -217,7 +217,7 @@ class Unread:
         return deliveries
 
     def _hide(self, hidden: list[int]) -> None:
-        """Note that these were compacted out: nobody sees them, so nobody acknowledges them."""
+        """Note messages that were compacted out: they are never delivered, so count them as acknowledged."""
         size = self._entry.metadata.num_messages_in_batch
         bits = bytearray((size + 7) // 8)
         for index in hidden:
@@ -228,13 +228,13 @@ class Unread:
 
 
 def _look_at(opening: asyncio.Future[bytes]) -> None:
-    """Keep asyncio from reporting the error of what is not to be shown any more."""
+    """Keep asyncio from reporting the error of an entry that is no longer wanted."""
     if not opening.cancelled():
         opening.exception()
 
 
 def read_some(unread: Unread, source: Reading, most: int = AT_ONCE) -> list[Delivery]:
-    """Read the next messages, at most so many; ``source`` learns what has become of what it counts."""
+    """Read at most so many of the next messages, and report the changed counts to ``source``."""
     messages, size = unread.messages, unread.bytes
     deliveries: list[Delivery] = []
     try:

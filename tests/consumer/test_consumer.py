@@ -722,6 +722,26 @@ async def test_unacked_messages_are_bounded(ports: Ports, caplog: pytest.LogCapt
 
 
 @virtual_time
+async def test_the_delay_of_a_nack_that_waits_counts_from_the_call(ports: Ports) -> None:
+    """U33: a nack waits at the limit for 9 s of its 10 s: its message is redelivered 10 s after the call."""
+    async with consuming(ports.port(receiver_queue_size=5), unacked_limit=9) as (port, consumer):
+        for number in range(4):
+            port.topic.publish(bytes([number]))
+        for message in await take(consumer, 3):
+            await message.nack(delay=9)
+        (last,) = await take(consumer, 1)
+        began_at = asyncio.get_running_loop().time()
+        waiting = asyncio.create_task(last.nack(delay=10))
+        await asyncio.sleep(8)
+        assert consumer.statistics().waiting_nacks == 1
+        for _ in range(3):
+            await (await consumer.receive(timeout=5)).ack()
+        await waiting
+        assert (await consumer.receive(timeout=60)).data == last.data
+        assert abs(asyncio.get_running_loop().time() - began_at - 10) < 0.2
+
+
+@virtual_time
 async def test_nacks_of_all_there_is_do_not_wait_for_each_other_for_ever(ports: Ports) -> None:
     """U33: at the limit every handler nacks at once, and nothing is held: one after the other they pass."""
     async with consuming(ports.port(receiver_queue_size=5), unacked_limit=8) as (port, consumer):

@@ -387,11 +387,11 @@ async def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
         os.mkfifo(fifo)
     report = inspect_folder(tmp_path)
     assert [(each.kind, each.file, each.reason) for each in report.damage] == [
-        ("unreadable", file.name, "it is no file")
+        ("unreadable", file.name, "it is not a regular file")
     ]
     assert set(only(report).foreign) == {"manifest.json", "other", "y.log"}
     async with await LocalLogStore.open(tmp_path) as store:
-        with pytest.raises(LogStorageError, match="log events: cannot open it: it is no file"):
+        with pytest.raises(LogStorageError, match="log events: cannot open it: it is not a regular file"):
             await store.open_log("events")
 
 

@@ -15,7 +15,7 @@ _BUCKET_BYTES: Final = 1_400
 class ImmutableBucket:
     """Segments on storage of which the first ``next`` were loaded; ``loaded`` indexes of those are still in memory.
 
-    Its next segment ``is_late`` once a read has failed or takes long, and ``is_slow`` when it is waited for no more.
+    ``is_late``: reading its next segment has failed or takes long. ``is_slow``: other buckets no longer wait for it.
 
     :param key: the property that names it
     :param snapshot_id: the storage's id

@@ -81,7 +81,7 @@ class BucketIndex:
 
     @property
     def has_late(self) -> bool:
-        """Return whether a segment fails, or takes long, to be loaded."""
+        """Return whether loading a segment has failed or takes long."""
         self._look()
         return self._has_late
 

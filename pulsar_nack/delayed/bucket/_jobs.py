@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 _BACKOFF: Final = Exponential(0.1, 30)
 
 MOST_READING: Final = 8
-"""How many reads are under way at the same time, but for the late ones."""
+"""Most reads at the same time, late ones not counted."""
 _LATE_MS: Final = 100
 
 
@@ -46,10 +46,10 @@ class Jobs:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Read while few others do.
+        """Wait for a free place to read, and hold it.
 
-        A read that is late makes room for itself and for one more. So of any number that hang, twice as many are under
-        way each time, and what comes after them begins within a second.
+        A late read makes room for two more. So if any number of reads hang, the number of reads at the same time
+        doubles again and again, and the reads after the hanging ones begin within a second.
         """
 
         def become_late(_: int) -> None:

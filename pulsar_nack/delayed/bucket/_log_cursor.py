@@ -90,7 +90,7 @@ class LogDelayedCursor(OfOneLoop):
         :param store: where its logs are, called ``<name>-<number>``; other logs in it are left alone
         :param compact_at: from this size (bytes) on the log is written anew when it is four times what it has to be
         :param close_timeout: how long closing waits for what was begun, in seconds or as a timedelta
-        :raises InvalidArgumentError: a name or number was refused, or a :class:`~pulsar_nack.Cursor` has the name
+        :raises InvalidArgumentError: an argument was refused, or a :class:`~pulsar_nack.Cursor` has this name
         :raises LogLockedError: somebody else has it open, in a folder; on object storage it is taken over from them
         :raises LogFencedError: somebody else opened it at the same time, a moment later, on object storage
         :raises LogCorruptedError: a log is damaged; nothing was changed
@@ -355,9 +355,11 @@ class LogDelayedCursor(OfOneLoop):
 
 
 async def check_name_is_free(store: LogStore, name: str) -> None:
-    """Look, before anything is taken over, whether a :class:`~pulsar_nack.Cursor` has this name: two in one do not go.
+    """Raise if a :class:`~pulsar_nack.Cursor` has this name in the store; called before anything is taken over.
 
-    :raises InvalidArgumentError: it has; its numbers have ten digits
+    Its logs have ten-digit numbers.
+
+    :raises InvalidArgumentError: a Cursor has the name
     """
     logs = await store.names()
     pattern = re.compile(re.escape(name) + r"-0\d{9}")

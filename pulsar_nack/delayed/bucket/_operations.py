@@ -33,7 +33,7 @@ class Operations:
         self.last_error: Exception | None = None
 
     def note_damage(self, error: Exception, what: str) -> None:
-        """Count, and log, what is damaged or gone."""
+        """Count and log a damaged or lost snapshot or segment; ``what`` is its effect."""
         self.damaged += 1
         self.last_error = error
         _log.warning("%s: %s", what, error)

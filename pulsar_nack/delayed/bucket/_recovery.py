@@ -4,9 +4,9 @@ Whatever is due by then is left to normal dispatch, which reads those messages a
 their latest time, and the first one that is partly due is loaded and filtered. So is what the cursor has passed. A
 bucket that brings nothing new is what a merge left behind, or was read anew by the dispatcher already: it is deleted.
 
-Some snapshots are read at the same time, of each but its metadata and the one segment; they are taken in one after the
-other, in the order of :func:`named_snapshots`. Those that fail, or take longer than five seconds, keep no others from
-it: they are tried again later, and get twice the time each time.
+Several snapshots are read at the same time, only the metadata and that one segment of each; they are taken in one after
+the other, in the order of :func:`named_snapshots`. A read that fails, or takes longer than five seconds, holds up no
+other: it is retried later, with twice the time at each attempt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ._snapshots import Snapshots, add_bitmaps
 from ._wire import SegmentRow
 
 _PATIENCE: Final = 5.0
-"""Seconds that the first reading of a snapshot may take."""
+"""Seconds that the first attempt to read a snapshot may take."""
 _BITMAPS: Final = 256
 _MEASURED: Final = 64
 """How many bitmaps are joined, or measured, in one go: some tenths of a millisecond."""
@@ -184,7 +184,7 @@ class Recovery:
             while found is not None and not still_waits(found, self._cutoff()):
                 found = await self._read(named, patience)
         except (SnapshotNotFoundError, SnapshotFormatError) as error:
-            what = f"snapshot {named.snapshot_id} is dropped, the dispatcher has to add its messages again"
+            what = f"snapshot {named.snapshot_id} is dropped; the dispatcher has to add its messages again"
             self._snapshots.operations.note_damage(error, what)
             found = None
         except Exception as error:  # noqa: BLE001 - kept, and tried again

@@ -44,7 +44,7 @@ class Snapshots:
         return self._cursor.mark_delete_position
 
     async def all_named(self) -> list[NamedSnapshot]:
-        """Return what :meth:`named` does, with what is being named at this moment."""
+        """Return what :meth:`named` does, after waiting for a snapshot that is being named."""
         async with self._naming:
             return self.named()
 
@@ -53,9 +53,9 @@ class Snapshots:
         return named_snapshots(self._cursor.properties())
 
     async def orphans(self) -> list[NamedSnapshot]:
-        """Return the snapshots that nothing names, where the storage can tell; not those of this run.
+        """Return the snapshots of earlier runs that no property names, if the storage can list snapshots.
 
-        Nothing while snapshots are being stored: the list may have one whose id is not known here yet.
+        Returns none while snapshots are being stored: the list may have one whose id is not known here yet.
         """
         if not isinstance(self._storage, SupportsSnapshotListing):
             return []
@@ -75,9 +75,9 @@ class Snapshots:
         is_wanted: Callable[[], bool],
         abandon: Callable[[NamedSnapshot], object],
     ) -> NamedSnapshot | None:
-        """Store a snapshot and name it, if it is still wanted then.
+        """Store a snapshot, and name it if it is still wanted.
 
-        ``abandon`` is called for one that is not, or could not be named, and is to be deleted.
+        ``abandon`` is called for a snapshot that is not wanted or could not be named; it has to be deleted.
         """
         key = free_key(start, end, self._reserved | set(self._cursor.properties()))
         self._reserved.add(key)
@@ -104,9 +104,9 @@ class Snapshots:
     async def delete(self, named: NamedSnapshot, *, is_cleared: bool = False) -> None:
         """Delete a snapshot and then the property that names it; what is gone already is no error.
 
-        The other way round where the cursor may have been taken over: then the removal of the property is refused, and
-        the snapshot stays. What a crash leaves in between is found in the list. So, too, where the snapshot was
-        cleared: it must not come back if it cannot be deleted.
+        The property goes first if the cursor may have been taken over: then its removal is refused, and the snapshot
+        stays. A snapshot that a crash leaves in between is found in the list. The property also goes first if the
+        snapshot was cleared: its messages must not come back if it cannot be deleted.
         """
         async with self.operations.counted("delete"):
             if isinstance(self._cursor, SupportsForgetting) and isinstance(self._storage, SupportsSnapshotListing):
@@ -119,7 +119,7 @@ class Snapshots:
             await self._disown(named)
 
     async def _disown(self, named: NamedSnapshot) -> None:
-        """Remove the property that names a snapshot, if it is there."""
+        """Remove the property that names a snapshot, if it exists."""
         if self._cursor.properties().get(named.key) == str(named.snapshot_id):
             await self._cursor.remove_property(named.key)
 
@@ -154,7 +154,7 @@ class Snapshots:
                 return _whole(await self.decode(await self._entry(snapshot_id, number)), least)
             except SnapshotFormatError as error:
                 self.operations.note_damage(
-                    error, f"messages of segment {number + 1} of snapshot {snapshot_id} come late"
+                    error, f"messages of segment {number + 1} of snapshot {snapshot_id} will be late"
                 )
                 return _made_up(await self.rows(snapshot_id), number)
 

@@ -57,7 +57,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
     ) -> None:
         self._config = config
         self._now_ms = clock.now_ms
-        self._thread = _NO_THREAD  # whose calls are right without a further look
+        self._thread = _NO_THREAD  # the thread whose calls need no further check
         self._on_due = on_due
         self._ticks = Ticks(
             config.delayed_delivery_tick_time_millis, is_strict=config.is_delayed_delivery_deliver_at_time_strict
@@ -87,8 +87,8 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
     ) -> Self:
         """Bring back what an earlier run stored, and return the tracker.
 
-        Snapshots that cannot be read now, or not within some seconds, are read later on; the messages of those
-        that are gone or damaged are left to the dispatcher, which adds them anew. So is what is due already.
+        Snapshots that cannot be read now, or not within some seconds, are read later. Messages that are due already,
+        and those of lost or damaged snapshots, are left to the dispatcher, which adds them again.
 
         :param storage: started already, and closed by its owner after the tracker
         :param cursor: says what is acknowledged, and keeps the names of the snapshots
@@ -96,7 +96,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         :param on_due: a plain function, called when something may be taken out; see the in-memory tracker
         :param topic_name: passed to the storage with each snapshot
         :param cursor_name: passed to the storage with each snapshot
-        :raises InvalidArgumentError: ``on_due`` is a coroutine function, ``config`` no BucketConfig, ``clock`` no clock
+        :raises InvalidArgumentError: an argument was refused, such as a coroutine function as ``on_due``
         :raises MissingExtraError: protobuf is not installed
         """
         check_has("storage", storage, ("create_bucket_snapshot",), "a BucketSnapshotStorage")
@@ -127,7 +127,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         The cursor is ``tracker.cursor``; with ``await tracker.cursor.mark_delete(position)`` it learns what is
         acknowledged. The tracker closes what it opened. One at a time has the folder open.
 
-        :raises InvalidArgumentError: an argument was refused, or the folder is a Cursor's; nothing was made
+        :raises InvalidArgumentError: an argument was refused, or a Cursor uses the folder; nothing was made
         :raises LogLockedError: another tracker, of this process or another, has the folder open
         :raises LogStorageError: the folder cannot be made, read or written
         :raises LogCorruptedError: the cursor's log is damaged; snapshots that are damaged are left to the dispatcher
@@ -314,7 +314,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
     async def clear(self) -> None:
         """Drop everything and delete all snapshots; those that cannot be deleted now are tried again later.
 
-        The cursor forgets them first, so that what storage cannot delete does not come back.
+        The cursor forgets the snapshots first, so that no message comes back if storage cannot delete them.
 
         :raises ClosedError: after :meth:`aclose`
         """

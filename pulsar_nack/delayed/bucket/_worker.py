@@ -36,16 +36,16 @@ _log = logging.getLogger("pulsar_nack.delayed")
 PATIENCE_MS: Final = 1_000
 """How long others wait for a segment that is being loaded, failures included, for the sake of order."""
 _LATE_MS: Final = 300
-"""From when on what is due is loaded although it comes after a segment that is being loaded."""
+"""How long due segments wait for an earlier segment that is being loaded."""
 _FULL: Final = 5_000
 """What a full segment has where there is no bound."""
 
 
 class Worker:
-    """Carries out what the index needs.
+    """Does the index's work on storage: sealing, loading, merging, deleting.
 
-    :param settle: called when there is more to do, and to wait for
-    :param on_news: called when there is something to be taken out that was not there before
+    :param settle: called when there may be more to do or to wait for
+    :param on_news: called when messages have become available
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Worker:
     def horizon(self) -> int:
         """Return up to which time segments are loaded now: those whose time is near.
 
-        While messages are due that nobody has taken out yet, they are those that come after these: what lies further
-        behind stays on storage, so that a backlog of many buckets is not loaded all at once. But while a segment fails
-        or takes long, nothing waits behind it: all that is due is loaded.
+        While messages are due that nobody has taken out yet, only the segments right after these are loaded, so that a
+        backlog of many buckets is not loaded all at once. But while a segment fails or takes long, all due segments are
+        loaded, so that none waits behind it.
         """
         cutoff = self._cutoff()
         return (cutoff if self._index.has_late else min(cutoff, self._index.next_at)) + self._prefetch_ms
@@ -156,7 +156,7 @@ class Worker:
         return True
 
     def _note_late(self, bucket: ImmutableBucket) -> None:
-        """Let nothing wait behind a bucket whose segment fails or takes long; in order of time, it is waited for."""
+        """Mark a bucket whose segment fails or takes long, and load everything that is due behind it."""
         is_first = not self._index.has_late
         bucket.is_late = True
         self._index.changed()
@@ -164,7 +164,7 @@ class Worker:
             self._settle()
 
     def _lose_patience(self, bucket: ImmutableBucket) -> None:
-        """Wait no more for what was to be loaded by now, all at once: there may be many of them."""
+        """Stop waiting for all buckets that should have been loaded by now; at once, since there may be many."""
         if bucket.is_slow:
             return
         now_ms = self._clock.now_ms()
@@ -322,26 +322,26 @@ class Worker:
         return True
 
     async def delete_all(self) -> None:
-        """Stop recovering, and delete every snapshot; return when each was tried once. Cancelled, it goes on.
+        """Stop recovering and delete every snapshot; return after one attempt at each. It goes on if cancelled.
 
-        Their properties go first: a snapshot that cannot be deleted, now or before the tracker ends, does not come
-        back.
+        Properties are removed first, so that messages of a snapshot that cannot be deleted do not come back.
         """
         self.recovery.stop()
         self._cleared.update(self._snapshots.named())
         await asyncio.wait([self.jobs.start(self._delete_all())])
 
     async def aclose(self) -> None:
-        """End what is under way; say what of a clear could not be done."""
+        """Stop all work; log which cleared snapshots could not be deleted."""
         await self.jobs.aclose()
         if not self._cleared:
             return
-        came_back = len(self._cleared.intersection(self._snapshots.named()))
+        named = len(self._cleared.intersection(self._snapshots.named()))
         _log.warning(
-            "%d snapshots that were cleared could not be deleted before the tracker was closed; the cursor still names"
-            " %d of them, whose messages will be held again; last error: %r",
+            "%d cleared snapshots could not be deleted before the tracker was closed; the cursor still names"
+            " %d of them%s; last error: %r",
             len(self._cleared),
-            came_back,
+            named,
+            ", and their messages will be held again" if named else ": no message comes back",
             self._snapshots.operations.last_error,
         )
 
