@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -63,6 +65,12 @@ def check_flag(field: str, value: object) -> None:
     """Raise unless ``value`` is True or False."""
     if not isinstance(value, bool):
         raise InvalidArgumentError(field, value, "True or False")
+
+
+def path_of(value: object) -> Path | None:
+    """Return what was given as a path; None for what is none, or an empty one."""
+    text = fspath(value) if isinstance(value, str | PathLike) else None
+    return Path(text) if isinstance(text, str) and text else None
 
 
 def check_text(field: str, value: object) -> None:

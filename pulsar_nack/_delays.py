@@ -43,8 +43,10 @@ def delay_ms(value: object, field: str = "delay") -> int:
         seconds: float = value
     elif isinstance(value, timedelta):
         seconds, most = value.total_seconds(), _MAX_DELAY_S
-    elif isinstance(value, float | int) and not isinstance(value, bool):
-        seconds = value
+    elif isinstance(value, float):
+        seconds = float(value)  # what numpy's gives when it is rounded is no int
+    elif isinstance(value, int) and not isinstance(value, bool):
+        seconds = int(value)
     else:
         raise InvalidArgumentError(field, value, _EXPECTED)
     if not 0 <= seconds <= most:  # false for NaN too

@@ -11,19 +11,69 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from typing import Any, Final, Self
+from _thread import get_ident
+from types import SimpleNamespace
+from typing import Any, Final, NoReturn, Protocol, Self, SupportsIndex
 
 from .errors import WrongLoopError
 
 _LOG: Final = logging.getLogger("pulsar_nack.lifetime")
 running_loop = asyncio._get_running_loop
-"""Returns the loop that runs in this thread, or None; the cheapest way to ask."""
+"""Returns the loop that runs in this thread, or None. Too slow for the hottest calls: see :func:`home_of`."""
+
+
+class Home(Protocol):
+    """Where hot calls need no further check: in the thread with this id, while the object's loop runs there."""
+
+    @property
+    def _thread_id(self) -> int | None: ...
+
+
+NOWHERE: Final[Home] = SimpleNamespace(_thread_id=None)
+"""The home of an object that is closed, or not open yet."""
+
+
+class _ForeignLoop:
+    """The home of an object whose loop does not show its thread, as uvloop's."""
+
+    __slots__ = ("_is_running", "_thread")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_running, self._thread = loop.is_running, get_ident()
+
+    @property
+    def _thread_id(self) -> int | None:
+        return self._thread if self._is_running() else None
+
+
+def home_of(loop: asyncio.AbstractEventLoop | None) -> Home:
+    """Return the home of an object that belongs to a loop, which runs here; without a loop, to this thread for now."""
+    if loop is None:
+        return SimpleNamespace(_thread_id=get_ident())
+    home: Any = loop if hasattr(loop, "_thread_id") else _ForeignLoop(loop)
+    return home  # type: ignore[no-any-return]
 
 
 def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
     """Raise :class:`WrongLoopError` if ``loop`` is not None and not the loop that runs in this thread."""
     if loop is not None and running_loop() is not loop:
         raise WrongLoopError(what)
+
+
+def shown(it: object) -> str:
+    """Return an object's ``repr``; where that of a subclass fails, the one that every object has."""
+    try:
+        return repr(it)
+    except Exception:  # noqa: BLE001 - code of a user, who must get the warning all the same
+        return object.__repr__(it)
+
+
+class NotCopied:
+    """Base class of objects that cannot be copied: the copy would share all they have, and close it when dropped."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse to be copied or pickled."""
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: pass it on as it is")
 
 
 class OfOneLoop:
@@ -44,7 +94,7 @@ class OfOneLoop:
             raise WrongLoopError(what)
 
 
-class ClosesWhenDropped:
+class ClosesWhenDropped(NotCopied):
     """Base class of objects that warn and close themselves when they are dropped without being closed."""
 
     _inner: Any = None
@@ -67,9 +117,9 @@ class ClosesWhenDropped:
 
     def _close_dropped(self) -> None:
         if self._open_in() is not None:
-            # as text: a log record that is kept must not keep the object
-            _LOG.warning("%s was dropped without being closed; it is closed now", repr(self))
+            name = shown(self)  # as text: a log record that is kept must not keep the object
             self._begin_close()
+            _LOG.warning("%s was dropped without being closed; it is closed now", name)
 
     def __del__(self) -> None:
         inner = self._inner
@@ -77,4 +127,4 @@ class ClosesWhenDropped:
             loop = inner._open_in()
             if loop is not None and not loop.is_closed():
                 loop.call_soon_threadsafe(inner._close_dropped)
-                warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+                warnings.warn(f"unclosed {shown(self)}", ResourceWarning, source=self, stacklevel=2)

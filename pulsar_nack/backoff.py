@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -98,7 +98,7 @@ class Steps:
 
 
 def as_backoff(value: object) -> Backoff:
-    """Return ``value`` as a strategy: a callable as it is, a delay as ``Fixed``, a list as ``Steps``.
+    """Return ``value`` as a strategy: a callable as it is, a delay as ``Fixed``, a list or the like as ``Steps``.
 
     :raises InvalidArgumentError: none of these
     """
@@ -106,7 +106,7 @@ def as_backoff(value: object) -> Backoff:
         return value
     if isinstance(value, int | float | timedelta) and not isinstance(value, bool):
         return Fixed(delay_seconds(value, "backoff"))
-    if isinstance(value, list | tuple) and value:
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview) and value:
         return Steps(delay_seconds(delay, f"backoff[{index}]") for index, delay in enumerate(value))
     raise InvalidArgumentError("backoff", value, "a callable, a delay, or a list of delays")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from ._check import path_of
 from ._delays import MAX_DELAY_MS, delay_ms
 from .errors import InvalidArgumentError
 
@@ -315,9 +316,10 @@ class TopicConfig(_Settings):
 
 
 def _as_folder(value: Any, info: ValidationInfo) -> Path:
-    if not isinstance(value, str | Path) or not str(value):
+    path = path_of(value)
+    if path is None:
         raise InvalidArgumentError(info.field_name or "folder", value, "a path")
-    return Path(value)
+    return path
 
 
 class TraceConfig(_Settings):

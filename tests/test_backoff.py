@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from array import array
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
@@ -21,6 +23,15 @@ def in_ms(backoff: Backoff, *counts: int) -> list[int]:
     """Return the delays for these counts in ms."""
     delays = [backoff(count) for count in counts]
     return [round((delay.total_seconds() if isinstance(delay, timedelta) else delay) * 1000) for delay in delays]
+
+
+@for_each("delays", [[1, 2], (1, 2), range(1, 3), deque([1, 2]), array("d", [1, 2])])
+def test_any_sequence_is_steps(delays: Any) -> None:
+    """As the annotation of ``backoff`` says; text and bytes are none, and an empty one has no delay."""
+    assert in_ms(as_backoff(delays), 0, 1, 2) == [1000, 2000, 2000]
+    for wrong in ("12", b"12", bytearray(b"12"), range(0), deque[float]()):
+        with pytest.raises(InvalidArgumentError, match=r"^backoff: expected a callable, a delay, or a list"):
+            as_backoff(wrong)
 
 
 def test_multiplier_doubles() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
@@ -19,9 +19,10 @@ from pulsar_nack import (
     NackSchedule,
     NegativeAcksTracker,
 )
-from pulsar_nack.delayed.bucket._jobs import Jobs
+from pulsar_nack.delayed.bucket._jobs import MOST_READING, Jobs
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage, virtual_time
 from tests.consumer.nowait_port import NowaitPort
+from tests.delayed.bucket.stage import config_of
 from tests.for_each import for_each
 from tests.nack._harness import Recorder, loop_ms, settle
 
@@ -180,6 +181,59 @@ async def test_attempts_do_not_wait_for_a_clock_that_is_set_back() -> None:
 
     await asyncio.gather(jobs.back_off(1), set_back())
     assert loop_ms() < 1_000
+
+
+@virtual_time
+async def test_reads_do_not_wait_behind_those_that_hang_while_a_clock_is_set_back() -> None:
+    """Reads that hang make room for others by the loop's time, whatever a wall clock is set to."""
+    clock, began = WallClock(), asyncio.Event()
+    jobs = Jobs(clock)
+
+    async def hang() -> None:
+        async with jobs.place():
+            await asyncio.sleep(HOUR_MS)
+
+    async def read() -> None:
+        async with jobs.place():
+            began.set()
+
+    for _ in range(MOST_READING):
+        jobs.start(hang())
+    await asyncio.sleep(0.03)
+    clock.shift_ms -= HOUR_MS
+    jobs.start(read())
+    await asyncio.wait_for(began.wait(), 1)
+    await jobs.aclose()
+
+
+@virtual_time
+async def test_buckets_do_not_wait_for_one_that_hangs_while_a_clock_is_set_back() -> None:
+    """What is overdue in other buckets is handed out within seconds, by the loop's time."""
+    clock, hanging = WallClock(), list[int]()
+
+    class Hanging(MemorySnapshotStorage):
+        async def get_bucket_snapshot_segment(self, bucket_id: int, first: int, last: int) -> Sequence[bytes]:
+            if not hanging:
+                hanging.append(bucket_id)
+                await asyncio.sleep(HOUR_MS)
+            return await super().get_bucket_snapshot_segment(bucket_id, first, last)
+
+    storage = Hanging()
+    config = config_of(prefetch=0)
+    opening = BucketDelayedDeliveryTracker.open(storage, MemoryDelayedCursor(), config, clock=clock)
+    async with await opening as tracker:
+        for number in range(1, 23):
+            assert tracker.add_message(number, number, EPOCH_MS + HOUR_MS + 10 * number)
+        await tracker.wait_until_idle()
+        clock.shift_ms += 2 * HOUR_MS
+        taken = tracker.get_scheduled_messages(100)
+        await asyncio.sleep(0.05)
+        clock.shift_ms -= HOUR_MS // 2
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            taken += tracker.get_scheduled_messages(100)
+        assert hanging
+        assert len(taken) >= 15  # all but those of one bucket
 
 
 # -- below zero -----------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack import InvalidArgumentError, MessageId
+from pulsar_nack import Consumer, InvalidArgumentError, MessageId, NackConfig
 from pulsar_nack._delays import MAX_DELAY_MS, delay_ms, delay_seconds, seek_position
+from pulsar_nack.testing import FakePort, virtual_time
 from tests.for_each import for_each
 
 
@@ -57,6 +58,30 @@ def test_good_delays(delay: Any, expected: int) -> None:
     assert type(delay_ms(delay)) is int
     assert type(delay_seconds(delay)) is float
     assert delay_seconds(delay) == pytest.approx(expected / 1000, abs=0.001)
+
+
+def test_delays_of_numpy() -> None:
+    """numpy's float64 is a float, in calls, in settings and from a backoff; the others are refused by their field."""
+    numpy = pytest.importorskip("numpy")
+    found = delay_ms(numpy.float64(0.25))
+    assert (found, type(found)) == (250, int)
+    assert type(delay_seconds(numpy.float64(0.25))) is float
+    assert NackConfig(close_timeout=numpy.float64(2)).close_timeout == timedelta(seconds=2)
+    for wrong in (numpy.float32(1), numpy.int64(1)):
+        with pytest.raises(InvalidArgumentError, match=r"^my_delay: expected seconds"):
+            delay_ms(wrong, "my_delay")
+
+
+@virtual_time
+async def test_nacks_with_delays_of_numpy() -> None:
+    """A nack with such a delay, or with a backoff that gives one, comes back at its time."""
+    numpy = pytest.importorskip("numpy")
+    for backoff, delay in ((None, numpy.float64(0.25)), (numpy.exp2, None)):
+        port = FakePort()
+        port.topic.publish(b"x")
+        async with Consumer(port, backoff=backoff) as consumer:
+            await (await consumer.receive()).nack(delay)
+            assert (await consumer.receive(timeout=2)).data == b"x"
 
 
 WRONG: list[Any] = [

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
 import importlib
 import inspect
 import logging
+import pickle
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -45,6 +47,7 @@ from tests.test_public_names import PUBLIC
 from tests.wire.fake_broker import FakeBroker
 
 TOPIC = "persistent://public/default/t"
+NEVER = 2**60
 
 
 @contextlib.contextmanager
@@ -183,6 +186,73 @@ async def test_over_the_native_client() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
+@virtual_time
+async def test_a_repr_that_fails_keeps_nothing_open(caplog: pytest.LogCaptureFixture) -> None:
+    """A subclass whose ``repr`` fails is closed when it is dropped, with a warning, as every other."""
+
+    class Mine(Consumer):
+        def __repr__(self) -> str:
+            raise RuntimeError("no name")
+
+    class Ours(Client):
+        def __repr__(self) -> str:
+            raise RuntimeError("no name")
+
+    port, broker = FakePort(), FakeBroker()
+    consumer, client = await Mine(port).open(), Ours(broker.url, dial=broker.dial)
+    async with client.producer("t"):
+        pass
+    with warned() as heard:
+        del consumer, client
+        gc.collect()
+        await asyncio.sleep(1)
+    assert len(heard) == 2
+    assert port.is_closed
+    assert len(asyncio.all_tasks()) == 1
+    assert len([record for record in caplog.records if "dropped without being closed" in record.getMessage()]) == 2
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
+@virtual_time
+async def test_what_runs_is_not_copied(make: Callable[[Any], object]) -> None:
+    """A copy would close the original when dropped: a TypeError that names the class, and all goes on."""
+    broker = FakeBroker()
+    broker.topic(TOPIC).publish(b"x")
+    async with (
+        Client(broker.url, dial=broker.dial) as client,
+        client.producer("t") as producer,
+        client.subscribe("t", "s", initial_position="earliest") as consumer,
+    ):
+        for it in (consumer, producer, client):
+            with pytest.raises(TypeError, match=f"a {type(it).__name__} cannot be copied"):
+                make(it)
+        gc.collect()
+        await asyncio.sleep(1)
+        assert (await consumer.receive()).data == b"x"
+        await producer.send(b"y")
+
+
+def test_closed_already_in_another_loop() -> None:
+    """Closing again does nothing, whatever loop runs; what is open is refused there as ever."""
+    kept: list[Any] = []
+
+    async def main() -> None:
+        broker = FakeBroker()
+        client = Client(broker.url, dial=broker.dial)
+        kept.extend([await client.subscribe("t", "s"), await client.producer("t"), client])
+        for it in kept:
+            with pytest.raises(WrongLoopError):
+                await asyncio.to_thread(asyncio.run, it.aclose())
+            await it.aclose()
+
+    async def again() -> None:
+        for it in kept:
+            await it.aclose()
+
+    asyncio.run(main())
+    asyncio.run(again())
+
+
 def test_a_loop_that_is_over() -> None:
     """Dropped after its loop: nothing is called in it any more."""
     kept: list[Any] = []
@@ -240,12 +310,14 @@ async def _tracker(_: Path) -> AsyncIterator[NegativeAcksTracker]:
 @contextlib.asynccontextmanager
 async def _in_memory(_: Path) -> AsyncIterator[InMemoryDelayedDeliveryTracker]:
     async with InMemoryDelayedDeliveryTracker(on_due=lambda: None) as tracker:
+        tracker.add_message(2, 1, NEVER)  # opens the fast path
         yield tracker
 
 
 @contextlib.asynccontextmanager
 async def _buckets(_: Path) -> AsyncIterator[BucketDelayedDeliveryTracker]:
     async with await BucketDelayedDeliveryTracker.open(MemorySnapshotStorage(), MemoryDelayedCursor()) as tracker:
+        tracker.add_message(2, 1, NEVER)  # opens the fast path
         yield tracker
 
 
@@ -448,6 +520,49 @@ async def test_another_loop_is_refused(kind: str, tmp_path: Path) -> None:
         closing = getattr(it, "aclose", None) or getattr(it, "close", None)
         if closing is not None:
             await closing()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_loop_of_the_thread_is_refused(kind: str, tmp_path: Path) -> None:
+    """Each call in a second loop of the same thread raises WrongLoopError; then it closes in its own loop."""
+    opening = KINDS[kind](tmp_path)
+    with contextlib.closing(asyncio.new_event_loop()) as one, contextlib.closing(asyncio.new_event_loop()) as two:
+        it = one.run_until_complete(opening.__aenter__())
+
+        async def elsewhere(name: str) -> None:
+            found = getattr(it, name)(*OF.get((kind, name), ARGUMENTS.get(name, ())))
+            if inspect.isawaitable(found):
+                await found
+
+        for name in calls(kind, it):
+            try:
+                with pytest.raises(WrongLoopError):
+                    two.run_until_complete(elsewhere(name))
+            except BaseException as error:
+                raise AssertionError(f"{kind}.{name}") from error
+        one.run_until_complete(opening.__aexit__(None, None, None))
+        one.run_until_complete(one.shutdown_default_executor())
+
+
+@pytest.mark.parametrize("kind", ["Cursor", "InMemoryDelayedDeliveryTracker", "NegativeAcksTracker"])
+def test_loops_that_do_not_show_their_thread(kind: str, tmp_path: Path) -> None:
+    """On uvloop too, hot calls go on in the loop of what they belong to, and in that one only."""
+    uvloop = pytest.importorskip("uvloop")
+    opening, name = KINDS[kind](tmp_path), SYNCHRONOUS.get(kind, ["acknowledge"])[0]
+    with contextlib.closing(uvloop.new_event_loop()) as one, contextlib.closing(uvloop.new_event_loop()) as two:
+        it = one.run_until_complete(opening.__aenter__())
+        assert not hasattr(one, "_thread_id")
+
+        async def call() -> None:
+            found = getattr(it, name)(*OF.get((kind, name), ARGUMENTS.get(name, ())))
+            if inspect.isawaitable(found):
+                await found
+
+        with pytest.raises(WrongLoopError):
+            two.run_until_complete(call())
+        one.run_until_complete(call())
+        one.run_until_complete(opening.__aexit__(None, None, None))
+        one.run_until_complete(one.shutdown_default_executor())
 
 
 async def test_nothing_was_changed() -> None:

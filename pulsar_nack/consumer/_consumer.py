@@ -288,18 +288,20 @@ class Consumer(ClosesWhenDropped):
 
         Acknowledgements and dead letters under way are finished first, for at most the configuration's
         ``close_timeout``; dead letters that are not published by then are given back too. Calls that wait raise
-        :class:`~pulsar_nack.ClosedError`. Idempotent; goes on to its end when the call is cancelled. If the
-        storage of the durable state has not answered by then, it is closed once it does. What was not written is logged
-        and counted.
+        :class:`~pulsar_nack.ClosedError`. Idempotent, in any loop; goes on to its end when the call is cancelled. If
+        the storage of the durable state has not answered by then, it is closed once it does. What was not written is
+        logged and counted.
         """
-        check_loop(self._loop, "the consumer")
-        self._begin_close()
+        if not self._is_closed or self._server is None or not self._server.done():
+            check_loop(self._loop, "the consumer")
+            self._begin_close()
         if self._server is None:
             if self._dead is not None:
                 await self._dead.aclose()
             await self._port.close()
             return
-        await asyncio.wait([self._server])
+        if not self._server.done():
+            await asyncio.wait([self._server])
         if not self._server.cancelled():
             self._server.result()
 

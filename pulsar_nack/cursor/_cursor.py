@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from .._check import config_of
-from .._lifetime import OfOneLoop
+from .._lifetime import NOWHERE, OfOneLoop, home_of
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ledger import LocalLogStore, LogStore
@@ -50,8 +50,6 @@ _T = TypeVar("_T")
 
 _LOOK_EVERY: Final = 256
 _FEW_RANGES: Final = 5_000
-
-_NO_THREAD: Final = 0
 
 
 class Cursor(OfOneLoop, CursorFigures):
@@ -78,7 +76,7 @@ class Cursor(OfOneLoop, CursorFigures):
         limit = self._cache.limit
         self._crowd = math.inf if limit is None else limit // 16
         self._is_crowded = False
-        self._is_closed, self._thread = False, get_ident()
+        self._is_closed, self._home = False, home_of(self._loop)
         self._apply = self._state.acknowledge
 
     # --- opening and closing -----------------------------------------------------------------------------------------
@@ -166,7 +164,7 @@ class Cursor(OfOneLoop, CursorFigures):
         if not self._is_closed:
             self._check_loop("the cursor")
         if self._closing is None:
-            self._is_closed, self._thread = True, _NO_THREAD
+            self._is_closed, self._home = True, NOWHERE
             self._closing = asyncio.get_running_loop().create_task(self._close(), name="pulsar_nack.Cursor close")
             self._closing.add_done_callback(retrieve)
         await asyncio.shield(self._closing)
@@ -273,7 +271,12 @@ class Cursor(OfOneLoop, CursorFigures):
         """
         if positions.__class__ is not list:
             positions = _as_list("positions", positions)
-        if self._line.is_busy or self._is_crowded or get_ident() != self._thread or self._flusher.broken is not None:
+        if (
+            self._line.is_busy
+            or self._is_crowded
+            or get_ident() != self._home._thread_id
+            or self._flusher.broken is not None
+        ):
             await self._acknowledge_in_line(positions, batch_sets)
             return
         try:

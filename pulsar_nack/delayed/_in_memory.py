@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from .._check import clock_of, config_of
-from .._lifetime import check_loop
+from .._lifetime import NOWHERE, check_loop, home_of
 from .._wake_up import WakeUp
 from ..clock import Clock
 from ..config import DelayedDeliveryConfig
@@ -28,7 +28,6 @@ from ._fixed_delay import FixedDelayDetector
 from ._ticks import Ticks
 
 _NAME: Final = "InMemoryDelayedDeliveryTracker"
-_NO_THREAD: Final = 0
 _make = tuple.__new__
 
 
@@ -53,13 +52,13 @@ class InMemoryDelayedDeliveryTracker:
         "__weakref__",
         "_buckets",
         "_delays",
+        "_home",
         "_is_closed",
         "_last_run_at",
         "_lookahead",
         "_now_ms",
         "_on_due",
         "_settled_for",
-        "_thread",
         "_ticks",
         "_wake_up",
     )
@@ -84,7 +83,7 @@ class InMemoryDelayedDeliveryTracker:
         self._is_closed = False
         self._on_due = on_due
         self._wake_up = None if on_due is None else WakeUp(clock, self._run)
-        self._thread = _NO_THREAD  # the thread whose calls need no further check
+        self._home = NOWHERE  # the thread whose calls need no further check
         self._settled_for = NEVER
         self._last_run_at: int | None = None
 
@@ -152,8 +151,8 @@ class InMemoryDelayedDeliveryTracker:
 
     def _bucket_for(self, deliver_at: int) -> int | None:
         """Return the bucket of a message that is added now, None when it has to be dispatched."""
-        if get_ident() != self._thread:
-            self._check_thread()
+        if get_ident() != self._home._thread_id:
+            self._check_home()
         ticks = self._ticks
         if deliver_at < 0 or deliver_at <= self._now_ms() + ticks.lead:
             self._delays.refused()
@@ -254,7 +253,7 @@ class InMemoryDelayedDeliveryTracker:
         """Drop everything; ``on_due`` is not called any more. Idempotent."""
         if not self._is_closed:
             self._ensure_open()
-        self._is_closed, self._thread = True, _NO_THREAD
+        self._is_closed, self._home = True, NOWHERE
         self._drop()
 
     def _drop(self) -> None:
@@ -263,15 +262,15 @@ class InMemoryDelayedDeliveryTracker:
         self._settle(0)
 
     def _ensure_open(self) -> None:
-        if get_ident() != self._thread:
-            self._check_thread()
+        if get_ident() != self._home._thread_id:
+            self._check_home()
 
-    def _check_thread(self) -> None:
+    def _check_home(self) -> None:
         if self._is_closed:
             raise ClosedError(_NAME)
-        if self._wake_up is not None:
-            check_loop(self._wake_up.loop, "the tracker")
-        self._thread = get_ident()
+        loop = None if self._wake_up is None else self._wake_up.loop
+        check_loop(loop, "the tracker")
+        self._home = home_of(loop)
 
     # -- waking up ---------------------------------------------------------------------------------------------------
 

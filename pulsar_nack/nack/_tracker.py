@@ -25,7 +25,7 @@ import anyio
 
 from .._check import check_callable, check_clock, check_config, check_flag
 from .._delays import Delay, delay_ms
-from .._lifetime import check_loop
+from .._lifetime import NOWHERE, check_loop, home_of
 from .._wake_up import NS_PER_MS, is_steady
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock, LoopClock
@@ -82,6 +82,7 @@ class NegativeAcksTracker:
         "_clock",
         "_config",
         "_counters",
+        "_home",
         "_hooks",
         "_host",
         "_is_finished",
@@ -97,7 +98,6 @@ class NegativeAcksTracker:
         "_start",
         "_start_until",
         "_state",
-        "_thread",
         "_ticks",
         "_yielded_at",
     )
@@ -141,7 +141,7 @@ class NegativeAcksTracker:
         self._keeps_start = True
         self._host: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
+        self._home = NOWHERE
         self._left: Sequence[MessageId] = ()
         self._is_finished = False
 
@@ -152,7 +152,7 @@ class NegativeAcksTracker:
         self._sender.open(clock)
         self._keeps_start = is_steady(clock)
         self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()
+        self._home = home_of(self._loop)
         self._ticks = self._sender.ticks
         self._yielded_at = self._now = self._ticks()
         self._state = _OPEN
@@ -211,13 +211,13 @@ class NegativeAcksTracker:
         :raises WouldBlockError: ``max_held`` ids are held; nothing was added
         :raises ClosedError: after :meth:`aclose`
         :raises NotOpenError: outside of ``async with``
-        :raises WrongLoopError: called in another thread than the one it was entered in; all methods raise this
+        :raises WrongLoopError: called in another event loop or thread than the tracker's; all methods raise this
         """
         if redelivery_count is not _NO_COUNT:
             check_count(redelivery_count)
         delay_ms = self._cached_ms if delay is self._cached_delay else self._resolve(delay, redelivery_count)
         room = self._room
-        if room.free <= room.reserved or get_ident() != self._thread:
+        if room.free <= room.reserved or get_ident() != self._home._thread_id:
             self._nack_specially(id, delay_ms)
             return
         self._now = now = self._ticks()
@@ -366,7 +366,7 @@ class NegativeAcksTracker:
         """
         if type(id) is not MessageId:
             check_id(id)
-        if get_ident() != self._thread:
+        if get_ident() != self._home._thread_id:
             check_loop(self._loop, "the tracker")
         was_pending = self._schedule.discard(id)
         if len(self._retries) and self._retries.discard(id):

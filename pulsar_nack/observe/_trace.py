@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 from types import TracebackType
 from typing import Self
 
@@ -56,8 +56,8 @@ class TraceWriter:
     :raises InvalidArgumentError: names the setting
     """
 
-    def __init__(self, config: TraceConfig | str | Path, *, wall_clock: Clock | None = None) -> None:
-        if isinstance(config, str | Path):
+    def __init__(self, config: TraceConfig | str | PathLike[str], *, wall_clock: Clock | None = None) -> None:
+        if isinstance(config, str | PathLike):
             config = TraceConfig(folder=config)
         if not isinstance(config, TraceConfig):
             raise InvalidArgumentError("config", config, "a TraceConfig or a folder")

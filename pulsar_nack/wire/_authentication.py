@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from os import PathLike
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from .._check import path_of
 from ..errors import InvalidArgumentError
 
 _MAX_TOKEN_BYTES = 1 << 20
 
-TokenSource = str | Path | Callable[[], str | Awaitable[str]]
+TokenSource = str | PathLike[str] | Callable[[], str | Awaitable[str]]
 """A token, the file that it is in, or a function that gives it, which may be a coroutine function."""
 
 
@@ -121,7 +123,7 @@ class TlsAuthentication:
 
     method = "tls"
 
-    def __init__(self, certificate_file: str | Path, key_file: str | Path | None = None) -> None:
+    def __init__(self, certificate_file: str | PathLike[str], key_file: str | PathLike[str] | None = None) -> None:
         own = _pem_file("certificate_file", certificate_file)
         self._certificate = own, None if key_file is None else _pem_file("key_file", key_file)
 
@@ -143,14 +145,17 @@ def _is_text(value: object) -> bool:
 
 
 def _pem_file(name: str, value: object) -> Path:
-    if not isinstance(value, str | Path) or not str(value):
+    path = path_of(value)
+    if path is None:
         raise InvalidArgumentError(name, value, "the path of a file in PEM form")
-    return Path(value)
+    return path
 
 
-def _source(token: object) -> TokenSource:
+def _source(token: object) -> str | Path | Callable[[], str | Awaitable[str]]:
     """Read ``token:...`` and ``file:///...`` too, as other clients write them; any other text is the token."""
-    if isinstance(token, Path) or callable(token):
+    if not isinstance(token, str) and (path := path_of(token)) is not None:
+        return path
+    if callable(token):
         return token
     if not isinstance(token, str) or not token:
         raise InvalidArgumentError("token", type(token), "a token, the Path of a file, or a function")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from .._check import check_config
 from .._delays import Delay, delay_ms
-from .._lifetime import check_loop
+from .._lifetime import NotCopied, check_loop, shown
 from ..clock import LoopClock
 from ..consumer import Consumer, Subscribing
 from ..consumer._consumer import check_settings
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 
 
-class Client:
+class Client(NotCopied):
     """A client of a broker or a cluster, over the broker's own protocol. Get it from :func:`pulsar_nack.connect`.
 
     Use it as ``async with``, or call :meth:`aclose`, in one event loop. Closing it closes its open consumers and
@@ -66,8 +66,8 @@ class Client:
     def __del__(self) -> None:
         core = self.__dict__.get("_made")  # not set if the URL was refused
         if core is not None and not self._is_closed and not core.loop.is_closed():
-            core.loop.call_soon_threadsafe(_close_dropped, core, repr(self))
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+            core.loop.call_soon_threadsafe(_close_dropped, core, shown(self))
+            warnings.warn(f"unclosed {shown(self)}", ResourceWarning, source=self, stacklevel=2)
 
     async def __aenter__(self) -> Self:
         self._core()
@@ -79,11 +79,11 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close what is open of its consumers and producers, then the connections. Idempotent.
+        """Close what is open of its consumers and producers, then the connections. Idempotent, in any loop.
 
-        :raises WrongLoopError: it was used in another event loop than the one that runs
+        :raises WrongLoopError: it is open, and was used in another event loop than the one that runs
         """
-        if self._made is not None:
+        if self._made is not None and (self._closing is None or not self._closing.done()):
             check_loop(self._made.loop, "the client")
         self._is_closed = True
         if self._made is None:
@@ -236,8 +236,8 @@ class Client:
 
 
 def _close_dropped(core: Core, name: str) -> None:
-    _LOG.warning("%s was dropped without being closed; its connections are closed now", name)
     core.loop.create_task(core.aclose(), name="pulsar_nack.wire client closing")
+    _LOG.warning("%s was dropped without being closed; its connections are closed now", name)
 
 
 def connect(url: str, options: Mapping[str, Any]) -> Client:

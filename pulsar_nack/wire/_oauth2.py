@@ -17,10 +17,10 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
+from os import PathLike
 from typing import Any, Final, NamedTuple
 
-from .._check import check_callable
+from .._check import check_callable, path_of
 from .._delays import Delay, delay_seconds
 from .._foreign import without_credentials
 from ..errors import BrokerError, InvalidArgumentError
@@ -107,24 +107,27 @@ class OAuth2Authentication:
         self._asking: _Asking | None = None
 
     @classmethod
-    def from_key_file(cls, path: str | Path, *, issuer_url: str | None = None, **settings: Any) -> OAuth2Authentication:
+    def from_key_file(
+        cls, path: str | PathLike[str], *, issuer_url: str | None = None, **settings: Any
+    ) -> OAuth2Authentication:
         """Take id, secret and issuer from a key file in JSON, as other Pulsar clients have it.
 
         :raises InvalidArgumentError: not such a file
         """
-        if not isinstance(path, str | Path):
+        file = path_of(path)
+        if file is None:
             raise InvalidArgumentError("path", path, "the path of a key file in JSON")
         try:
-            is_file = Path(path).is_file()  # a pipe could block
-            key = json.loads(Path(path).read_text(encoding="utf-8")) if is_file else None
+            is_file = file.is_file()  # a pipe could block
+            key = json.loads(file.read_text(encoding="utf-8")) if is_file else None
         except (OSError, ValueError, RecursionError) as error:  # its text may quote the file
-            raise InvalidArgumentError("path", str(path), f"a key file in JSON ({type(error).__name__})") from None
+            raise InvalidArgumentError("path", str(file), f"a key file in JSON ({type(error).__name__})") from None
         if not is_file:
-            raise InvalidArgumentError("path", str(path), "a key file in JSON, and there is none")
+            raise InvalidArgumentError("path", str(file), "a key file in JSON, and there is none")
         names = ("client_id", "client_secret", *(() if issuer_url else ("issuer_url",)))
         missing = [name for name in names if not isinstance(key, dict) or not isinstance(key.get(name), str)]
         if missing or key is None:
-            raise InvalidArgumentError("path", str(path), f"a key file that has {', '.join(missing)}")
+            raise InvalidArgumentError("path", str(file), f"a key file that has {', '.join(missing)}")
         return cls(issuer_url or key["issuer_url"], key["client_id"], key["client_secret"], **settings)
 
     async def data(self, challenge: bytes | None) -> bytes:

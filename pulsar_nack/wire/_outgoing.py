@@ -137,6 +137,8 @@ def _as_properties(properties: object) -> dict[str, str]:
         found = dict(properties)
         if all(type(name) is str and type(value) is str for name, value in found.items()):
             return found
+        if all(isinstance(text, str) for pair in found.items() for text in pair):
+            return {str.__str__(name): str.__str__(value) for name, value in found.items()}  # as of an enum
     raise InvalidArgumentError("properties", properties, "a mapping from str to str")
 
 
@@ -189,6 +191,10 @@ def _delivery_time(deliver_at_ms: int | None, deliver_after: Delay | None) -> in
 
 
 def _as_clusters(clusters: object) -> tuple[str, ...]:
-    if isinstance(clusters, Sequence) and not isinstance(clusters, str) and all(type(each) is str for each in clusters):
-        return tuple(clusters)
+    if (
+        isinstance(clusters, Sequence)
+        and not isinstance(clusters, str)
+        and all(isinstance(each, str) for each in clusters)
+    ):
+        return tuple(map(str.__str__, clusters))
     raise InvalidArgumentError("replicate_to", clusters, "a list of names of clusters")

@@ -256,11 +256,13 @@ class Producer(ClosesWhenDropped):
     # --- closing ---------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Send all queued messages, wait for their receipts, a few seconds at most, and close. Idempotent.
+        """Send all queued messages, wait for their receipts, a few seconds at most, and close. Idempotent, in any loop.
+
 
         :raises WrongLoopError: called in another event loop than the client's; all methods raise this
         """
-        check_loop(self._core.loop, "the producer")
+        if self._closing is None or not self._closing.done():
+            check_loop(self._core.loop, "the producer")
         await asyncio.shield(self._begin_close())
 
     async def close(self) -> None:

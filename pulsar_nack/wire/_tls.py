@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, InstanceOf, ValidationInfo, model_validator
 
+from .._check import path_of
 from ..config import _Settings
 from ..errors import InvalidArgumentError
 
@@ -17,9 +18,10 @@ from ..errors import InvalidArgumentError
 def _as_file(value: Any, info: ValidationInfo) -> Path | None:
     if value is None:
         return None
-    if not isinstance(value, str | Path) or not str(value):
+    path = path_of(value)
+    if path is None:
         raise InvalidArgumentError(info.field_name or "file", value, "the path of a file in PEM form")
-    return Path(value)
+    return path
 
 
 FileField = Annotated[Path | None, BeforeValidator(_as_file)]

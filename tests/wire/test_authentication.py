@@ -6,10 +6,13 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pulsar_nack.config import TraceConfig
 from pulsar_nack.errors import BrokerError, BrokerRefusedError, ConnectionLostError, InvalidArgumentError
+from pulsar_nack.observe import TraceWriter
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._address import Address
@@ -23,6 +26,7 @@ from pulsar_nack.wire._authentication import (
 from pulsar_nack.wire._connection import Connection
 from pulsar_nack.wire._oauth2 import OAuth2Authentication
 from pulsar_nack.wire._options import ClientOptions
+from pulsar_nack.wire._tls import TlsOptions
 from tests.wire.fake_broker import Call, FakeBroker, as_usual, refuse
 
 SECRET = "top-secret"
@@ -271,3 +275,36 @@ def test_backoff_grows_with_jitter() -> None:
     assert 0.4 <= backoff(3) <= 0.8
     assert 15 <= backoff(50) <= 30
     assert len({backoff(50) for _ in range(20)}) > 1
+
+
+class Located:
+    """A path of another library."""
+
+    def __init__(self, path: Path | bytes) -> None:
+        self._path = str(path) if isinstance(path, Path) else path
+
+    def __fspath__(self) -> Any:
+        return self._path
+
+
+async def test_paths_of_other_libraries(tmp_path: Path) -> None:
+    """What is a path to the system is one here: tokens, keys, certificates and traces; one of bytes is refused."""
+    file = tmp_path / "file"
+    file.write_text("secret")
+    key = tmp_path / "key.json"
+    key.write_text('{"client_id": "a", "client_secret": "b", "issuer_url": "https://x"}')
+    assert await TokenAuthentication(Located(file)).data(None) == b"secret"
+    assert TlsAuthentication(Located(file), Located(file)).certificate == (file, file)
+    assert isinstance(OAuth2Authentication.from_key_file(Located(key)), OAuth2Authentication)
+    assert TlsOptions(trust_certs_file=Located(file)).trust_certs_file == file
+    assert TraceConfig(folder=Located(tmp_path)).folder == tmp_path
+    assert TraceWriter(Located(tmp_path)).statistics().written == 0
+    for made in (
+        TokenAuthentication,
+        TlsAuthentication,
+        OAuth2Authentication.from_key_file,
+        lambda path: TlsOptions(trust_certs_file=path),
+        lambda path: TraceConfig(folder=path),
+    ):
+        with pytest.raises(ValueError, match="expected"):  # of settings it is a ValidationError
+            made(Located(b"file"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import random
 from typing import Any
 
@@ -54,6 +55,24 @@ async def test_a_message_is_stored_with_all_that_it_has() -> None:
         assert (metadata.ordering_key, metadata.event_time, metadata.deliver_at_time) == (b"\xff", 17, 123)
         assert list(metadata.replicate_to) == ["west"]
         assert metadata.producer_name == producer.name
+
+
+class Name(str, enum.Enum):  # noqa: UP042 - whose str() is not its text
+    """Names of an application."""
+
+    TRACE = "trace-id"
+
+
+@virtual_time
+async def test_texts_of_a_subclass_of_str() -> None:
+    """Members of an enum that is text go as their text: in properties, keys and clusters."""
+    async with producing() as made:
+        producer = await made.open()
+        await producer.send(b"", properties={Name.TRACE: Name.TRACE}, key=Name.TRACE, replicate_to=[Name.TRACE])
+        entry = decode_entry(made.rests()[0])
+        (message,) = entry.messages()
+        assert (message.properties, message.key) == ({"trace-id": "trace-id"}, "trace-id")
+        assert list(entry.metadata.replicate_to) == ["trace-id"]
 
 
 @virtual_time

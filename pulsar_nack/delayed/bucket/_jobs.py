@@ -22,10 +22,13 @@ _LATE_MS: Final = 100
 
 
 class Jobs:
-    """Owns tasks. One is busy until it ends, but for the time in which it waits for its next attempt."""
+    """Owns tasks. One is busy until it ends, but for the time in which it waits for its next attempt.
+
+    How long something takes is measured by ``clock``, which nobody can set.
+    """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock: Final = interval_clock(clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = anyio.CapacityLimiter(MOST_READING)
         self._busy = 0
@@ -56,8 +59,8 @@ class Jobs:
             self._places.total_tokens += 2
 
         async with self._places:
-            late = WakeUp(self._clock, become_late)
-            now_ms = self._clock.now_ms()
+            late = WakeUp(self.clock, become_late)
+            now_ms = self.clock.now_ms()
             late.set(now_ms + _LATE_MS, now_ms)
             try:
                 yield
@@ -75,9 +78,8 @@ class Jobs:
                 self._begin()
                 woken.set_result(None)
 
-        clock = interval_clock(self._clock)
-        wake_up = WakeUp(clock, wake)
-        now_ms = clock.now_ms()
+        wake_up = WakeUp(self.clock, wake)
+        now_ms = self.clock.now_ms()
         wake_up.set(now_ms + round(float(_BACKOFF(failures - 1)) * 1000), now_ms)
         self._end()
         try:

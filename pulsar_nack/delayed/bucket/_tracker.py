@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..._check import check_flag, check_has, check_text, clock_of, config_of
-from ..._lifetime import OfOneLoop
+from ..._lifetime import NOWHERE, OfOneLoop, home_of
 from ..._wake_up import WakeUp
 from ...clock import Clock
 from ...config import BucketConfig
@@ -36,7 +36,6 @@ from ._worker import Worker
 if TYPE_CHECKING:
     from ._log_tracker import LogBucketTracker
 
-_NO_THREAD: Final = 0
 _NAME: Final = "BucketDelayedDeliveryTracker"
 _RECOVERY_PATIENCE: Final = 5.0
 
@@ -57,7 +56,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
     ) -> None:
         self._config = config
         self._now_ms = clock.now_ms
-        self._thread = _NO_THREAD  # the thread whose calls need no further check
+        self._home = NOWHERE  # the thread whose calls need no further check
         self._on_due = on_due
         self._ticks = Ticks(
             config.delayed_delivery_tick_time_millis, is_strict=config.is_delayed_delivery_deliver_at_time_strict
@@ -177,8 +176,8 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         ):
             check_message(ledger_id, entry_id, deliver_at)
             check_int("entry_id", entry_id, 0, MAX_ENTRY)
-        if get_ident() != self._thread:
-            self._check_thread()
+        if get_ident() != self._home._thread_id:
+            self._check_home()
         now_ms = self._now_ms()
         if deliver_at < 0 or deliver_at <= now_ms + self._ticks.lead:
             if self._index.pending.discard(ledger_id, entry_id):
@@ -357,13 +356,13 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         """Stop: snapshots stay, what is under way is given up, ``on_due`` is not called any more. Idempotent."""
         if not self._is_closed:
             self._check_loop("the tracker")
-        self._is_closed, self._thread = True, _NO_THREAD
+        self._is_closed, self._home = True, NOWHERE
         self._wake_up.cancel()
         await self._worker.aclose()
 
-    def _check_thread(self) -> None:
+    def _check_home(self) -> None:
         self._ensure_open()
-        self._thread = get_ident()
+        self._home = home_of(self._loop)
 
     def _ensure_open(self) -> None:
         if self._is_closed:

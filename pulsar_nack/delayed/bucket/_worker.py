@@ -62,7 +62,6 @@ class Worker:
         self._index = index
         self._snapshots = snapshots
         self._config = config
-        self._clock = clock
         self._cutoff = cutoff
         self._settle = settle
         self._on_news = on_news
@@ -123,11 +122,12 @@ class Worker:
     # -- loading -----------------------------------------------------------------------------------------------------
 
     async def _load(self, bucket: ImmutableBucket) -> None:
-        now_ms = self._clock.now_ms()
+        clock = self.jobs.clock
+        now_ms = clock.now_ms()
         bucket.wait_until = now_ms + PATIENCE_MS
-        late = WakeUp(self._clock, lambda _: self._note_late(bucket))
+        late = WakeUp(clock, lambda _: self._note_late(bucket))
         late.set(now_ms + _LATE_MS, now_ms)
-        patience = WakeUp(self._clock, lambda _: self._lose_patience(bucket))
+        patience = WakeUp(clock, lambda _: self._lose_patience(bucket))
         patience.set(bucket.wait_until, now_ms)
         try:
             while not bucket.is_gone:
@@ -167,7 +167,7 @@ class Worker:
         """Stop waiting for all buckets that should have been loaded by now; at once, since there may be many."""
         if bucket.is_slow:
             return
-        now_ms = self._clock.now_ms()
+        now_ms = self.jobs.clock.now_ms()
         for each in self._index.buckets:
             each.is_slow |= each.is_loading and each.wait_until <= now_ms
         self._index.changed()
