@@ -28,7 +28,8 @@ class Accuracy(NamedTuple):
     """What :func:`accuracy` finds: three DataFrames. Nothing is computed before one of them is used.
 
     The first two share what is counted of the events, which the session keeps (``persist``) from the first use of one
-    of them on; it is small. ``spark.catalog.clearCache()`` drops it.
+    of them on; it is small. So are events that are not in files which Spark reads itself, those of ``read_traces`` for
+    instance, in memory and on disk: lines are parsed once. ``spark.catalog.clearCache()`` drops it all.
 
     ``lateness``, a row for each topic, subscription, class of delays and attempt (1: the first redelivery):
 
@@ -82,7 +83,7 @@ def accuracy(
     _check_percentiles(percentiles)
     is_parsed = df.is_cached or bool(df.inputFiles())
     df = with_sound_times(df)
-    if not is_parsed:  # it comes out of Python: lines are parsed once, and not for each table
+    if not is_parsed:
         df = df.select(*_NEEDED).persist()
     sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).coalesce(1).persist()
     if event == "redeliver":
