@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from ..ids import MessageId
-from ._port import Delivery
+from ._port import Delivery, bytes_of
 
 _OVERHEAD: Final = 1_024
 """Bytes of the Python objects around one payload."""
@@ -20,22 +20,22 @@ _values: Final = attrgetter(*(field.name for field in fields(Delivery) if field.
 
 
 def kept_bytes(delivery: Delivery) -> int:
-    """Return what keeping a delivery costs: its payload, and the whole batch that the transport holds for it."""
-    size = len(delivery.data)
+    """Return what keeping a delivery costs: what it takes, and the whole batch that the transport holds for it."""
+    size = bytes_of(delivery)
     held_by_transport = size * max(delivery.id.batch_size, 1) if delivery.native is not None else 0
     return size + held_by_transport + _OVERHEAD
 
 
-def _packed(delivery: Delivery) -> Delivery | _Values:
-    """Return a delivery as a tuple of plain values; the delivery itself if it cannot be packed."""
+def _packed(delivery: Delivery, size: int) -> Delivery | _Values:
+    """Return a delivery as a tuple of plain values, its size first; the delivery itself if it cannot be packed."""
     if delivery.native is not None or delivery.error is not None or delivery.id.is_chunked:
         return delivery
     of_id = delivery.id.topic, delivery.id.batch_size
-    return *of_id, tuple(delivery.properties.items()), *_values(delivery)
+    return size, *of_id, tuple(delivery.properties.items()), *_values(delivery)
 
 
 def _unpacked(message_id: MessageId, values: _Values) -> Delivery:
-    topic, batch_size, properties, data, *rest = values
+    _, topic, batch_size, properties, data, *rest = values
     if message_id.topic != topic or message_id.batch_size != batch_size:  # the id may lack these
         message_id = MessageId(*message_id, topic=topic, batch_size=batch_size)
     return Delivery(message_id, data, dict(properties), *rest)
@@ -65,17 +65,20 @@ class LocalStore:
     def keep(self, delivery: Delivery) -> None:
         """Keep it; the caller looked for room first."""
         if delivery.id not in self._kept:
-            self._kept[delivery.id] = _packed(delivery)
-            self.bytes += kept_bytes(delivery)
+            size = kept_bytes(delivery)
+            self._kept[delivery.id] = _packed(delivery, size)
+            self.bytes += size
 
     def pop(self, message_id: MessageId) -> Delivery | None:
         """Take it out, None if it is not kept."""
         kept = self._kept.pop(message_id, None)
         if kept is None:
             return None
-        delivery = _unpacked(message_id, kept) if isinstance(kept, tuple) else kept
-        self.bytes -= kept_bytes(delivery)
-        return delivery
+        if not isinstance(kept, tuple):
+            self.bytes -= kept_bytes(kept)
+            return kept
+        self.bytes -= kept[0]
+        return _unpacked(message_id, kept)
 
     def clear(self) -> None:
         """Drop all."""

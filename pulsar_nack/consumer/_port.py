@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from ..ids import MessageId, Position
+
+OF_A_PROPERTY: Final = 100
+"""Bytes of the Python objects around a name and its value, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,18 @@ class Delivery:
     sequence_id: int | None = None
     schema_version: bytes | None = None
     replicated_from: str | None = None
+
+
+def bytes_of(delivery: Delivery) -> int:
+    """Return what a message takes: its payload, and all that its producer may make as large as it likes."""
+    size = len(delivery.data)
+    if type(delivery) is not Delivery:  # a transport's kind for messages that have little beside
+        return size
+    properties = delivery.properties
+    if properties:
+        size += sum(map(len, properties)) + sum(map(len, properties.values())) + OF_A_PROPERTY * len(properties)
+    size += len(delivery.key or "") + len(delivery.ordering_key or "") + len(delivery.producer_name or "")
+    return size + len(delivery.schema_version or b"") + len(delivery.replicated_from or "")
 
 
 class ConsumerPort(Protocol):

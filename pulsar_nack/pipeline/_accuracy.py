@@ -20,7 +20,7 @@ from .schemas import ASKED_AGAIN, IDENTITY, TRACE
 DELAY_CLASSES: Final = (1.0, 10.0, 60.0, 600.0, 3_600.0)
 PERCENTILES: Final = (0.5, 0.9, 0.99, 0.999)
 UNKNOWN: Final = "unknown"
-_KEY: Final = ("group", "delay_class", "attempt")
+_KEY: Final = (*GROUP, "delay_class", "attempt")
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name != "v"]
 
 
@@ -28,7 +28,8 @@ class Accuracy(NamedTuple):
     """What :func:`accuracy` finds: three DataFrames. Nothing is computed before one of them is used.
 
     The first two share what is counted of the events, which the session keeps (``persist``) from the first use of one
-    of them on; it is small. ``spark.catalog.clearCache()`` drops it.
+    of them on; it is small. So are events that are not in files which Spark reads itself, those of ``read_traces`` for
+    instance, in memory and on disk: lines are parsed once. ``spark.catalog.clearCache()`` drops it all.
 
     ``lateness``, a row for each topic, subscription, class of delays and attempt (1: the first redelivery):
 
@@ -80,20 +81,22 @@ def accuracy(
     starved_ms = milliseconds("starvation", starvation, least=1)
     bounds_ms = _bounds(delay_classes)
     _check_percentiles(percentiles)
+    is_parsed = df.is_cached or bool(df.inputFiles())
     df = with_sound_times(df)
-    sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).persist()
+    if not is_parsed:
+        df = df.select(*_NEEDED).persist()
+    sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).coalesce(1).persist()
     if event == "redeliver":
         df = df.where(~(sf.col("event") == event) | ~sf.col("reason").eqNullSafe(ASKED_AGAIN))
     step = slice_ms(starved_ms)
-    counted = counts(nacks_and_ends(df, event), bounds_ms, step).persist()
+    names = sources.select(*GROUP, group_hash().alias("group")).distinct()
     ends = sources.groupBy(consumer_hash().alias("consumer")).agg(sf.max("end_ms").alias("end_ms"))
-    names = sf.broadcast(sources.select(*GROUP, group_hash().alias("group")).distinct())
-    lateness = _lateness(histogram(counted), percentiles, early_ms, late_ms).join(names, "group")
-    spans = starvation_windows(slices(counted, ends, step), starved_ms, event).join(names, "group")
-    figures = [name for name in lateness.columns if name not in {"group", "delay_class", *GROUP}]
+    counted = counts(nacks_and_ends(df, event), names, ends, bounds_ms, step).persist()
+    lateness = _lateness(histogram(counted), percentiles, early_ms, late_ms)
+    figures = [name for name in lateness.columns if name not in _KEY]
     return Accuracy(
-        lateness.select(*GROUP, _class_name(delay_classes), *figures),
-        spans.select(*GROUP, *(name for name in spans.columns if name not in {"group", *GROUP})),
+        lateness.select(*GROUP, _class_name(delay_classes), "attempt", *figures),
+        starvation_windows(slices(counted, step), starved_ms, event),
         _beyond(df.where(sf.col("event") == event), early_ms, late_ms),
     )
 

@@ -14,12 +14,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
-from ._messages import MESSAGE, UNKNOWN, Kind
+from ._messages import CODES, GROUP, KINDS, MESSAGE, UNKNOWN, WHAT, Kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-HISTOGRAM: Final = ("group", "delay_class", "attempt", "ms")
 MOMENT: Final = 16
 """A moment is a time in ms times this, plus 1 and the Code of the event at that time; plus 0: the trace ended."""
 
@@ -27,7 +26,7 @@ _SUMS: Final = {
     "n": "sum", "became_due": "sum", "done": "sum", "first_due": "min", "last_ended": "max", "first_active": "min",
     "last_active": "max",
 }  # fmt: skip
-_KEYS: Final = (*HISTOGRAM, "slice", "consumer")
+_KEYS: Final = ("group", "delay_class", "attempt", "ms", "slice", "consumer")
 _COUNTED: Final = StructType(
     [
         StructField(name, IntegerType() if name in {"delay_class", "attempt"} else LongType())
@@ -38,38 +37,38 @@ _MANY: Final = 500_000
 """Facts are counted when there are more than this."""
 
 
-def counts(events: DataFrame, bounds_ms: Sequence[int], slice_ms: int) -> DataFrame:
+def counts(events: DataFrame, names: DataFrame, ends: DataFrame, bounds_ms: Sequence[int], slice_ms: int) -> DataFrame:
     """Return rows of three kinds: without a ``slice`` those of :func:`histogram`, with one the facts of that slice.
 
-    Rows with a ``consumer`` too are nacks that no event ended: when their consumer's trace ends is not known here.
+    Rows with a ``consumer`` too are nacks that no event ended; ``end_ms`` is when the trace of that consumer ends.
 
     :param events: the result of ``nacks_and_ends``
-    :param bounds_ms: the bounds of delay classes; the number of a class is that of the bounds below it, -1: not known
+    :param names: topic and subscription of each ``group``
+    :param ends: when the trace of each ``consumer`` ends, ``end_ms``; by the hash of its name
+    :param bounds_ms: the bounds of classes of delays; a class is how many of them are below, -1 if that is not known
     :param slice_ms: the length of a slice
     """
     found = events.mapInArrow(_counter(bounds_ms, slice_ms), _COUNTED)
-    return found.groupBy(*_KEYS).agg(*(getattr(sf, how)(name).alias(name) for name, how in _SUMS.items()))
+    counted = found.groupBy(*_KEYS).agg(*(getattr(sf, how)(name).alias(name) for name, how in _SUMS.items()))
+    return counted.join(sf.broadcast(names), "group").join(sf.broadcast(ends), "consumer", "left").drop("group")
 
 
 def histogram(counted: DataFrame) -> DataFrame:
-    """Return group, delay_class, attempt, lateness in ``ms`` and the number ``n`` of such arrivals."""
-    return counted.where(sf.col("slice").isNull()).select(*HISTOGRAM, "n")
+    """Return names, delay_class, attempt, lateness in ``ms`` and the number ``n`` of such arrivals."""
+    return counted.where(sf.col("slice").isNull()).select(*GROUP, "delay_class", "attempt", "ms", "n")
 
 
-def slices(counted: DataFrame, ends: DataFrame, slice_ms: int) -> DataFrame:
-    """Return for each group and slice of time how many nacks became due and ended, and the first and last times.
-
-    :param ends: the end of each consumer's trace, ``end_ms``, by ``consumer``, the hash of its name
-    """
+def slices(counted: DataFrame, slice_ms: int) -> DataFrame:
+    """Return for each subscription and slice of time how many became due and ended, and when the first and last."""
     columns = ("became_due", "done", "first_due", "last_ended", "first_active", "last_active")
-    known = counted.where(sf.col("slice").isNotNull()).join(ends, "consumer", "left")
+    known = counted.where(sf.col("slice").isNotNull())
     last, none = sf.floor(sf.col("end_ms") / slice_ms), sf.lit(None).cast("long")
     gone = {"done": sf.col("became_due"), "last_ended": sf.col("end_ms") * MOMENT}
     here = sf.struct("slice", *columns)
     there = sf.struct(last.alias("slice"), *(gone.get(name, none).cast("long").alias(name) for name in columns))
     facts = sf.when(sf.col("consumer").isNull(), sf.array(here)).when(last > sf.col("slice"), sf.array(here, there))
-    found = known.select("group", sf.inline(facts))
-    return found.groupBy("group", "slice").agg(
+    found = known.select(*GROUP, sf.inline(facts)).repartition(*GROUP)
+    return found.groupBy(*GROUP, "slice").agg(
         sf.coalesce(sf.sum("became_due"), sf.lit(0)).alias("became_due"),
         sf.coalesce(sf.sum("done"), sf.lit(0)).alias("done"),
         sf.min("first_due").alias("first_due"),
@@ -147,7 +146,8 @@ class _Counter:
         places = np.arange(size)
         is_first = self._is_first(events)
         first = np.maximum.accumulate(np.where(is_first, places, 0))
-        kind, time, delay, ms = (events[name] for name in ("kind", "time_ms", "delay_ms", "ms"))
+        what, time, delay, ms = (events[name] for name in (WHAT, "time_ms", "delay_ms", "ms"))
+        kind, code = what % KINDS, what // KINDS % CODES
         is_nack = kind == Kind.NACK
         nack = np.maximum.accumulate(np.where(is_nack & (delay != UNKNOWN), places, -1))
         nack = np.concatenate(([-1], nack[:-1]))  # the last one before
@@ -155,7 +155,7 @@ class _Counter:
         asked = nack[came]
         delay_class = np.where(asked >= first[came], np.searchsorted(self._bounds, delay[asked]), -1)
         late = ms[came]
-        attempt = events["attempt"][came]
+        attempt = what[came] // (KINDS * CODES)
         known = {"ms": (late, late == UNKNOWN), "attempt": (attempt, attempt < 0)}
         one = np.ones(len(came), np.int64)
         self._note(len(came), n=one, group=events["group"][came], delay_class=delay_class, **known)
@@ -171,7 +171,7 @@ class _Counter:
             due = {"became_due": one, "first_due": ms[some], "slice": ms[some] // self._slice_ms}
             consumer = {"consumer": events["consumer"][some]} if some is left else {}
             self._note(len(some), group=events["group"][some], **due, **consumer)
-        moment = time[ended + 1] * MOMENT + events["code"][ended + 1] + 1
+        moment = time[ended + 1] * MOMENT + code[ended + 1] + 1
         done = {"done": np.ones(len(ended), np.int64), "slice": time[ended + 1] // self._slice_ms}
         self._note(len(ended), group=events["group"][ended], last_ended=moment, **done)
 

@@ -19,6 +19,11 @@ from .schemas import IDENTITY, MAX_TIME_MS
 
 MESSAGE: Final = "_message"
 CODE: Final = "code"
+WHAT: Final = "what"
+"""A column: attempt, :class:`Code` and :class:`Kind` as one number, ``(attempt * CODES + code) * KINDS + kind``."""
+
+CODES: Final = 16
+KINDS: Final = 4
 GROUP: Final = ("topic", "subscription")
 DEAD_LETTER: Final = "dead-letter"
 """The reason of an acknowledgement whose message went to the dead-letter topic."""
@@ -84,9 +89,9 @@ def nacks_and_ends(traces: DataFrame, answer: str) -> DataFrame:
 
     An arrival is a redelivery if it has a deadline or is not a first attempt; with ``redeliver`` every request is one.
 
-    The columns are those that identify the message and sort its events, ``group`` and ``consumer`` (hashes), ``kind``
-    (a :class:`Kind`), ``delay_ms`` of a nack, and ``ms``: the deadline of a nack, the lateness of a redelivery. Unknown
-    values are :data:`UNKNOWN`, and -1 for attempts.
+    The columns are those of the message, ``time_ms``, :data:`WHAT`, ``group`` and ``consumer`` (hashes), ``delay_ms``
+    of a nack, and ``ms``: the deadline of a nack, the lateness of a redelivery. Unknown values are :data:`UNKNOWN`, and
+    -1 for attempts.
 
     :param answer: the event that answers a nack, ``arrive`` or ``redeliver``
     """
@@ -96,20 +101,21 @@ def nacks_and_ends(traces: DataFrame, answer: str) -> DataFrame:
     if answer == "arrive":
         is_answer = is_answer & (sf.col("deadline_ms").isNotNull() | (sf.col("attempt") > 0))
     kind = sf.when(is_nack, int(Kind.NACK)).when(is_answer, int(Kind.REDELIVERY)).otherwise(int(Kind.END))
+    attempt = sf.coalesce("attempt", sf.lit(-1)).cast("long")
+    what = (attempt * CODES + code()) * KINDS + kind
     unknown = sf.lit(UNKNOWN)
     events = traces.where(event.isin(*{"nack", "arrive", "ack", "cancel", answer})).select(
         message_hash().alias(MESSAGE),
-        *(sf.coalesce(name, sf.lit(-1)).alias(name) for name in ("ledger", "entry", "attempt")),
+        *(sf.coalesce(name, sf.lit(-1)).alias(name) for name in ("ledger", "entry")),
         "time_ms",
         "mono_ns",
-        code(),
-        kind.alias("kind"),
+        what.alias(WHAT),
         group_hash().alias("group"),
         consumer_hash().alias("consumer"),
         sf.coalesce("delay_ms", unknown).alias("delay_ms"),
         sf.coalesce(sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()), unknown).alias("ms"),
     )
-    order = (MESSAGE, "ledger", "entry", "time_ms", "mono_ns", "attempt", CODE)
+    order = (MESSAGE, "ledger", "entry", "time_ms", "mono_ns", WHAT)
     return events.repartition(MESSAGE).sortWithinPartitions(*order).drop("mono_ns")
 
 

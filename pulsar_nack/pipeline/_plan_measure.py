@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from .._delays import MAX_NUMBER_S
 from ..config import NackConfig
 from ..delayed._ticks import Ticks
 from ..ids import MessageId
@@ -127,7 +128,7 @@ def make_planned(kind: Kind, measured: Sequence[Measured]) -> list[Planned]:
 
 def workload_of(kind: Kind, measured: Measured) -> Workload:
     """Return the steady stream in order that is most like what was measured."""
-    delay = max(measured.delay_ms, 1) / 1000
+    delay = min(max(measured.delay_ms, 1) / 1000, MAX_NUMBER_S)  # the longest of a workload
     members = 1 if kind == Kind.DELAYED else min(measured.members, 65_536)
     share = min(measured.pending / (measured.entries * members), 1)
     return Workload(

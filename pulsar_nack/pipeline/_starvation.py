@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
 from ._accuracy_counts import MOMENT
-from ._messages import Code
+from ._messages import GROUP, Code
 
 _SLICES: Final = 8
 _ENDS: Final = {
@@ -37,12 +37,12 @@ def slice_ms(shortest_ms: int) -> int:
 
 
 def starvation_windows(slices: DataFrame, shortest_ms: int, answer: str) -> DataFrame:
-    """Return group, from_ms, to_ms, length_ms, due, is_over, ended_by, from slices of length :func:`slice_ms`."""
-    order = Window.partitionBy("group").orderBy("slice")
+    """Return topic, subscription, from_ms, to_ms, length_ms, due, is_over, ended_by; slices are of :func:`slice_ms`."""
+    order = Window.partitionBy(*GROUP).orderBy("slice")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
     change = sf.col("became_due") - sf.col("done")
     counted = slices.select(
-        "group", "slice", "first_due", "last_ended", "first_active", "last_active",
+        *GROUP, "slice", "first_due", "last_ended", "first_active", "last_active",
         sf.coalesce(sf.sum(change).over(before), sf.lit(0)).alias("due"),
         sf.sum(change).over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow)).alias("due_after"),
     )  # fmt: skip
@@ -53,7 +53,7 @@ def starvation_windows(slices: DataFrame, shortest_ms: int, answer: str) -> Data
     ends = known.where((sf.col("due") > 0) & (is_answered | (sf.col("due_after") == 0)))
     last = sf.col("last_ended")
     spans = ends.select(
-        "group",
+        *GROUP,
         "from_ms",
         sf.coalesce("first_active", sf.floor(last / MOMENT)).alias("to_ms"),
         "due",
@@ -62,7 +62,7 @@ def starvation_windows(slices: DataFrame, shortest_ms: int, answer: str) -> Data
     length = sf.col("to_ms") - sf.col("from_ms")
     found = spans.where(length >= shortest_ms)
     is_over = sf.col("ended_by").isNotNull().alias("is_over")
-    return found.select("group", "from_ms", "to_ms", length.alias("length_ms"), "due", is_over, "ended_by")
+    return found.select(*GROUP, "from_ms", "to_ms", length.alias("length_ms"), "due", is_over, "ended_by")
 
 
 def _ended_by(code: Column) -> Column:

@@ -94,7 +94,7 @@ class Client(NotCopied):
 
     async def _close(self, core: Core) -> None:
         await each_tried(each.close() for each in list(self._open))
-        await core.pool.aclose()
+        await core.aclose()
 
     # --- consumers -------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Client(NotCopied):
 
 
 def _close_dropped(core: Core, name: str) -> None:
-    core.loop.create_task(core.pool.aclose(), name="pulsar_nack.wire client closing")
+    core.loop.create_task(core.aclose(), name="pulsar_nack.wire client closing")
     _LOG.warning("%s was dropped without being closed; its connections are closed now", name)
 
 

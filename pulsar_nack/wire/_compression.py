@@ -29,6 +29,7 @@ def compress(kind: pb.CompressionType, data: bytes) -> bytes:
 
     :raises InvalidArgumentError: no such codec
     :raises MissingExtraError: cramjam is not installed
+    :raises MemoryError: there is no room for it at present, which is no fault of the data
     """
     codec = _CODECS.get(kind)
     if codec is None:
@@ -42,6 +43,7 @@ def decompress(kind: int, data: bytes, size: int, max_bytes: int) -> bytes:
     :param max_bytes: more are not taken
     :raises UndecodableMessageError: names what is wrong: size, codec, damage
     :raises MissingExtraError: cramjam is not installed
+    :raises MemoryError: there is no room for it at present, which is no fault of the data
     """
     codec = _CODECS.get(kind)
     if codec is None:
@@ -51,7 +53,7 @@ def decompress(kind: int, data: bytes, size: int, max_bytes: int) -> bytes:
         raise UndecodableMessageError(problem, is_local=True)
     try:
         result = codec.decompress(data, size, max_bytes)
-    except MissingExtraError:
+    except (MissingExtraError, MemoryError):
         raise
     except Exception as error:
         problem = f"payload: damaged {codec.name} data, {len(data)} bytes: {shown(str(error))}"

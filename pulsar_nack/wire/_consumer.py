@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from .._delays import delay_ms
 from .._foreign import shown
 from ..consumer import AcksDone, Delivery, SessionEvent
+from ..consumer._port import bytes_of
 from ..errors import (
     BrokerError,
     BrokerRefusedError,
@@ -49,7 +50,7 @@ from ._inbox import Queued
 from ._pausing import Pausing
 from ._permits import Permits
 from ._redeliveries import MOST_IDS, Redeliveries
-from ._refusals import as_text, is_busy, is_transient
+from ._refusals import as_text, is_busy, is_of_no_consumer, is_transient
 from ._resuming import Resuming
 from ._session import Session
 from ._subscribe_options import SubscribeOptions
@@ -148,6 +149,7 @@ class TopicConsumer:
             self._chunks,
             options=core.options,
             now_ms=core.clock.now_ms,
+            threads=core.threads,
         )
         most = sys.maxsize if options.only_one_gets_messages else MOST_IDS  # there one rewind is enough for all
         self._redeliveries = Redeliveries(core.loop, self._ask_again, most=most)
@@ -462,7 +464,7 @@ class TopicConsumer:
         if isinstance(found, Unread):
             shown, size = found.messages, found.bytes
         elif found is not None:
-            shown, size = 1, len(found[0] if isinstance(found, tuple) else found.data)
+            shown, size = 1, len(found[0]) if isinstance(found, tuple) else bytes_of(found)
         if shown != permits:
             self._free(permits - shown)
             self._set_chunk_timer()
@@ -505,7 +507,7 @@ class TopicConsumer:
         if not self._has_queue:
             self._permits.is_held = True  # until a call waits for the next one
         self._free(1)  # first: while it still counts as here it tells the size of messages
-        size = len(delivery.data)
+        size = bytes_of(delivery) if type(delivery) is Delivery else len(delivery.data)  # in line: the hot path
         self._queued -= 1
         self._queued_bytes -= size
         self._prefetched.bytes -= size
@@ -937,7 +939,7 @@ class TopicConsumer:
         return None
 
     async def _ask(self, make: Callable[[int, int], pb.BaseCommand], *, is_seek: bool = False) -> pb.BaseCommand:
-        """Ask what does no harm when it is asked twice: on the next connection if one breaks."""
+        """Ask what does no harm when it is asked twice: in the next session where one ends meanwhile."""
         limit = self._core.options.request_timeout.total_seconds()
         ends_at = self._loop.time() + limit
         while True:
@@ -948,6 +950,10 @@ class TopicConsumer:
                 return await session.ask(make, timeout=max(ends_at - self._loop.time(), 0.001))
             except ConnectionLostError:
                 if self._loop.time() >= ends_at:
+                    raise
+            except BrokerRefusedError as error:
+                is_closed = session is not self._session and is_of_no_consumer(error)
+                if not is_closed or self._loop.time() >= ends_at:
                     raise
             finally:
                 self._may_subscribe.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -17,6 +18,7 @@ from ._refusals import is_busy, is_transient
 T = TypeVar("T")
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _BUSY_S: Final = 1.0
+_THREADS: Final = 4
 _LEAST_TRIES: Final = 15
 """Pauses between tries are at most this part of a request's time: what comes up late is found."""
 
@@ -44,9 +46,17 @@ class Core:
     loop: asyncio.AbstractEventLoop
     clock: Clock
     prefetched: Prefetched = field(init=False)
+    threads: ThreadPoolExecutor = field(init=False)
+    """Its threads begin when they are needed. The loop's may all be the user's, and wait for what is done in these."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prefetched", Prefetched(self.options.max_prefetched_bytes or None))
+        object.__setattr__(self, "threads", ThreadPoolExecutor(_THREADS, thread_name_prefix="pulsar-nack-wire"))
+
+    async def aclose(self) -> None:
+        """Close the connections, and have the threads end."""
+        self.threads.shutdown(wait=False)
+        await self.pool.aclose()
 
     async def connection(self, topic: str, url: str | None) -> Connection:
         """Return a connection to the broker that has a topic: at ``url`` where that was told, else whatever it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any, Final, NamedTuple
 
 from ..consumer import Delivery
@@ -59,6 +60,7 @@ class EntryReader:
     :param ack_sets: is told what of a batch is not to be acknowledged any more
     :param options: has the limits
     :param now_ms: tells the time
+    :param threads: where large payloads are decompressed, None: in those of the loop
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class EntryReader:
         *,
         options: ClientOptions,
         now_ms: Callable[[], int],
+        threads: Executor | None = None,
     ) -> None:
+        self.threads = threads
         self.max_bytes = options.max_frame_bytes
         self.max_metadata_bytes = options.max_metadata_bytes
         self._max_batch_messages = options.max_batch_messages
@@ -138,17 +142,20 @@ class EntryReader:
     # --- one message an entry ----------------------------------------------------------------------------------------
 
     def _with_more(self, head: MessageHead, entry: Entry, stored: bytes) -> Arrival:
+        about = len(stored) - len(entry.payload)
         if entry.is_batch:
-            return self._batch(head, entry, stored)
+            return self._batch(head, entry, stored, about)
         if entry.is_chunk:
-            return Arrival(1, self._part(head, entry))
+            return Arrival(1, self._part(head, entry, about))
         message_id = _delivered_id((head.ledger, head.entry, self.partition, -1), self.extras)
-        return Arrival(1, self._one(head, entry, stored, message_id))
+        return Arrival(1, self._one(head, entry, stored, message_id, about))
 
-    def _one(self, head: MessageHead, entry: Entry, stored: bytes, message_id: MessageId) -> Delivery | Unread:
+    def _one(
+        self, head: MessageHead, entry: Entry, stored: bytes, message_id: MessageId, about: int
+    ) -> Delivery | Unread:
         metadata = entry.metadata
         if metadata.compression:
-            return Unread(self, head, entry, stored, message_id=message_id)
+            return Unread(self, head, entry, stored, about=about, message_id=message_id)
         try:
             payload = unpack(metadata, entry.payload, self.max_bytes)
         except UndecodableMessageError as error:
@@ -196,24 +203,24 @@ class EntryReader:
 
     # --- several -----------------------------------------------------------------------------------------------------
 
-    def _batch(self, head: MessageHead, entry: Entry, stored: bytes) -> Arrival:
+    def _batch(self, head: MessageHead, entry: Entry, stored: bytes, about: int) -> Arrival:
         size = entry.metadata.num_messages_in_batch
         whole = all_of(size)
         told = remaining_of(head.ack_set, size) if head.ack_set else whole
         shown = told & ~self._before_first(head.ledger, head.entry)
         if shown != whole:
             self.ack_sets.narrow((head.ledger, head.entry), shown)
-        return Arrival(
-            told.bit_count(),
-            Unread(self, head, entry, stored if entry.metadata.compression else b"", shown=shown) if shown else None,
-        )
+        if not shown:
+            return Arrival(told.bit_count(), None)
+        stored = stored if entry.metadata.compression else b""
+        return Arrival(told.bit_count(), Unread(self, head, entry, stored, about=about, shown=shown))
 
     def _before_first(self, ledger: int, entry: int) -> int:
         return all_of(self._first_index) if (ledger, entry) == self._first else 0
 
     # --- a part of one -----------------------------------------------------------------------------------------------
 
-    def _part(self, head: MessageHead, entry: Entry) -> Delivery | Unread | None:
+    def _part(self, head: MessageHead, entry: Entry, about: int) -> Delivery | Unread | None:
         metadata = entry.metadata
         if not 0 <= metadata.chunk_id < metadata.num_chunks_from_msg:
             impossible = f"chunk: number {metadata.chunk_id} of {metadata.num_chunks_from_msg}"
@@ -244,7 +251,7 @@ class EntryReader:
         if problem:
             incomplete = UndecodableMessageError(problem, is_local=payload is None)
             return self.unreadable(head, payload or b"", incomplete, message_id, about=metadata)
-        return self._one(head, entry._replace(payload=payload or b""), payload or b"", message_id)
+        return self._one(head, entry._replace(payload=payload or b""), payload or b"", message_id, about)
 
     def _whole_id(self, whole: Whole) -> MessageId:
         """Return the id of a message in chunks: their order is that of the message, not of their positions."""

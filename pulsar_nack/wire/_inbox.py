@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ..consumer import Delivery
+from ..consumer._port import bytes_of
 from ..ids import MessageId
 from ._delivery import Item
 from ._unread import Unread, read_some
@@ -92,10 +93,15 @@ class WireInbox:
             item, source = ready.popleft(), sources.popleft()
             if source.epoch != self._epochs[source]:
                 continue
-            if type(item) is not Unread:
-                return source.taken(item)  # type: ignore[arg-type]
-            if not self._read(item, source):
-                return None
+            try:
+                if type(item) is not Unread:
+                    return source.taken(item)  # type: ignore[arg-type]
+                if not self._read(item, source):
+                    return None
+            except BaseException:  # such as a lack of memory or threads: another call reads it
+                self._put_first([item], source)
+                self.wake_all()
+                raise
         return None
 
     def _read(self, unread: Unread, source: Source) -> bool:
@@ -177,4 +183,4 @@ class WireInbox:
 def _queued(waiting: Delivery | Unread) -> Queued:
     if isinstance(waiting, Unread):
         return Queued(waiting.id, waiting.messages, waiting.bytes)
-    return Queued(waiting.id, 1, len(waiting.data))
+    return Queued(waiting.id, 1, bytes_of(waiting))

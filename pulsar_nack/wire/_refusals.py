@@ -75,6 +75,13 @@ def is_busy(error: BaseException) -> bool:
     return isinstance(error, BrokerRefusedError) and error.code in _BUSY
 
 
+def is_of_no_consumer(error: BrokerRefusedError) -> bool:
+    """Return whether the broker does not know the consumer that asked: it may just have closed it."""
+    return error.code == "ConsumerNotFound" or (
+        error.code == "MetadataError" and "consumer not found" in error.text.lower()
+    )
+
+
 def told(what: str, error: BrokerError) -> BrokerError:
     """Return a copy of the error whose text begins with the failed operation; other callers may get the original."""
     copied = copy(error)

@@ -2,9 +2,9 @@
 
 So a batch costs memory and time only as its messages are received, a few at a time, whatever number it claims: a
 million empty messages take nine kilobytes on the wire. Until then its messages count as prefetched, with the size that
-the entry claims.
+the entry claims, or what it takes here if that is more.
 
-Large payloads are decompressed in a thread, while the loop goes on.
+Large payloads are decompressed in threads of the client, while the loop goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ..consumer import Delivery
+from ..consumer._port import OF_A_PROPERTY, bytes_of
 from ..errors import MissingExtraError, UndecodableMessageError
 from ..ids import MessageId, _delivered_id
 from ._ack_sets import all_of
@@ -45,11 +46,13 @@ class Unread:
 
     :param entry: the entry, its payload still compressed
     :param stored: the raw data of a message that turns out to be unreadable
+    :param about: how many bytes the entry has beside its payload
     :param shown: the messages of a batch that are to be delivered, as bits
     :param message_id: the id of a single message; None: a batch
     """
 
     __slots__ = (
+        "_about",
         "_damage",
         "_entry",
         "_extras",
@@ -58,6 +61,7 @@ class Unread:
         "_next",
         "_opening",
         "_reader",
+        "_size",
         "_stored",
         "bytes",
         "head",
@@ -73,6 +77,7 @@ class Unread:
         entry: Entry,
         stored: bytes,
         *,
+        about: int,
         shown: int = 1,
         message_id: MessageId | None = None,
     ) -> None:
@@ -80,8 +85,10 @@ class Unread:
         self.head = head
         self.messages = shown.bit_count()
         """How many messages are left, as far as known."""
-        is_packed = bool(metadata.compression)
-        self.bytes = min(metadata.uncompressed_size, reader.max_bytes) if is_packed else len(entry.payload)
+        self._size = min(metadata.uncompressed_size, reader.max_bytes) if metadata.compression else len(entry.payload)
+        self._about = about + OF_A_PROPERTY * len(metadata.properties)
+        here = self._about + len(entry.payload) + (0 if stored is entry.payload else len(stored))
+        self.bytes = max(here, self._size)
         """Size of the messages that are left."""
         self.is_acked = False
         """Whether no message of the entry remains to be acknowledged."""
@@ -115,12 +122,14 @@ class Unread:
     def is_opening(self, then: Callable[[], None]) -> bool:
         """Return whether a thread decompresses it; starts the thread if needed, and calls ``then`` when it is done."""
         entry = self._entry
-        if self._members is not None or not entry.metadata.compression or self.bytes <= _LARGE:
+        if self._members is not None or not entry.metadata.compression or self._size <= _LARGE:
             return False
         if self._opening is None:
             loop = asyncio.get_running_loop()
-            most = self._reader.max_bytes
-            self._opening = loop.run_in_executor(None, unpack, entry.metadata, entry.payload, most)
+            reader = self._reader
+            self._opening = loop.run_in_executor(
+                reader.threads, unpack, entry.metadata, entry.payload, reader.max_bytes
+            )
             self._opening.add_done_callback(_look_at)
             self._opening.add_done_callback(lambda _: then())
         return not self._opening.done()
@@ -131,29 +140,32 @@ class Unread:
             try:
                 payload = self._unpacked()
             except (UndecodableMessageError, MissingExtraError) as error:
-                self.messages = self.bytes = 0
                 message_id = None if self._entry.is_batch else self.id
                 about = self._entry.metadata
-                return [self._reader.unreadable(self.head, self._stored, error, message_id, about=about)]
-            self._stored, self._opening = b"", None
-            if not self._entry.is_batch:
+                unreadable = self._reader.unreadable(self.head, self._stored, error, message_id, about=about)
                 self.messages = self.bytes = 0
-                return [self._reader.delivery(self.id, self.head, self._entry.metadata, payload)]
-            self._entry = self._entry._replace(payload=payload)
+                return [unreadable]
+            if not self._entry.is_batch:
+                delivery = self._reader.delivery(self.id, self.head, self._entry.metadata, payload)
+                self.messages = self.bytes = 0
+                return [delivery]
+            self._entry, self._stored = self._entry._replace(payload=payload), b""
+            self.bytes = self._about + len(payload)
             self._members = self._entry.members(self._reader.max_metadata_bytes)
         deliveries = self._readable(most) if self._damage is None else self._damaged(most)
         self.messages -= len(deliveries)
-        if self._next < self._entry.metadata.num_messages_in_batch:
+        if self.messages and self._next < self._entry.metadata.num_messages_in_batch:
             head = self.head
             self.id = _delivered_id((head.ledger, head.entry, self._reader.partition, self._next), self._extras)
             self.bytes = max(self.bytes - sum([len(each.data) for each in deliveries]), 0)
-        else:
+        else:  # nothing behind the last message that is shown is read
             self.messages = self.bytes = 0
         return deliveries
 
     def _unpacked(self) -> bytes:
-        if self._opening is not None:
-            return self._opening.result()
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            return opening.result()
         entry = self._entry
         return unpack(entry.metadata, entry.payload, self._reader.max_bytes)
 
@@ -182,9 +194,12 @@ class Unread:
                         break
         except UndecodableMessageError as error:  # later ones are lost too: where they begin is not known
             self._damage = error
-        self._next = index + 1
+        except BaseException:  # the next call reads these messages again
+            self._members = islice(self._entry.members(reader.max_metadata_bytes), self._next, None)
+            raise
         if hidden:
             self._hide(hidden)
+        self._next = index + 1
         return deliveries
 
     def _damaged(self, most: int) -> list[Delivery]:
@@ -208,8 +223,8 @@ class Unread:
         for index in hidden:
             bits[index >> 3] |= 1 << (index & 7)
         remaining = all_of(size) & ~int.from_bytes(bits, "little")
-        self.messages -= len(hidden)
         self.is_acked = not self._reader.ack_sets.narrow((self.head.ledger, self.head.entry), remaining)
+        self.messages -= len(hidden)
 
 
 def _look_at(opening: asyncio.Future[bytes]) -> None:
@@ -221,7 +236,10 @@ def _look_at(opening: asyncio.Future[bytes]) -> None:
 def read_some(unread: Unread, source: Reading, most: int = AT_ONCE) -> list[Delivery]:
     """Read at most so many of the next messages, and report the changed counts to ``source``."""
     messages, size = unread.messages, unread.bytes
-    deliveries = unread.take(most)
-    here = sum([len(each.data) for each in deliveries])
-    source.read(unread, len(deliveries) + unread.messages - messages, here + unread.bytes - size)
+    deliveries: list[Delivery] = []
+    try:
+        deliveries = unread.take(most)
+    finally:
+        here = sum([bytes_of(each) if type(each) is Delivery else len(each.data) for each in deliveries])
+        source.read(unread, len(deliveries) + unread.messages - messages, here + unread.bytes - size)
     return deliveries

@@ -182,3 +182,9 @@ def test_headers_of_all_levels(level: int) -> None:
 def test_zlib_with_something_behind_it() -> None:
     """It does not hide that the message is whole."""
     assert decompress(pb.ZLIB, zlib.compress(TEXT) + b"more", len(TEXT), LIMIT) == TEXT
+
+
+def test_want_of_memory_is_no_damage() -> None:
+    """It is raised as it is, so that the message can be read later."""
+    with pytest.raises(MemoryError):
+        decompress(pb.LZ4, compress(pb.LZ4, b"x"), 1 << 62, 1 << 63)

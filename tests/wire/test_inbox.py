@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from pulsar_nack import Delivery, MessageId
+from pulsar_nack.wire._delivery import Item
 from pulsar_nack.wire._inbox import WireInbox
 
 from .stand_ins import FakeMember
@@ -48,3 +51,22 @@ async def test_sources_can_be_dropped() -> None:
     inbox.put(delivery(2), one)
     inbox.clear()
     assert len(inbox) == 0
+
+
+async def test_who_waits_gets_what_another_call_could_not_take() -> None:
+    """One of two calls that wait is woken by a message, and fails: the other one takes it."""
+    source = FakeMember("t")
+    inbox, taken, failures = WireInbox(lambda: None), source.taken, [MemoryError()]
+
+    def once(item: Item) -> Delivery:
+        if failures:
+            raise failures.pop()
+        return taken(item)
+
+    source.taken = once  # type: ignore[method-assign]
+    calls = [asyncio.ensure_future(inbox.get()) for _ in range(2)]
+    await asyncio.sleep(0)
+    inbox.put(delivery(0), source)
+    first, second = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+    assert isinstance(first, MemoryError)
+    assert isinstance(second, Delivery)

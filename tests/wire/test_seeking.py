@@ -11,7 +11,8 @@ import pytest
 from pulsar_nack import BrokerError, InvalidArgumentError, MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
-from tests.wire.fake_broker import FakeBroker, refuse, silence
+from tests.wire.consuming import consuming
+from tests.wire.fake_broker import Call, FakeBroker, refuse, silence
 
 TOPIC = "persistent://public/default/t"
 
@@ -101,3 +102,33 @@ async def test_a_seek_that_fails_or_is_cancelled_loses_nothing(answer: Any) -> N
         with pytest.raises((BrokerError, TimeoutError)):
             await asyncio.wait_for(consumer.seek(0), 2)
         assert (await consumer.receive(timeout=60)).data == b"x"
+
+
+@pytest.mark.parametrize("refusal", [("ConsumerNotFound", "no such"), ("MetadataError", "Consumer not found")])
+@pytest.mark.parametrize("kind", ["SEEK", "GET_LAST_MESSAGE_ID", "UNSUBSCRIBE"])
+@virtual_time
+async def test_what_is_asked_while_the_topic_is_unloaded_is_asked_again(kind: str, refusal: tuple[str, str]) -> None:
+    """The broker has closed the consumer that asked, and does not know it any more; the next one is answered."""
+    async with consuming() as made:
+        entry = made.topic.publish(b"x")
+        consumer = await made.open()
+        await made.arrived.take(1)
+
+        def closed_meanwhile(call: Call) -> None:
+            made.broker.unload(TOPIC)
+            refuse(*refusal)(call)
+
+        made.broker.next(kind, closed_meanwhile)
+        if kind == "SEEK":
+            await consumer.seek(0)
+            assert [each.data for each in await made.arrived.take(1)] == [b"x"]
+        elif kind == "UNSUBSCRIBE":
+            await consumer.unsubscribe()
+            assert not made.topic.subscriptions
+        else:
+            assert (await consumer.last_message_id())[:2] == entry.place
+        assert len(made.broker.commands(kind)) == 2
+        made.broker.next(kind, refuse(*refusal))
+        if kind != "UNSUBSCRIBE":  # of a consumer that goes on it is an answer
+            with pytest.raises(BrokerError, match=refusal[1]):
+                await (consumer.seek(0) if kind == "SEEK" else consumer.last_message_id())

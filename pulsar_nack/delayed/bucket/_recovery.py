@@ -201,8 +201,11 @@ class Recovery:
             return await read_bucket(named, self._snapshots, self._cutoff())
 
     async def _delete_orphans(self) -> None:
+        attempts = 0
         try:
-            orphans = await self._snapshots.orphans()
+            while (orphans := await self._snapshots.orphans()) is None:
+                attempts += 1
+                await self._jobs.back_off(attempts)
         except Exception as error:  # noqa: BLE001 - kept; the next run finds them
             self._snapshots.operations.last_error = error
             return

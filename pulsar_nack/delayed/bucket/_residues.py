@@ -26,7 +26,7 @@ async def delete_bucket_snapshots(
     except Exception as error:  # noqa: BLE001 - as below
         errors.append(error)
     else:
-        more, failed = await _delete(snapshots, orphans)
+        more, failed = await _delete(snapshots, orphans or [])
         deleted, errors = deleted + more, errors + failed
     if errors:
         raise ExceptionGroup("some snapshots could not be deleted", errors)

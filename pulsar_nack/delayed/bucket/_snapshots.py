@@ -52,17 +52,17 @@ class Snapshots:
         """Return all that the cursor's properties name, the widest first."""
         return named_snapshots(self._cursor.properties())
 
-    async def orphans(self) -> list[NamedSnapshot]:
+    async def orphans(self) -> list[NamedSnapshot] | None:
         """Return the snapshots of earlier runs that no property names, if the storage can list snapshots.
 
-        Returns none while snapshots are being stored: the list may have one whose id is not known here yet.
+        None: a snapshot is being stored. The list may have it, and its id is not known here yet.
         """
         if not isinstance(self._storage, SupportsSnapshotListing):
             return []
         created = len(self._created)
         listed = await self._storage.list_bucket_snapshots(*self._names)
         if self._reserved or len(self._created) != created:
-            return []
+            return None
         known = {each.snapshot_id for each in self.named()} | self._created
         return [NamedSnapshot("", each, 0, 0) for each in listed if each not in known]
 
