@@ -42,12 +42,12 @@ async def test_no_room(tmp_path: Path) -> None:
         ("nack", 0, 0, 2_000, 2_000, None),
         ("hold", 1, 0, None, None, "no room"),
         ("redeliver", 0, 2_000, None, 2_000, None),
-        ("nack", 1, 2_000, 3_000, 5_000, None),
+        ("nack", 1, 2_000, 3_000, 3_000, None),
         ("arrive", 0, 2_000, None, 2_000, None),
         ("ack", 0, 2_000, None, None, "ack"),
-        ("redeliver", 1, 5_000, None, 5_000, None),
-        ("arrive", 1, 5_000, None, 5_000, None),
-        ("ack", 1, 5_000, None, None, "ack"),
+        ("redeliver", 1, 3_000, None, 3_000, None),
+        ("arrive", 1, 3_000, None, 3_000, None),
+        ("ack", 1, 3_000, None, None, "ack"),
     ]
 
 
