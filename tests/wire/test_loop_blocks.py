@@ -69,6 +69,13 @@ def batched(topic: FakeTopic, count: int) -> None:
         topic.publish_batch([b"%d" % number for number in range(start, start + BATCH)])
 
 
+@pytest.fixture(autouse=True)
+def _nothing_else_is_tracked() -> None:
+    """Freeze what earlier tests left, so that a look at all objects is cheap."""
+    gc.collect()
+    gc.freeze()
+
+
 def tracked() -> Counter[str]:
     """Return what the garbage collector tracks, by type."""
     for _ in range(3):  # it stops to track a tuple of tuples in the second
