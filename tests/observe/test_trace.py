@@ -418,5 +418,7 @@ async def test_a_nack_is_never_due_before_it(tmp_path: Path) -> None:
             await message.nack(delay=60)
             clock.step_ms += 100_000
     nacks = [each for each in lines(tmp_path) if each["event"] == "nack"]
-    assert [each["deadline_ms"] - each["time_ms"] for each in nacks] == [60_000, 0]
+    first, second = [each["deadline_ms"] - each["time_ms"] for each in nacks]
+    assert 59_000 < first <= 60_000  # the clock goes on
+    assert second == 0
     assert nacks[0]["deadline_ms"] < nacks[1]["deadline_ms"]
