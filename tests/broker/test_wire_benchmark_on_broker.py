@@ -23,5 +23,5 @@ async def test_every_table_comes_out(broker_urls: tuple[str, str]) -> None:
     )
     said, _ = await process.communicate()
     assert process.returncode == 0
-    assert said.count(b"\n## ") == 6
+    assert said.count(b"\n## ") == 8
     assert said.count(b"pulsar-nack native") >= 8

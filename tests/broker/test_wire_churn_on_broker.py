@@ -55,9 +55,10 @@ async def test_a_hundred_clients(service_url: str, admin: Admin, topic: str, cap
     async def one() -> None:
         client = Client(service_url)
         producer = await client.producer(topic)
-        await client.subscribe(topic, "sub")
+        consumer = await client.subscribe(topic, "sub")
         await producer.send(b"x")
         await client.aclose()
+        assert "closed" in repr(consumer)
 
     with no_task_left():
         for _ in range(10):
