@@ -85,7 +85,7 @@ def test_a_client_in_front_of_mutated_frames(seed: int) -> None:
     assert found.by_kind["ProtocolError"] > found.frames // 10
     assert set(found.by_kind) <= {"ProtocolError", "BrokerRefusedError", "TopicNotFoundError", "incomplete"}
     assert (found.unnamed, found.faults) == ([], [])
-    assert found.longest_ms < 20 * processor_slowness()
+    assert found.longest_ms < 50 * processor_slowness()
     assert found.more_mb < 64
 
 

@@ -180,7 +180,7 @@ async def test_no_turn_takes_a_whole_storm(monkeypatch: pytest.MonkeyPatch, way:
 
     monkeypatch.setattr(States, "request", count(States.request))
     monkeypatch.setattr(States, "show", count(States.show))
-    storm = 2_500
+    storm = 1_500
 
     async def count_turns() -> None:
         nonlocal turn
@@ -190,7 +190,7 @@ async def test_no_turn_takes_a_whole_storm(monkeypatch: pytest.MonkeyPatch, way:
 
     async with consuming(plain, storm, **way) as (_, consumer):
         for _ in range(storm):
-            await (await consumer.receive()).nack(1.0)
+            await (await consumer.receive()).nack(0.4)
         counting = asyncio.create_task(count_turns())
         seen = set[MessageId]()
         while len(seen) < storm:
