@@ -243,10 +243,12 @@ class Acks:
         pause, most = _FIRST_PAUSE_S, _BATCH
         while True:
             await self._has_copies.wait()
-            some = [self._copies.popleft() for _ in range(min(len(self._copies), most))]
-            outdated = [each for each in some if not self._is_acked_again(each)]
+            some: list[MessageId] = []
+            outdated: list[MessageId] = []
+            for _ in range(min(len(self._copies), most)):
+                copy = self._copies.popleft()
+                (some if self._is_acked_again(copy) else outdated).append(copy)
             if outdated:
-                some = [each for each in some if self._is_acked_again(each)]
                 self._ask_for({each: -1 for each in outdated if self._states.was_wrongly_hidden(each)})
             if not self._copies:
                 self._has_copies.clear()

@@ -515,7 +515,7 @@ class TopicConsumer:
             self._resuming.taken(delivery.id)
         return delivery
 
-    def read(self, unread: Unread, messages: int, size: int) -> None:
+    def note_read(self, unread: Unread, messages: int, size: int) -> None:
         """Note by how many messages and bytes reading an entry of the present epoch has changed the queue."""
         self._queued_bytes += size
         self._prefetched.bytes += size

@@ -64,7 +64,7 @@ class Departed:
 
     taken = opened
 
-    def read(self, unread: Unread, messages: int, size: int) -> None:
+    def note_read(self, unread: Unread, messages: int, size: int) -> None:
         """Do nothing."""
 
     def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:  # noqa: ARG002

@@ -11,10 +11,10 @@ from ..consumer import Delivery
 from ..consumer._port import bytes_of
 from ..ids import MessageId
 from ._delivery import Item
-from ._unread import Unread, read_some
+from ._unread import Reading, Unread, read_some
 
 
-class Source(Protocol):
+class Source(Reading, Protocol):
     """Where deliveries come from: one topic or partition."""
 
     @property
@@ -29,9 +29,6 @@ class Source(Protocol):
     def taken(self, item: Item) -> Delivery:
         """Return the delivery of an item that a call receives, and note that there is room for another."""
         ...
-
-    def read(self, unread: Unread, messages: int, size: int) -> None:
-        """Note by how many messages and bytes reading an entry has changed the queue."""
 
 
 class Queued(NamedTuple):

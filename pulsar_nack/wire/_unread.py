@@ -37,7 +37,7 @@ _LARGE: Final = 1 << 20
 class Reading(Protocol):
     """Counts the messages and bytes that are prefetched."""
 
-    def read(self, unread: Unread, messages: int, size: int) -> None:
+    def note_read(self, unread: Unread, messages: int, size: int) -> None:
         """Note by how many messages and bytes reading an entry has changed the queue."""
 
 
@@ -241,5 +241,5 @@ def read_some(unread: Unread, source: Reading, most: int = AT_ONCE) -> list[Deli
         deliveries = unread.take(most)
     finally:
         here = sum([bytes_of(each) if type(each) is Delivery else len(each.data) for each in deliveries])
-        source.read(unread, len(deliveries) + unread.messages - messages, here + unread.bytes - size)
+        source.note_read(unread, len(deliveries) + unread.messages - messages, here + unread.bytes - size)
     return deliveries

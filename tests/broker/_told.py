@@ -47,19 +47,20 @@ class Told:
         It waits for messages to send again that nobody reads, as on a Shared subscription with a last chunk alone. Or
         it had chosen a consumer for chunks that was gone when it sent them: no consumer of the subscription has them.
         """
-        looks = zip(await self.cursors(), await self.cursors(), strict=True)
-        if any(all(map(_waits_in_vain, both)) for both in looks):
-            return True
-        lost = [await asyncio.to_thread(self._lost, name) for name in (*self.names, *self.names)]
-        return any(map(min, lost[: len(self.names)], lost[len(self.names) :]))
+        looks = zip(await self._stuck(), await self._stuck(), strict=True)  # both times: else it is on its way
+        return any(map(all, looks))
 
-    def _lost(self, name: str) -> int:
-        """Return how many messages are counted as unacknowledged that no consumer has."""
+    async def _stuck(self) -> list[bool]:
+        """Return each sign of being stuck that there may be, of each partition."""
+        waiting = map(_waits_in_vain, await self.cursors())
+        return [*waiting, *[await asyncio.to_thread(self._has_lost, name) for name in self.names]]
+
+    def _has_lost(self, name: str) -> bool:
+        """Return whether messages are counted as unacknowledged that no consumer has."""
         with suppress(AdminError, KeyError):
             found = self.admin.subscription(name, NAME)
-            of_consumers: int = sum(each["unackedMessages"] for each in found["consumers"])
-            return max(int(found["unackedMessages"]) - of_consumers, 0)
-        return 0
+            return bool(found["unackedMessages"] > sum(each["unackedMessages"] for each in found["consumers"]))
+        return False
 
     async def stored(self, wanted: AbstractSet[MessageId | None]) -> set[MessageId]:
         """Read the whole topic; return the ids, once those that are wanted are among them."""

@@ -48,7 +48,7 @@ class FakeMember:
         self.received.append(item.data)
         return item
 
-    def read(self, unread: Unread, messages: int, size: int) -> None:
+    def note_read(self, unread: Unread, messages: int, size: int) -> None:
         pass
 
     async def open(self, ends_at: float | None = None) -> None:
