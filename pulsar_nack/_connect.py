@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
-from .errors import InvalidArgumentError
+from ._check import check_flag
 
 if TYPE_CHECKING:
     from .wire import Client
@@ -33,8 +33,7 @@ def connect(url: str, *, freeze_gc: bool = False, **options: Any) -> Client:
     """
     from .wire._client import connect as connect_now
 
-    if type(freeze_gc) is not bool:
-        raise InvalidArgumentError("freeze_gc", freeze_gc, "True or False")
+    check_flag("freeze_gc", freeze_gc)
     client = connect_now(url, options)
     if freeze_gc:
         gc.collect()

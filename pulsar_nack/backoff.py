@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Final
 
-from ._check import check_callable, check_list
+from ._check import check_callable, check_flag, check_list
 from ._delays import Delay, delay_seconds
 from .errors import InvalidArgumentError
 
@@ -64,8 +64,7 @@ class Exponential:
         self, base: Delay, maximum: Delay, jitter: bool = True, *, random: Callable[[], float] = random.random
     ) -> None:
         self._base, self._maximum = _bounds("base", base, maximum)
-        if not isinstance(jitter, bool):
-            raise InvalidArgumentError("jitter", jitter, "True or False")
+        check_flag("jitter", jitter)
         check_callable("random", random, "a callable that gives numbers from 0 to 1")
         self._raw = Multiplier(self._base, self._maximum)
         self._jitter = jitter

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from .._check import check_flag
 from .._delays import Delay
 from ..backoff import Backoff
 from ..clock import Clock
@@ -189,8 +190,7 @@ def wrap(
 
 def _checked_topic(topic: object, *, is_pattern: object) -> Any:
     """Return what to hand to the client, whose library ends the process where it cannot take a pattern."""
-    if not isinstance(is_pattern, bool):
-        raise InvalidArgumentError("is_pattern_topic", is_pattern, "True or False")
+    check_flag("is_pattern_topic", is_pattern)
     if is_pattern:
         return for_official_client(_check_text("topic", topic, "a pattern as text, with is_pattern_topic=True"))
     expected = "a name, a list of names, or a pattern as text with is_pattern_topic=True"

@@ -12,7 +12,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
-from .._check import clock_of, config_of
+from .._check import check_flag, clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
 from .._lifetime import OfOneLoop
 from ..clock import Clock
@@ -341,8 +341,7 @@ class LocalTopic(OfOneLoop):
         check_initial(initial_position)
         check_text("consumer_name", consumer_name)
         check_most("receiver_queue_size", receiver_queue_size, least=0)
-        if not isinstance(batch_index_ack, bool):
-            raise InvalidArgumentError("batch_index_ack", batch_index_ack, "True or False")
+        check_flag("batch_index_ack", batch_index_ack)
         if unacked_limit is not None:
             check_most("unacked_limit", unacked_limit)
         settings = as_bucket_config(delayed)

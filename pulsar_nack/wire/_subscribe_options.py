@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from .._check import check_flag
 from .._delays import Delay, delay_ms
 from ..errors import InvalidArgumentError
 from ..ids import MessageId
@@ -39,7 +40,7 @@ class KeyShared:
                 wanted = f"ranges of hashes from 0 to {_HASHES - 1} that do not overlap"
                 raise InvalidArgumentError("ranges", self.ranges, wanted)
             end = last
-        _check_bool("allow_out_of_order", self.allow_out_of_order)
+        check_flag("allow_out_of_order", self.allow_out_of_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ class SubscribeOptions:
         if not delay_ms(self.chunk_timeout, "chunk_timeout"):
             raise InvalidArgumentError("chunk_timeout", self.chunk_timeout, "more than 0")
         for name in ("batch_index_ack", "read_compacted", "durable", "replicate_subscription_state", "create_topic"):
-            _check_bool(name, getattr(self, name))
+            check_flag(name, getattr(self, name))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -156,11 +157,6 @@ def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
 def _check_whole(name: str, value: object, lowest: int, highest: int) -> None:
     if type(value) is not int or not lowest <= value <= highest:
         raise InvalidArgumentError(name, value, f"an integer from {lowest} to {highest}")
-
-
-def _check_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidArgumentError(name, value, "True or False")
 
 
 def check_strings(name: str, value: object) -> None:
