@@ -15,6 +15,7 @@ from _thread import get_ident
 from types import SimpleNamespace
 from typing import Any, Final, NoReturn, Protocol, Self, SupportsIndex
 
+from ._foreign import quoted
 from .errors import WrongLoopError
 
 _LOG: Final = logging.getLogger("pulsar_nack.lifetime")
@@ -58,14 +59,6 @@ def check_loop(loop: asyncio.AbstractEventLoop | None, what: str) -> None:
     """Raise :class:`WrongLoopError` if ``loop`` is not None and not the loop that runs in this thread."""
     if loop is not None and running_loop() is not loop:
         raise WrongLoopError(what)
-
-
-def shown(it: object) -> str:
-    """Return an object's ``repr``; where that of a subclass fails, the one that every object has."""
-    try:
-        return repr(it)
-    except Exception:  # noqa: BLE001 - code of a user, who must get the warning all the same
-        return object.__repr__(it)
 
 
 class NotCopied:
@@ -117,7 +110,7 @@ class ClosesWhenDropped(NotCopied):
 
     def _close_dropped(self) -> None:
         if self._open_in() is not None:
-            name = shown(self)  # as text: a log record that is kept must not keep the object
+            name = quoted(self)  # as text: a log record that is kept must not keep the object
             self._begin_close()
             _LOG.warning("%s was dropped without being closed; it is closed now", name)
 
@@ -127,4 +120,4 @@ class ClosesWhenDropped(NotCopied):
             loop = inner._open_in()
             if loop is not None and not loop.is_closed():
                 loop.call_soon_threadsafe(inner._close_dropped)
-                warnings.warn(f"unclosed {shown(self)}", ResourceWarning, source=self, stacklevel=2)
+                warnings.warn(f"unclosed {quoted(self)}", ResourceWarning, source=self, stacklevel=2)

@@ -310,6 +310,10 @@ class LogLockedError(LedgerError):
         where = "" if folder is None else f" ({folder})"
         super().__init__(log, f"{problem}{who}{where}")
 
+    def because(self, problem: str) -> LogLockedError:
+        """Return this error in other words, which say what the log is for."""
+        return LogLockedError(self.log, problem, folder=self.folder, owner=self.owner)
+
 
 class LogFencedError(LedgerError):
     """Another writer took the log over, or it was deleted: on object storage the one who opened it last writes to it.

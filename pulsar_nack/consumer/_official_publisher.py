@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from .._foreign import quoted, shown
+from .._foreign import quoted
 from ..errors import BrokerError
 from ..ids import MessageId
 from ._port import Schema
-from ._producers import Producers
+from ._producers import Producers, warn_without_schema
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _Key = tuple[str, Schema | None]
@@ -45,8 +45,7 @@ class OfficialPublisher:
         try:
             info = await asyncio.to_thread(self._client._client.get_schema_info, topic, number)
         except RuntimeError as error:  # what the binding raises is one
-            schema_version, reason = shown(version.hex()), shown(str(error))
-            _log.warning("dead letters of %s go without their schema, version %s: %s", topic, schema_version, reason)
+            warn_without_schema(_log, (topic, version), error)
             return {}
         schema = pulsar.schema.BytesSchema()
         schema._schema_info = info

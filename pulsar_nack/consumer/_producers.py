@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
+from .._foreign import shown
 from ..errors import ClosedError
+from ._port import Schema
 
 
 class SupportsClose(Protocol):
@@ -20,6 +23,14 @@ class SupportsClose(Protocol):
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made", bound=SupportsClose)
 Result = TypeVar("Result")
+
+
+def warn_without_schema(log: logging.Logger, schema: Schema, error: Exception) -> None:
+    """Log that dead letters are published without the schema of their messages, as the broker does not give it."""
+    topic, version = schema
+    log.warning(
+        "dead letters of %s go without their schema, version %s: %s", topic, shown(version.hex()), shown(str(error))
+    )
 
 
 class Producers(Generic[Key, Made]):

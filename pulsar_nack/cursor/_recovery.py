@@ -104,7 +104,7 @@ async def recover(
         except (LogNotFoundError, LogExistsError):
             continue  # its owner goes on in a new log, or makes it, at this time
         except LogLockedError as error:
-            raise LogLockedError(error.log, _IN_USE, folder=error.folder, owner=error.owner) from error
+            raise error.because(_IN_USE) from error
     raise LogLockedError(names.cursor, _IN_USE)
 
 

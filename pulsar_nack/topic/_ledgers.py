@@ -89,7 +89,7 @@ class TopicLedgers:
                 following = ids[-1] + 1 if ids else _FIRST
                 logs[following] = await store.create(_name(following))
         except LogLockedError as error:
-            raise LogLockedError(error.log, _IN_USE, folder=error.folder, owner=error.owner) from error
+            raise error.because(_IN_USE) from error
         return cls(store, logs, config, clock)
 
     def _begin(self, log: Log) -> None:

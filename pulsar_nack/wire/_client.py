@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from .._check import check_config
 from .._delays import Delay, delay_ms
-from .._lifetime import NotCopied, check_loop, shown
+from .._foreign import quoted
+from .._lifetime import NotCopied, check_loop
 from ..clock import LoopClock
 from ..consumer import Consumer, Subscribing
 from ..consumer._consumer import check_settings
@@ -66,8 +67,8 @@ class Client(NotCopied):
     def __del__(self) -> None:
         core = self.__dict__.get("_made")  # not set if the URL was refused
         if core is not None and not self._is_closed and not core.loop.is_closed():
-            core.loop.call_soon_threadsafe(_close_dropped, core, shown(self))
-            warnings.warn(f"unclosed {shown(self)}", ResourceWarning, source=self, stacklevel=2)
+            core.loop.call_soon_threadsafe(_close_dropped, core, quoted(self))
+            warnings.warn(f"unclosed {quoted(self)}", ResourceWarning, source=self, stacklevel=2)
 
     async def __aenter__(self) -> Self:
         self._core()

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from .._foreign import shown
 from ..consumer._port import Schema
-from ..consumer._producers import Producers
+from ..consumer._producers import Producers, warn_without_schema
 from ..errors import BrokerRefusedError, ClosedError
 from ..ids import MessageId
 from ._core import Core
@@ -47,10 +46,7 @@ class WirePublisher:
         except BrokerRefusedError as error:
             if is_transient(error):
                 raise
-            topic, version = schema
-            _LOG.warning(
-                "dead letters of %s go without their schema, version %s: %s", topic, shown(version.hex()), error
-            )
+            warn_without_schema(_LOG, schema, error)
             return None
 
     async def publish(

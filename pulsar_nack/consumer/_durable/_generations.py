@@ -80,7 +80,7 @@ async def take_place(store: LogStore) -> Log:
             return await store.create(OWNER)
         return await store.open_log(OWNER)
     except LogLockedError as error:
-        raise LogLockedError(error.log, IN_USE, folder=error.folder, owner=error.owner) from error
+        raise error.because(IN_USE) from error
 
 
 async def recover(store: LogStore, memory: Memory) -> Chain:
