@@ -190,11 +190,11 @@ async def test_reads_do_not_wait_behind_those_that_hang_while_a_clock_is_set_bac
     jobs = Jobs(clock)
 
     async def hang() -> None:
-        async with jobs.place():
+        async with jobs.read_slot():
             await asyncio.sleep(HOUR_MS)
 
     async def read() -> None:
-        async with jobs.place():
+        async with jobs.read_slot():
             began.set()
 
     for _ in range(MOST_READING):

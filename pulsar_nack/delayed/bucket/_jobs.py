@@ -30,7 +30,7 @@ class Jobs:
     def __init__(self, clock: Clock) -> None:
         self.clock: Final = interval_clock(clock)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._places = anyio.CapacityLimiter(MOST_READING)
+        self._slots = anyio.CapacityLimiter(MOST_READING)
         self._busy = 0
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -48,17 +48,17 @@ class Jobs:
         self._end()
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for a free place to read, and hold it.
+    async def read_slot(self) -> AsyncIterator[None]:
+        """Wait for one of the slots for reads, and hold it.
 
         A late read makes room for two more. So if any number of reads hang, the number of reads at the same time
         doubles again and again, and the reads after the hanging ones begin within a second.
         """
 
         def become_late(_: int) -> None:
-            self._places.total_tokens += 2
+            self._slots.total_tokens += 2
 
-        async with self._places:
+        async with self._slots:
             late = WakeUp(self.clock, become_late)
             now_ms = self.clock.now_ms()
             late.set(now_ms + _LATE_MS, now_ms)
@@ -66,7 +66,7 @@ class Jobs:
                 yield
             finally:
                 if late.at_ms is None:
-                    self._places.total_tokens -= 2
+                    self._slots.total_tokens -= 2
                 late.cancel()
 
     async def back_off(self, failures: int) -> None:

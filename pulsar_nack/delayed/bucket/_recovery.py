@@ -195,7 +195,7 @@ class Recovery:
         return True
 
     async def _read(self, named: NamedSnapshot, patience: float) -> Recovered | None:
-        async with self._jobs.place(), asyncio.timeout(patience):
+        async with self._jobs.read_slot(), asyncio.timeout(patience):
             if named.end < self._snapshots.mark_delete_position.ledger:
                 return None
             return await read_bucket(named, self._snapshots, self._cutoff())

@@ -127,11 +127,11 @@ class Worker:
         bucket.wait_until = now_ms + PATIENCE_MS
         late = WakeUp(clock, lambda _: self._note_late(bucket))
         late.set(now_ms + _LATE_MS, now_ms)
-        patience = WakeUp(clock, lambda _: self._lose_patience(bucket))
+        patience = WakeUp(clock, lambda _: self._mark_slow(bucket))
         patience.set(bucket.wait_until, now_ms)
         try:
             while not bucket.is_gone:
-                async with self.jobs.place():
+                async with self.jobs.read_slot():
                     is_loaded = await self._load_once(bucket)
                 if is_loaded:
                     break
@@ -163,7 +163,7 @@ class Worker:
         if is_first:
             self._settle()
 
-    def _lose_patience(self, bucket: ImmutableBucket) -> None:
+    def _mark_slow(self, bucket: ImmutableBucket) -> None:
         """Stop waiting for all buckets that should have been loaded by now; at once, since there may be many."""
         if bucket.is_slow:
             return

@@ -204,19 +204,24 @@ async def test_a_merge_that_never_works_keeps_no_others_from_it() -> None:
         assert stage.count == 61
 
 
+async def fill_and_clear(stage: Stage, name: str) -> None:
+    """Clear a tracker while the snapshot of its only bucket is being created (create) or named (put)."""
+    faults = stage.storage.faults if name == "create" else stage.cursor.faults
+    gate = faults.hold(name)
+    await stage.fill(1, 6)
+    while not faults.calls[name]:
+        await asyncio.sleep(0)
+    clearing = asyncio.create_task(stage.tracker.clear())
+    await asyncio.sleep(0)
+    gate.set()
+    await clearing
+
+
 @pytest.mark.parametrize("name", ["create", "put"])
 async def test_clear_while_a_snapshot_is_stored(name: str) -> None:
     """A snapshot that comes into being after a clear is deleted again, with its property."""
     async with Stage().run() as stage:
-        faults = stage.storage.faults if name == "create" else stage.cursor.faults
-        gate = faults.hold(name)
-        await stage.fill(1, 6)
-        while not faults.calls[name]:
-            await asyncio.sleep(0)
-        clearing = asyncio.create_task(stage.tracker.clear())
-        await asyncio.sleep(0)
-        gate.set()
-        await clearing
+        await fill_and_clear(stage, name)
         await stage.idle()
         assert stage.stored == []
         assert stage.count == len(stage.buckets) == 0
@@ -238,31 +243,23 @@ async def test_clear_that_cannot_delete() -> None:
         assert stage.stored == []
 
 
-@pytest.mark.parametrize("when", ["stored", "being created", "being named"])
-async def test_what_was_cleared_does_not_come_back(when: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("held", [None, "create", "put"], ids=["stored", "being created", "being named"])
+async def test_what_was_cleared_does_not_come_back(held: str | None, caplog: pytest.LogCaptureFixture) -> None:
     """O22: storage deletes nothing, or a snapshot is just being stored: no message comes back after a clear."""
     stage = Stage()
     async with stage.run():
-        await stage.fill(1, 6)
-        faults = {"being created": stage.storage.faults, "being named": stage.cursor.faults}.get(when)
-        if faults is None:
+        if held is None:
+            await stage.fill(1, 6)
             await stage.idle()
             stage.storage.faults.fail["delete"] = -1
             await stage.tracker.clear()
             assert stage.storage.snapshots
         else:
-            name = "create" if when == "being created" else "put"
-            gate = faults.hold(name)
-            while not faults.calls[name]:
-                await asyncio.sleep(0)
-            clearing = asyncio.create_task(stage.tracker.clear())
-            await asyncio.sleep(0)
-            gate.set()
-            await clearing
+            await fill_and_clear(stage, held)
         await stage.tracker.aclose()
     named = [record.args[1] for record in caplog.records if isinstance(record.args, tuple) and "cleared" in record.msg]
     assert set(named) <= {0}
-    assert named or faults is not None  # else it depends on whether the file was closed before it was to be deleted
+    assert named or held is not None  # else it depends on whether the file was closed before it was to be deleted
     stage.storage.faults.heal()
     async with stage.run():
         await stage.idle()
