@@ -218,7 +218,7 @@ class Client(NotCopied):
 
     def statistics(self) -> ClientStatistics:
         """Return counts of open, lost, restored and failed connections; all 0 before the first request."""
-        return Pool(self._url).statistics() if self._made is None else self._made.pool.statistics()
+        return ClientStatistics() if self._made is None else self._made.pool.statistics()
 
     def _check_open(self) -> None:
         if self._is_closed:

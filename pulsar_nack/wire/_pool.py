@@ -40,11 +40,11 @@ class ClientStatistics:
     :param protocol_errors: total: connections closed because the broker sent bytes that are not the protocol
     """
 
-    connections: int
-    connections_lost: int
-    reconnects: int
-    failed_connects: int
-    protocol_errors: int
+    connections: int = 0
+    connections_lost: int = 0
+    reconnects: int = 0
+    failed_connects: int = 0
+    protocol_errors: int = 0
 
 
 class Pool:
