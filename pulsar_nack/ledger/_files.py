@@ -209,7 +209,7 @@ class OsFiles:
                 _lock(descriptor)
                 if _is_same(descriptor, path):
                     if not is_folder:
-                        _sign(descriptor)
+                        _write_pid(descriptor)
                     return descriptor
             except BaseException:
                 self.close(descriptor)
@@ -228,7 +228,7 @@ class OsFiles:
         return None
 
 
-def _sign(descriptor: int) -> None:
+def _write_pid(descriptor: int) -> None:
     """Write the id of this process into a lock file; a full disk does not prevent locking."""
     if sys.platform != "win32":
         with suppress(OSError):
@@ -242,7 +242,7 @@ def _is_same(descriptor: int, path: Path) -> bool:
     return False
 
 
-def _let_go() -> None:
+def _drop_locks() -> None:
     """Drop the parent's locks in a forked child: otherwise they would outlive the parent.
 
     The descriptors then point to the null device, so that closing them later closes no other file of the child.
@@ -261,13 +261,13 @@ def _unlock(descriptor: int) -> None:
 
 
 @cache
-def _let_go_in_children() -> None:
+def _drop_locks_in_children() -> None:
     if sys.platform != "win32":
-        os.register_at_fork(after_in_child=_let_go)
+        os.register_at_fork(after_in_child=_drop_locks)
 
 
 def _lock(descriptor: int) -> None:
-    _let_go_in_children()
+    _drop_locks_in_children()
     _locks.add(descriptor)
     if sys.platform == "win32":
         try:
