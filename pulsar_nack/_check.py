@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel
 
@@ -13,6 +14,7 @@ from .clock import Clock, WallClock
 from .errors import InvalidArgumentError
 
 _T = TypeVar("_T", bound=BaseModel)
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def check_kind(field: str, value: object, kind: type[Any], expected: str) -> None:
@@ -71,6 +73,16 @@ def path_of(value: object) -> Path | None:
     """Return what was given as a path; None for what is none, or an empty one."""
     text = fspath(value) if isinstance(value, str | PathLike) else None
     return Path(text) if isinstance(text, str) and text else None
+
+
+def as_folder(field: str, value: object) -> Path:
+    """Return the path of a folder; raise for anything else, and for a URL, which would become a folder's name."""
+    path = path_of(value)
+    if path is None:
+        raise InvalidArgumentError(field, value, "the path of a folder")
+    if _URL.match(fspath(value)):  # type: ignore[call-overload]
+        raise InvalidArgumentError(field, value, "the path of a folder; for object storage ObjectLogStore.from_url")
+    return path
 
 
 def check_text(field: str, value: object) -> None:

@@ -33,7 +33,7 @@ from .._lifetime import NOWHERE, OfOneLoop, home_of
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ledger import LocalLogStore, LogStore
-from ..ledger._taking import given_back
+from ..ledger.ownership import close_on_error
 from ._acks import BatchSets
 from ._batch import BatchSet
 from ._flusher import Flusher
@@ -110,7 +110,7 @@ class Cursor(OfOneLoop, CursorFigures):
         self = cls(await open_state(store, names_of(name), ledgers, config, start), config)
         self._cache.use_all(sorted(self._state.ledger_states))
         if self._state.cut_entries:
-            async with given_back([self]):
+            async with close_on_error([self]):
                 await self.flush()  # before new entries get the positions of lost ones
         return self
 
@@ -129,7 +129,7 @@ class Cursor(OfOneLoop, CursorFigures):
         names_of(name)
         check_topic(ledgers, start)
         store = await LocalLogStore.open(path, threads=2)
-        async with given_back([store]):
+        async with close_on_error([store]):
             self = await cls.open(store, ledgers, config, name=name, start=start)
         self._owned = store
         return self

@@ -43,7 +43,7 @@ from ..errors import (
     LogSealedError,
 )
 from ..ledger import Log
-from ..ledger._taking import Part
+from ..ledger.ownership import OwnedStore
 from ._chain import Contents, Head, encode_delta, encode_whole, rough_size
 from ._found import Found
 from ._generations import Names
@@ -80,7 +80,7 @@ class Chain:
 class CursorLog:
     """The log of one cursor, open for writing. Commits are made one at a time, and are never cancelled."""
 
-    def __init__(self, store: Part, names: Names, config: CursorConfig, found: Found) -> None:
+    def __init__(self, store: OwnedStore, names: Names, config: CursorConfig, found: Found) -> None:
         self.index: dict[int, Stored] = {}
         """Where each ledger's state lies that the last marker names. Read only."""
         self.commits = 0

@@ -16,8 +16,7 @@ from ..config import DELAYED_PREFIX
 from ..delayed.bucket._log_changes import HEAD, Put, encode
 from ..delayed.bucket._log_snapshot import Footer, groups, split
 from ..delayed.bucket._log_storage import log_name
-from ..ledger._names import LOG, segment_name
-from ..ledger._record import encode_frame, encode_segment_header, seed_of
+from ..ledger.format import LOG, encode_frame, encode_segment_header, seed_of, segment_name
 from ._build_encode import BucketSnapshot
 
 _APPEND: Final = 1 << 18

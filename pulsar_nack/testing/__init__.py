@@ -1,9 +1,8 @@
 """Tools for tests of code that uses this library: a virtual clock, a fake port, brokers, and storage that fails."""
 
-from ..ledger._fault import FaultyFiles, SimulatedCrash
-from ..ledger._files import OsFiles
-from ..ledger._memory_files import MemoryFiles
-from ..ledger._object_fault import FaultyObjects
+from ..ledger.faults import FaultyFiles, FaultyObjects, SimulatedCrash
+from ..ledger.files import OsFiles
+from ..ledger.memory import MemoryFiles
 from ._clock import ManualClock
 from ._fake_faults import FakeCall
 from ._fake_publisher import FakeLetter, FakePublisher

@@ -13,8 +13,8 @@ from ..config import DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
 from ..errors import ClosedError
 from ..ledger import LocalLogStore
-from ..ledger._fault import FaultyFiles
-from ..ledger._memory_files import MemoryFiles
+from ..ledger.faults import FaultyFiles
+from ..ledger.memory import MemoryFiles
 from ..topic import LocalPort, LocalTopic
 from ._faulty_port import FaultyPort
 from ._faulty_store import EntryFaults, FaultyStore

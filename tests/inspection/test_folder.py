@@ -26,7 +26,7 @@ from pulsar_nack.errors import LedgerError
 from pulsar_nack.inspection import FolderReport, StoreReport, inspect_folder
 from pulsar_nack.inspection._delayed import _SNAPSHOT
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import ManualClock
 from tests.patience import patience
 

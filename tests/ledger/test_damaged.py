@@ -18,8 +18,9 @@ from pulsar_nack import (
     LogStorageError,
     LogVersionError,
 )
-from pulsar_nack.ledger import DamagedLog, LocalLogStore, Log, Record, SalvagingStore, _segment
-from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed
+from pulsar_nack.ledger import DamagedLog, LocalLogStore, Log, Record, SalvagingStore
+from pulsar_nack.ledger.format import _segment
+from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE, find_seed
 
 GROUPS = ((b"zero", b"one"), (b"two",), (b"three" * 9, b"four", b""), (b"six",), (b"seven", b"eight"))
 RECORDS = [record for group in GROUPS for record in group]
@@ -44,7 +45,7 @@ async def write(store: LocalLogStore, groups: Sequence[Sequence[bytes]] = GROUPS
 
 def segments(store: LocalLogStore) -> list[Path]:
     """Return the files of the log."""
-    return sorted((store._home._folder / "a.log").glob("*.segment"))
+    return sorted((store._directory._folder / "a.log").glob("*.segment"))
 
 
 def begins(groups: Sequence[Sequence[bytes]] = GROUPS) -> list[int]:

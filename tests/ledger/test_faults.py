@@ -17,12 +17,13 @@ import anyio
 import pytest
 
 from pulsar_nack.errors import LogLockedError, LogNotFoundError, LogStorageError
-from pulsar_nack.ledger import LocalLog, LocalLogStore, _files
-from pulsar_nack.ledger._commit import GroupCommit
-from pulsar_nack.ledger._fault import FaultyFiles, SimulatedCrash
-from pulsar_nack.ledger._files import OsFiles
-from pulsar_nack.ledger._home import Home
-from pulsar_nack.ledger._memory_files import MemoryFiles
+from pulsar_nack.ledger import LocalLog, LocalLogStore
+from pulsar_nack.ledger import files as file_operations
+from pulsar_nack.ledger._directory import LogDirectory
+from pulsar_nack.ledger._group_commit import GroupCommit
+from pulsar_nack.ledger.faults import FaultyFiles, SimulatedCrash
+from pulsar_nack.ledger.files import OsFiles
+from pulsar_nack.ledger.memory import MemoryFiles
 from pulsar_nack.testing import run
 
 FULL = "No space left on device"
@@ -194,7 +195,7 @@ async def test_place_without_rights(tmp_path: Path) -> None:
     """Where it may not even be looked whether a log is there, that is the error, not that there is none."""
     (tmp_path / "a.log").mkdir()
     files = BlindFiles(OsFiles())
-    store = LocalLogStore(Home(files, tmp_path, 4096), ThreadPoolExecutor(1))
+    store = LocalLogStore(LogDirectory(files, tmp_path, 4096), ThreadPoolExecutor(1))
     for refused in (store.create("a"), store.open_log("a"), store.delete("a"), store.names()):
         with pytest.raises(LogStorageError, match="Permission denied"):
             await refused
@@ -250,7 +251,7 @@ async def test_deletion_that_may_not_be_durable(seed: int) -> None:
 def test_lock_file_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock is held on the file that is there: one that its last owner removed before it was locked does not count."""
     path = tmp_path / "a.lock"
-    lock = _files._lock
+    lock = file_operations._lock
     removed: list[int] = []
 
     def lock_after_removal(descriptor: int) -> None:
@@ -259,7 +260,7 @@ def test_lock_file_that_is_removed_meanwhile(tmp_path: Path, monkeypatch: pytest
             removed.append(descriptor)
         lock(descriptor)
 
-    monkeypatch.setattr(_files, "_lock", lock_after_removal)
+    monkeypatch.setattr(file_operations, "_lock", lock_after_removal)
     descriptor = OsFiles().lock(path)
     assert removed
     with pytest.raises(BlockingIOError):
@@ -378,11 +379,11 @@ async def test_what_ends_after_the_store_is_told() -> None:
     executor = ThreadPoolExecutor(1)
     executor.shutdown()
     commit = GroupCommit(lambda _: 0, lambda error: error, executor)
-    assert await commit.finish(lambda: 7) == 7
+    assert await commit.run_after_pending(lambda: 7) == 7
     with pytest.raises(RuntimeError, match="shutdown"):
         await commit.append([b"x"])
     with pytest.raises(ZeroDivisionError):
-        await commit.finish(lambda: 1 // 0)
+        await commit.run_after_pending(lambda: 1 // 0)
 
 
 async def test_many_cancellations(store: LocalLogStore) -> None:

@@ -21,7 +21,7 @@ from pulsar_nack.errors import (
     LogVersionError,
 )
 from pulsar_nack.ledger import LocalLog, LocalLogStore
-from pulsar_nack.ledger._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
+from pulsar_nack.ledger.format._record import FRAME_HEADER_SIZE, SEGMENT_HEADER_SIZE
 
 
 @pytest.fixture

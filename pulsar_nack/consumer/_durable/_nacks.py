@@ -11,13 +11,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from ..._check import as_folder
 from ...clock import Clock
 from ...cursor import DispatchGate
 from ...errors import InvalidArgumentError, LogLockedError
 from ...ids import MessageId
 from ...ledger import LocalLogStore, Log, LogStore
-from ...ledger._folder import as_folder
-from ...ledger._taking import Part, given_back, take
+from ...ledger.ownership import OwnedStore, close_on_error, take_ownership
 from .._port import Delivery
 from .._redelivery import Holds
 from .._states import States
@@ -64,7 +64,7 @@ class Surroundings:
 class Place(NamedTuple):
     """What makes this consumer the owner: its part of the store, and the log that it holds open there."""
 
-    store: Part
+    store: OwnedStore
     owner: Log
 
 
@@ -126,7 +126,7 @@ class DurableNacks:
         if isinstance(durable, LogStore):
             return await cls._open(durable, memory, Epoch(clock), compact_bytes, around)
         store = await LocalLogStore.open(durable, threads=2)
-        async with given_back([store]):
+        async with close_on_error([store]):
             try:
                 self = await cls._open(store, memory, Epoch(clock), compact_bytes, around)
             except LogLockedError as error:
@@ -138,8 +138,8 @@ class DurableNacks:
     async def _open(
         cls, store: LogStore, memory: Memory, epoch: Epoch, compact_bytes: int, around: Surroundings
     ) -> Self:
-        part = await take(store, STATE)
-        async with given_back([part]):
+        part = await take_ownership(store, STATE)
+        async with close_on_error([part]):
             place = Place(part, await take_place(part))
             chain = await recover(part, memory)
             epoch.note(memory.last_at_ms)

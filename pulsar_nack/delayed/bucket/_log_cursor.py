@@ -40,7 +40,7 @@ from ...errors import (
 )
 from ...ids import Position
 from ...ledger import Log, LogStore
-from ...ledger._taking import Part, given_back, take, within
+from ...ledger.ownership import OwnedStore, close_on_error, storage_timeout, take_ownership
 from .._arguments import INT64_MAX, check_int
 from ._chores import Chores
 from ._log_changes import HEAD, Change, Mark, Next, Put, Remove, State, check_head, decode, encode
@@ -65,7 +65,7 @@ class LogDelayedCursor(OfOneLoop):
     Made by :meth:`open`, ended by :meth:`aclose` before its store is closed, or use it with ``async with``.
     """
 
-    def __init__(self, store: Part, name: str, compact_at: int, close_timeout_s: float) -> None:
+    def __init__(self, store: OwnedStore, name: str, compact_at: int, close_timeout_s: float) -> None:
         self._store = store
         self._close_timeout_s = close_timeout_s
         self._name = name
@@ -101,9 +101,9 @@ class LogDelayedCursor(OfOneLoop):
         check_int("compact_at", compact_at, 0, INT64_MAX)
         close_timeout_s = delay_seconds(close_timeout, "close_timeout")
         await check_name_is_free(store, name)
-        part = await take(store, name)
+        part = await take_ownership(store, name)
         self = cls(part, name, compact_at, close_timeout_s)
-        async with given_back([part]):
+        async with close_on_error([part]):
             for _ in range(_TRIES):
                 with suppress(LogNotFoundError, LogExistsError):  # its owner rewrites or creates it at this moment
                     await self._find()
@@ -178,7 +178,7 @@ class LogDelayedCursor(OfOneLoop):
             self._check_loop("the cursor")
         self._is_closed = True
         try:
-            async with within(self._close_timeout_s, f"the cursor {self._name}"):
+            async with storage_timeout(self._close_timeout_s, f"the cursor {self._name}"):
                 await self._chores.done()
                 await self._store.aclose()
         finally:

@@ -34,7 +34,7 @@ from ...errors import (
     SnapshotNotFoundError,
 )
 from ...ledger import LogStore
-from ...ledger._taking import within
+from ...ledger.ownership import storage_timeout
 from .._arguments import INT64_MAX, INT64_MIN, check_int
 from ._chores import Chores
 from ._log_cursor import CLOSE_TIMEOUT_S
@@ -103,7 +103,7 @@ class LogSnapshotStorage(OfOneLoop):
             self._check_loop("the snapshots")
         self._is_closed = True
         self._handles.drop_all()
-        async with within(self._close_timeout_s, "the snapshots"):
+        async with storage_timeout(self._close_timeout_s, "the snapshots"):
             await self._chores.done()
 
     async def __aenter__(self) -> Self:

@@ -11,7 +11,7 @@ from ..._check import clock_of, config_of
 from ...clock import Clock
 from ...config import BucketConfig
 from ...ledger import LocalLogStore, LogStore
-from ...ledger._taking import Part, given_back, take, within
+from ...ledger.ownership import OwnedStore, close_on_error, storage_timeout, take_ownership
 from .._arguments import check_on_due
 from ._log_cursor import CURSOR, LogDelayedCursor, check_name_is_free
 from ._log_storage import APPEND, LogSnapshotStorage
@@ -30,7 +30,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
 
     _cursor: LogDelayedCursor
     _storage: LogSnapshotStorage | None = None
-    _place: Part | LocalLogStore
+    _place: OwnedStore | LocalLogStore
 
     @classmethod
     async def open_store(
@@ -51,15 +51,15 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         config, clock = config_of(config, BucketConfig), clock_of(clock)
         messages()
         await check_name_is_free(store, CURSOR)
-        part = await take(store, CURSOR)
-        async with given_back([part]):
+        part = await take_ownership(store, CURSOR)
+        async with close_on_error([part]):
             return await cls._open_in(part, part, config, clock, on_due)
 
     @classmethod
     async def _open_in(
         cls,
-        part: Part,
-        place: Part | LocalLogStore,
+        part: OwnedStore,
+        place: OwnedStore | LocalLogStore,
         config: BucketConfig,
         clock: Clock,
         on_due: Callable[[], object] | None,
@@ -91,9 +91,9 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         config, clock = config_of(config, BucketConfig), clock_of(clock)
         messages()
         store = await LocalLogStore.open(path)
-        async with given_back([store]):
+        async with close_on_error([store]):
             await check_name_is_free(store, CURSOR)
-            return await cls._open_in(await take(store, CURSOR), store, config, clock, on_due)
+            return await cls._open_in(await take_ownership(store, CURSOR), store, config, clock, on_due)
 
     @property
     def cursor(self) -> LogDelayedCursor:
@@ -109,7 +109,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         if self._storage is None:
             return
         try:
-            async with within(self._config.close_timeout.total_seconds(), "the tracker"):
+            async with storage_timeout(self._config.close_timeout.total_seconds(), "the tracker"):
                 await asyncio.gather(self._cursor.aclose(), self._storage.close())
                 await self._place.aclose()
         finally:

@@ -15,8 +15,8 @@ from pulsar_nack import BucketSnapshotStorage, DelayedCursor, LogDelayedCursor, 
 from pulsar_nack.delayed.bucket._log_snapshot import Footer, decode_footer, split
 from pulsar_nack.delayed.bucket._log_storage import _NAME, _digest
 from pulsar_nack.ledger import LocalLogStore
-from pulsar_nack.ledger._files import Files, OsFiles
-from pulsar_nack.ledger._home import Home as Folder
+from pulsar_nack.ledger._directory import LogDirectory as Folder
+from pulsar_nack.ledger.files import Files, OsFiles
 from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage, StorageFaults
 
 OTHER = {"other": "1"}
@@ -143,7 +143,7 @@ class Lying(MutableMapping[int, tuple[bytes, ...]]):
         records = [
             record
             for segment, end in zip(
-                opened.segments, [*(each.first for each in opened.segments[1:]), opened.tail.length], strict=True
+                opened.segments, [*(each.first for each in opened.segments[1:]), opened.length], strict=True
             )
             for record in segment.read(segment.first, end - 1, 1 << 40, end)
         ]

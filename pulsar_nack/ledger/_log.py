@@ -1,11 +1,11 @@
-"""The async shell of a log and of a store of logs, over blocking work in a few threads of the store's own.
+"""The asyncio side of a log: blocking file work or requests run in a few threads that the store owns.
 
 The threads are an executor of a fixed size, not ``anyio.to_thread``: a write has to go on, and be answered, when the
 task that began it is cancelled, also by a plain ``task.cancel()``, from which anyio's shields do not protect.
 
-- A log is open or closed. Appends, the seal and the end go through one line in the order of the calls
-  (:mod:`._commit`); reads go past it, and see only what is durable.
-- ``length`` and ``is_sealed`` change in the writing thread when that is durable, a little before the answer.
+- A log is open or closed. Appends, the seal and the close pass through one queue in the order of the calls
+  (:mod:`._group_commit`). Reads bypass the queue and see only what is durable.
+- ``length`` and ``is_sealed`` change in the writing thread once that is durable, shortly before the caller is answered.
 - A failed append leaves the log usable.
 """
 
@@ -22,10 +22,10 @@ from typing import Final, ParamSpec, Protocol, Self, TypeVar
 from .._check import check_list
 from .._lifetime import OfOneLoop
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
-from ._commit import GroupCommit
-from ._home import explain, storage_errors
+from ._group_commit import GroupCommit
 from ._protocol import Record
-from ._record import MAX_BODY, body_size
+from .files import as_storage_error, storage_errors
+from .format import MAX_BODY, body_size
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -36,13 +36,8 @@ READ_ONLY: Final = "it is open for reading only"
 DAMAGED: Final = "it is damaged, and open for reading only"
 
 
-class LogBackend(Protocol):
-    """A log as its home has it; blocking. One thread writes at a time, any reads."""
-
-    @property
-    def name(self) -> str:
-        """Return the name in its store."""
-        ...
+class LogState(Protocol):
+    """The size of a log: that of its writer, or what a reader found when it opened the log."""
 
     @property
     def length(self) -> int:
@@ -51,86 +46,80 @@ class LogBackend(Protocol):
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes."""
+        """Return about how many bytes the log takes."""
         ...
 
     @property
     def is_sealed(self) -> bool:
-        """Return whether it is sealed."""
-        ...
-
-    @property
-    def is_writable(self) -> bool:
-        """Return whether it was opened for writing."""
-        ...
-
-    @property
-    def why_read_only(self) -> str:
-        """Return why nothing can be added to one that is not writable."""
-        ...
-
-    @property
-    def place(self) -> str:
-        """Return the folder or the address of its store, for errors."""
-        ...
-
-    def write(self, records: Sequence[bytes]) -> int:
-        """Add records, durably, and return the number of the first; without records, seal."""
-        ...
-
-    def read(self, first: int, last: int, limit: int) -> list[bytes]:
-        """Return records, at least one, and not many more bytes than the limit; those before damage, if there are."""
-        ...
-
-    def close(self) -> None:
-        """Give up what is open."""
-        ...
-
-    def delete(self) -> None:
-        """Delete the log, and give up what is open."""
+        """Return whether the log is sealed."""
         ...
 
 
-class LogShell(OfOneLoop):
-    """A :class:`~pulsar_nack.ledger.Log` over its blocking work."""
+class AsyncLog(OfOneLoop):
+    """A :class:`~pulsar_nack.ledger.Log` over blocking work, which subclasses implement in four methods.
 
-    def __init__(self, backend: LogBackend, executor: ThreadPoolExecutor) -> None:
-        self._backend = backend
+    :param location: the folder or the URL of its store, for errors
+    :param why_read_only: why nothing can be appended; empty: the log is open for writing
+    """
+
+    def __init__(
+        self, name: str, location: str, state: LogState, executor: ThreadPoolExecutor, why_read_only: str
+    ) -> None:
+        self._name = name
+        self._location = location
+        self._state = state
         self._executor = executor
-        self._ended: asyncio.Future[int] | None = None
-        self._commit = GroupCommit(backend.write, self._explain, executor)
+        self._why_read_only = why_read_only
+        self._closing: asyncio.Future[int] | None = None
+        self._commit = GroupCommit(self._write, self._explain, executor)
+
+    def _write(self, records: Sequence[bytes]) -> int:
+        """Append records durably and return the number of the first; without records, seal. One thread at a time."""
+        raise NotImplementedError
+
+    def _read_some(self, first: int, last: int, limit: int) -> list[bytes]:
+        """Return records, at least one and about ``limit`` bytes at most; only those before damage, if any."""
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Release files and locks."""
+        raise NotImplementedError
+
+    def _delete(self) -> None:
+        """Delete the log, and release files and locks."""
+        raise NotImplementedError
 
     @property
     def name(self) -> str:
-        """Return the name in its store."""
-        return self._backend.name
+        """Return the log's name in its store."""
+        return self._name
 
     @property
     def length(self) -> int:
         """Return how many records are durable. O(1)."""
-        return self._backend.length
+        return self._state.length
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes on storage. O(1)."""
-        return self._backend.size
+        """Return about how many bytes the log takes on storage. O(1)."""
+        return self._state.size
 
     @property
     def is_sealed(self) -> bool:
-        """Return whether nothing can be added any more."""
-        return self._backend.is_sealed
+        """Return whether the log is sealed: nothing can be appended any more."""
+        return self._state.is_sealed
 
     @property
     def is_closed(self) -> bool:
-        """Return whether it was closed, and is done with that."""
-        return self._ended is not None and self._ended.done()
+        """Return whether closing has finished."""
+        return self._closing is not None and self._closing.done()
 
     async def append(self, data: bytes | bytearray | memoryview) -> int:
-        """Add a record, durably; return its number."""
+        """Append a record durably; return its number."""
         return await self.append_many((data,))
 
     async def append_many(self, records: Sequence[bytes | bytearray | memoryview]) -> int:
-        """Add records next to each other, all or none; return the number of the first."""
+        """Append consecutive records, all or none; return the number of the first."""
         check_list("records", records, "a list of bytes")
         checked = [_check_record(record) for record in records]
         if (size := body_size(checked)) > MAX_BODY:
@@ -150,7 +139,7 @@ class LogShell(OfOneLoop):
         return await self._run(self._read_all, first, last)
 
     async def records(self, first: int = 0) -> AsyncIterator[Record]:
-        """Go through the records from ``first`` to what is the end at that time, about 1 MiB in memory at a time."""
+        """Iterate over the records from ``first`` to the present end, with about 1 MiB in memory at a time."""
         check_number("first", first, 0, _ALL)
         while first < self.length:
             self._check_open()
@@ -159,30 +148,30 @@ class LogShell(OfOneLoop):
                 first += 1
 
     async def seal(self) -> None:
-        """End the log for good, durably; again is harmless."""
+        """Seal the log durably. Idempotent."""
         self._check_open()
         if not self.is_sealed:
             self._check_writable()
             await self._commit.append(())
 
     async def delete(self) -> None:
-        """Remove the log, and close it whether that could be done or not. A reader takes it over first."""
+        """Delete the log, and close it even if that fails. A reader takes the log over first."""
         self._check_open()
-        await asyncio.shield(self._end(self._backend.delete))
+        await asyncio.shield(self._end(self._delete))
 
     async def aclose(self) -> None:
-        """Let the appends that were called be carried out, and give up the writer's place. Idempotent."""
-        if self._ended is None:
+        """Finish the appends that were called, then release the log for other writers. Idempotent."""
+        if self._closing is None:
             self._check_loop(f"log {self.name}")
-        ended = self.close_soon()
-        await asyncio.wait([ended])
-        error = ended.exception()
-        if error is not None and not isinstance(error, LedgerError):  # a failed delete has told its caller
+        closing = self.close_soon()
+        await asyncio.wait([closing])
+        error = closing.exception()
+        if error is not None and not isinstance(error, LedgerError):  # a failed delete has raised in its caller
             raise error
 
     def close_soon(self) -> asyncio.Future[int]:
-        """Begin closing; it goes on whoever waits for it or does not."""
-        return self._ended or self._end(self._backend.close)
+        """Begin to close the log; this goes on even if nobody awaits it."""
+        return self._closing or self._end(self._close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -193,24 +182,27 @@ class LogShell(OfOneLoop):
         await self.aclose()
 
     def _end(self, work: Callable[[], None]) -> asyncio.Future[int]:
-        def to_the_end() -> int:
+        def end() -> int:
             work()
             return 0
 
-        self._ended = self._commit.finish(to_the_end)
-        return self._ended
+        self._closing = self._commit.run_after_pending(end)
+        return self._closing
 
     def _explain(self, error: BaseException) -> BaseException:
-        """Return an error for one of several callers, who must not share a traceback."""
-        if not isinstance(error, OSError | LedgerError):
+        """Return a new error for one of several callers, which must not share a traceback."""
+        if isinstance(error, OSError):
+            ours: LedgerError = as_storage_error(error, self.name, "append", self._location)
+        elif isinstance(error, LedgerError):
+            ours = copy(error)
+        else:
             return error
-        ours = explain(error, self.name, "append", self._backend.place) if isinstance(error, OSError) else copy(error)
         ours.__cause__ = error
         return ours
 
     def _read(self, first: int, last: int, limit: int) -> list[bytes]:
-        with storage_errors(self.name, "read it", self._backend.place):
-            return self._backend.read(first, last, limit)
+        with storage_errors(self.name, "read it", self._location):
+            return self._read_some(first, last, limit)
 
     def _read_all(self, first: int, last: int) -> list[bytes]:
         found: list[bytes] = []
@@ -222,14 +214,14 @@ class LogShell(OfOneLoop):
         return await asyncio.get_running_loop().run_in_executor(self._executor, partial(work, *args, **kwargs))
 
     def _check_open(self) -> None:
-        if self._ended is not None:
+        if self._closing is not None:
             raise ClosedError(f"log {self.name}")
         self._check_loop(f"log {self.name}")
 
     def _check_writable(self) -> None:
         self._check_open()
-        if not self._backend.is_writable:
-            raise LogStorageError(self.name, "append", self._backend.why_read_only, folder=self._backend.place)
+        if self._why_read_only:
+            raise LogStorageError(self.name, "append", self._why_read_only, folder=self._location)
         if self.is_sealed:
             raise LogSealedError(self.name)
 
@@ -241,6 +233,6 @@ def _check_record(data: object) -> bytes:
 
 
 def check_number(field: str, value: object, low: int, high: int) -> None:
-    """Refuse what is not a whole number in this range."""
+    """Raise unless ``value`` is an int in this range."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidArgumentError(field, value, f"a whole number from {low:,} to {high:,}")
