@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from pulsar_nack.errors import BrokerError, MissingExtraError
-from pulsar_nack.testing import EmbeddedBroker, _lite
+from pulsar_nack.testing import EmbeddedBroker, _embedded_broker
 from pulsar_nack.testing._process import free_port
 from tests.patience import patience
 
@@ -48,7 +48,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
         script = tmp_path / "pulsar-lite"
         script.write_text(f'#!/bin/sh\n[ "$1" = --help ] && exit 0\n{body}\n')
         script.chmod(0o755)
-        monkeypatch.setattr(_lite, "_find_binary", lambda: script)
+        monkeypatch.setattr(_embedded_broker, "_find_binary", lambda: script)
 
     return put
 
@@ -168,7 +168,7 @@ def test_takes_another_port_when_its_own_was_taken(monkeypatch: pytest.MonkeyPat
     real = free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1]])
-        monkeypatch.setattr(_lite, "free_port", lambda host: next(ports, None) or real(host))
+        monkeypatch.setattr(_embedded_broker, "free_port", lambda host: next(ports, None) or real(host))
         with EmbeddedBroker() as broker:
             assert broker.service_url != f"pulsar://127.0.0.1:{taken.getsockname()[1]}"
             assert is_running(broker.pid)
@@ -223,7 +223,7 @@ def test_a_binary_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path:
     foreign = tmp_path / "pulsar-lite"
     foreign.write_bytes(b"\x7fELF\x00 for another processor")
     foreign.chmod(0o755)
-    monkeypatch.setattr(_lite, "_find_binary", lambda: foreign)
+    monkeypatch.setattr(_embedded_broker, "_find_binary", lambda: foreign)
     assert "does not run on this machine" in str(EmbeddedBroker.unavailable_reason())
     with pytest.raises(BrokerError, match="does not run on this machine"), EmbeddedBroker():
         pass

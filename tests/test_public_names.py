@@ -78,9 +78,9 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pydantic": ANYWHERE,
     "pyroaring": ("index/",),
     "sortedcontainers": ("index/",),
-    "pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
-    "_pulsar": (*OFFICIAL, "cli/", "testing/_lite"),
-    "pulsar_lite": ("cli/", "testing/_lite"),
+    "pulsar": (*OFFICIAL, "cli/", "testing/_embedded_broker"),
+    "_pulsar": (*OFFICIAL, "cli/", "testing/_embedded_broker"),
+    "pulsar_lite": ("cli/", "testing/_embedded_broker"),
     "google": ("delayed/bucket/", "cursor/", "topic/", "wire/"),
     "google_crc32c": ("wire/",),
     "cramjam": ("wire/",),
@@ -257,6 +257,6 @@ def test_the_reader_of_imports_sees_them(all_imports: list[tuple[Path, Import]])
     seen = {(each.importer, each.imported) for _, each in all_imports}
     assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
     assert ("pulsar_nack.ids", "pulsar_nack._id_codec.encode_message_id") in seen
-    assert ("pulsar_nack.testing._port", "pulsar_nack.consumer.Delivery") in seen
+    assert ("pulsar_nack.testing._fake_port", "pulsar_nack.consumer.Delivery") in seen
     assert ("pulsar_nack.observe._structlog", "structlog") in seen
     assert layer_of("pulsar_nack.nack.X") > layer_of("pulsar_nack.index._slots.Y") > layer_of("pulsar_nack.ids.Z")

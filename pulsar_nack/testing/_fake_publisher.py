@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import BrokerError
 from ..ids import MessageId
-from ._fake_faults import seconds
+from ._call_faults import seconds
 
 
 @dataclass(frozen=True, slots=True)

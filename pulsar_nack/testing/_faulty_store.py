@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from ..errors import InvalidArgumentError, LogCorruptedError, LogStorageError
+from ..errors import LogCorruptedError, LogStorageError
 from ..ledger import DamagedLog, Log, LogStore, Record, SalvagingStore
-from ._fake_faults import seconds
+from ._call_faults import seconds, whole
 
 _LEDGER = "ledger-"
 
@@ -26,9 +26,7 @@ class EntryFaults:
 
     def fail(self, call: str, times: int) -> None:
         """Let the next calls of one kind fail."""
-        if type(times) is not int or times < 1:
-            raise InvalidArgumentError("times", times, "an integer of at least 1")
-        self._failures[call] += times
+        self._failures[call] += whole("times", times, 1)
 
     def delay(self, delay: float) -> None:
         """Let each read take so many seconds more from now on."""

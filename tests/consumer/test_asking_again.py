@@ -12,7 +12,7 @@ from pulsar_nack import BrokerError, Consumer, MessageId, NackConfig
 from pulsar_nack.consumer._states import REQUEST_MEMORY_MS, Record, States
 from pulsar_nack.consumer._unanswered import PAUSES_MS, AskAgain
 from pulsar_nack.testing import FakePort, virtual_time
-from pulsar_nack.testing._fake_faults import Fault
+from pulsar_nack.testing._call_faults import Fault
 from tests.consumer.ports import Ports
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)

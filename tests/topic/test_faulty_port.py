@@ -24,7 +24,7 @@ from pulsar_nack import (
 from pulsar_nack.consumer import Delivery, PortTraits
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import FakePort, FaultyPort, LocalBroker, virtual_time
-from pulsar_nack.testing._fake_faults import CallName
+from pulsar_nack.testing._call_faults import CallName
 from tests.tiers import seeds
 
 EXACT = NackConfig(negative_ack_precision_bit_cnt=0)
