@@ -1,4 +1,4 @@
-"""Tools for tests of code that uses this library: a virtual clock, a fake port, brokers, and storage that fails."""
+"""Tools for testing code that uses this library: a virtual clock, a fake port, brokers, and storage that fails."""
 
 from ..ledger.faults import FaultyFiles, FaultyObjects, SimulatedCrash
 from ..ledger.files import OsFiles
@@ -6,7 +6,7 @@ from ..ledger.memory import MemoryFiles
 from ._call_faults import FakeCall
 from ._clock import ManualClock
 from ._embedded_broker import EmbeddedBroker
-from ._fake_entry import FakeEntry, FakeMessage
+from ._fake_delivery import FakeEntry, FakeMessage
 from ._fake_port import FakePort
 from ._fake_publisher import FakeLetter, FakePublisher
 from ._fake_topic import FakeSubscription, FakeTopic

@@ -11,8 +11,7 @@ from ..consumer import Delivery, PortTraits
 from ..errors import BrokerError, InvalidArgumentError
 from ..ids import MessageId
 from ._call_faults import CallName, PortWithFaults, seconds, text, whole
-from ._fake_entry import FakeEntry
-from ._fake_inbox import FakeInbox
+from ._fake_delivery import FakeEntry, FakeInbox
 from ._fake_topic import SHARED, FakeSubscription, FakeTopic, OutgoingEntry
 
 SubscriptionType = Literal["shared", "exclusive", "failover"]
@@ -37,7 +36,7 @@ class FakePort(PortWithFaults):
         port does, the broker's count stays at 1, as on real brokers
     :param max_ids_per_request: a longer, or an empty, redelivery request is refused
     :param receiver_queue_size: how many messages are prefetched
-    :param unacked_limit: the broker stops sending while so many messages are unacknowledged; None: no limit
+    :param unacked_limit: how many messages may be unacknowledged before the broker stops sending; None: no limit
     :raises InvalidArgumentError: a setting is wrong
     :raises BrokerError: the subscription has a consumer that excludes this one
 

@@ -18,15 +18,14 @@ from .._check import check_flag
 from ..errors import BrokerError, InvalidArgumentError
 from ..ids import MessageId, Position
 from ._call_faults import loop_ms, text, whole
-from ._fake_entry import FakeEntry, FakeMessage
-from ._fake_inbox import FakeInbox
+from ._fake_delivery import FakeEntry, FakeInbox, FakeMessage
 
 SHARED: Final = "shared"
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingEntry:
-    """How an entry is to be sent: once, plus a copy for each of ``copies`` (its count, None: the same)."""
+    """How an entry is sent: once, and again for each of ``copies`` (its count; None: the same count)."""
 
     copies: tuple[int | None, ...] = ()
     forced: frozenset[int] = frozenset()
@@ -37,13 +36,13 @@ _PLAIN: Final = OutgoingEntry()
 
 
 class FakeTopic:
-    """A topic that lives in memory, with any number of subscriptions; every subscription begins at the first message.
+    """A topic in memory with any number of subscriptions; every subscription begins at the first message.
 
     :param name: full topic name; partitions are called ``<name>-partition-<n>``
-    :param partitions: 0 for a topic without; each partition counts its entries from 0 **in the same ledger**, so that
-        code that forgets the partition of an id is found out
+    :param partitions: 0 for a topic without; each partition counts its entries from 0 **in the same ledger**, to expose
+        code that forgets the partition of an id
     :param ledger: id of the first ledger
-    :param entries_per_ledger: then the next ledger begins
+    :param entries_per_ledger: how many entries a ledger has before the next one begins
     :param batch_index_ack: single messages of a batch can be acknowledged at the broker (real brokers: off by default)
 
     ::
@@ -84,7 +83,7 @@ class FakeTopic:
         event_time_ms: int = 0,
         partition: int | None = None,
     ) -> MessageId:
-        """Store one message in an entry of its own and hand it out.
+        """Store one message in a new entry and dispatch it.
 
         Without ``partition`` messages of one key share a partition, and those without a key take turns.
         """
@@ -94,7 +93,7 @@ class FakeTopic:
     def publish_batch(
         self, messages: Iterable[bytes | FakeMessage | None], *, partition: int | None = None
     ) -> list[MessageId]:
-        """Store messages in one entry and hand it out; their ids have batch indexes from 0.
+        """Store messages in one entry and dispatch it; their ids have batch indexes from 0.
 
         :raises InvalidArgumentError: no messages
         """
@@ -105,7 +104,7 @@ class FakeTopic:
         return [entry.message_id(index) for index in range(len(batch))]
 
     def publish_chunked(self, parts: Iterable[bytes], *, key: str | None = None) -> MessageId:
-        """Store one message in several entries and hand it out; it comes back only to a request for all its parts.
+        """Store one message in several entries and dispatch it; only a request for all its parts redelivers it.
 
         :raises InvalidArgumentError: fewer than two parts
         """
@@ -115,7 +114,7 @@ class FakeTopic:
         return self._store([FakeMessage(b"".join(chunks), key)], chunks=len(chunks)).message_id(0)
 
     def subscription(self, name: str = "fake") -> FakeSubscription:
-        """Return a subscription: what is acknowledged, and an administrator's means to change that. Made when new."""
+        """Return a subscription, created if it is new: what is acknowledged, and an administrator's operations."""
         if name not in self._subscriptions:
             self._subscriptions[name] = FakeSubscription(self, name)
         return self._subscriptions[name]
@@ -126,7 +125,7 @@ class FakeTopic:
         return self._entries.values()
 
     def entry_of(self, message_id: MessageId) -> FakeEntry | None:
-        """Return the entry that holds a message, None where there is none."""
+        """Return the entry that contains a message, or None."""
         return self._entries.get((message_id.partition, message_id.ledger, message_id.entry))
 
     def _store(
@@ -194,17 +193,17 @@ class FakeSubscription:
         return sum(len(self._open_indexes(entry)) for entry in self.topic.entries)
 
     def is_acked(self, message_id: MessageId) -> bool:
-        """Return whether a message is acknowledged at the broker; False where there is no such message."""
+        """Return whether a message is acknowledged at the broker; False if there is no such message."""
         entry = self.topic.entry_of(message_id)
         return entry is not None and not self._is_open(entry, max(message_id.batch_index, 0))
 
     def redelivery_count(self, message_id: MessageId) -> int:
-        """Return the broker's count for a message's entry; it is forgotten when the last consumer leaves."""
+        """Return the broker's redelivery count of a message's entry; forgotten when the last consumer leaves."""
         entry = self.topic.entry_of(message_id)
         return 0 if entry is None else self._counts.get(entry, 0)
 
     def reset(self, to: MessageId | None = None) -> None:
-        """Go back, or ahead, to a message, as an administrator's reset does; None: to the first of all.
+        """Move back or forward to a message, as an administrator's reset does; None: to the first message.
 
         Everything from there on is delivered again, acknowledged or not; everything before counts as acknowledged.
         """
@@ -214,7 +213,7 @@ class FakeSubscription:
         )
 
     def reset_to_time(self, publish_time_ms: int) -> None:
-        """Go to the first message that was published at or after a time, as :meth:`reset` goes to one."""
+        """Move to the first message that was published at or after a time, as :meth:`reset` does."""
         self._reset_to_first(lambda entry: entry.published_ms >= publish_time_ms)
 
     def _reset_to_first(self, is_wanted: Callable[[FakeEntry], bool]) -> None:
@@ -224,7 +223,7 @@ class FakeSubscription:
         self.restart()
 
     def restart(self) -> None:
-        """Do what a restart of the broker does: counts are forgotten, and what is not acknowledged is sent again."""
+        """Restart the broker: redelivery counts are forgotten, and unacknowledged messages are sent again."""
         self._counts.clear()
         self._rewind()
 
@@ -255,16 +254,16 @@ class FakeSubscription:
         self._dispatch()
 
     def _ack_up_to(self, last: MessageId, members: int) -> None:
-        """Acknowledge the entries of a partition before ``last``, and the first ``members`` of its own entry."""
+        """Acknowledge the entries of a partition before ``last``, and the first ``members`` of its entry."""
         earlier = [entry for entry in self.topic.entries if entry.partition == last.partition]
         self._ack_entries(entry for entry in earlier if entry.position < last.position)
-        own = self.topic.entry_of(last)
-        if own is None:
+        last_entry = self.topic.entry_of(last)
+        if last_entry is None:
             return
-        for index in range(min(members, len(own.messages))):
-            self._ack_index(own, index)
-        if members >= len(own.messages) or not self._open_indexes(own):
-            self._ack_entries([own])
+        for index in range(min(members, len(last_entry.messages))):
+            self._ack_index(last_entry, index)
+        if members >= len(last_entry.messages) or not self._open_indexes(last_entry):
+            self._ack_entries([last_entry])
 
     def _ack_index(self, entry: FakeEntry, index: int) -> None:
         if not self._is_open(entry, index) or not self.topic.batch_index_ack:
@@ -277,7 +276,7 @@ class FakeSubscription:
     def _redeliver(
         self, consumer: FakeInbox, wanted: Mapping[FakeEntry, OutgoingEntry], highest_count: int | None
     ) -> None:
-        """Send entries again that ``consumer`` holds; on an exclusive or failover subscription all that are held."""
+        """Send entries that ``consumer`` holds again; if exclusive or failover, send all held entries again."""
         if self._type != SHARED:
             if consumer is self._consumers[0]:
                 self._rewind(wanted)

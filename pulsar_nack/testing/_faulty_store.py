@@ -1,4 +1,4 @@
-"""A store of logs whose entries are read late, or not at all, and are not written, when a test says so."""
+"""A store of logs in which reads and appends of entries fail or are delayed when a test orders it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEDGER = "ledger-"
 
 
 class EntryFaults:
-    """What is to happen to the next reads and appends of a topic's entries; everything else works."""
+    """Faults of the next reads and appends of a topic's entries; everything else works."""
 
     def __init__(self) -> None:
         self.reads = 0
@@ -29,16 +29,16 @@ class EntryFaults:
         self._failures[call] += whole("times", times, 1)
 
     def delay(self, delay: float) -> None:
-        """Let each read take so many seconds more from now on."""
+        """Delay each read by ``delay`` seconds from now on."""
         self._delay = seconds("delay", delay)
 
     def heal(self) -> None:
-        """Let everything work again, and at once."""
+        """Remove all faults and delays."""
         self._delay = 0.0
         self._failures = dict.fromkeys(self._failures, 0)
 
     async def before_read(self, log: str, entries: int) -> None:
-        """Do to a read what is to be done to it."""
+        """Delay a read, or raise, as ordered."""
         self.reads += 1
         self.entries_read += entries
         if self._delay:
@@ -46,7 +46,7 @@ class EntryFaults:
         self._check("read", log)
 
     def before_append(self, log: str) -> None:
-        """Do to an append what is to be done to it."""
+        """Raise for an append, as ordered."""
         self._check("append", log)
 
     def _check(self, call: str, log: str) -> None:
@@ -56,14 +56,14 @@ class EntryFaults:
 
 
 class FaultyStore:
-    """A :class:`~pulsar_nack.ledger.LogStore` over another one."""
+    """A :class:`~pulsar_nack.ledger.LogStore` around another one."""
 
     def __init__(self, store: LogStore, faults: EntryFaults) -> None:
         self._store = store
         self._faults = faults
 
     async def create(self, name: str) -> Log:
-        """Make a log."""
+        """Create a log."""
         return self._wrapped(await self._store.create(name))
 
     async def open_log(self, name: str, *, read_only: bool = False) -> Log:
@@ -71,7 +71,7 @@ class FaultyStore:
         return self._wrapped(await self._store.open_log(name, read_only=read_only))
 
     async def open_damaged(self, name: str) -> DamagedLog:
-        """Open a damaged log, where the store below can do that."""
+        """Open a damaged log, if the wrapped store can."""
         if isinstance(self._store, SalvagingStore):
             return await self._store.open_damaged(name)
         raise LogCorruptedError(name, name, 0, "it cannot be opened")
@@ -84,11 +84,11 @@ class FaultyStore:
         return await self._store.names()
 
     async def delete(self, name: str) -> None:
-        """Remove a log."""
+        """Delete a log."""
         await self._store.delete(name)
 
     async def aclose(self) -> None:
-        """Close the store below."""
+        """Close the wrapped store."""
         await self._store.aclose()
 
     async def __aenter__(self) -> Self:

@@ -1,14 +1,64 @@
-"""A consumer of a fake subscription: the entries that it holds, and the messages here and on the way to its port."""
+"""Delivery without a broker: the entries of a fake topic, and the inbox of a consumer that they are sent to."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..consumer import Delivery
-from ._fake_entry import FakeEntry
+from ..ids import MessageId, Position
+
+
+@dataclass(frozen=True, slots=True)
+class FakeMessage:
+    """A message as a producer sends it; ``data`` is None for no value. :meth:`FakeTopic.publish_batch` takes it."""
+
+    data: bytes | None
+    key: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    ordering_key: str | None = None
+    event_time_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FakeEntry:
+    """One stored entry, compared by identity; ``number`` is its place in the order of publishing."""
+
+    number: int
+    position: Position
+    partition: int
+    topic: str
+    messages: tuple[FakeMessage, ...]
+    is_batch: bool
+    published_ms: int
+    chunks: tuple[Position, ...] = ()
+
+    def message_id(self, index: int) -> MessageId:
+        """Return the id of the message at ``index``."""
+        ledger, entry = self.position
+        if self.is_batch:
+            return MessageId(ledger, entry, self.partition, index, batch_size=len(self.messages), topic=self.topic)
+        first = MessageId(*self.chunks[0], self.partition, topic=self.topic) if self.chunks else None
+        return MessageId(ledger, entry, self.partition, topic=self.topic, first_chunk=first, chunks=self.chunks)
+
+    def delivery(self, index: int, redelivery_count: int) -> Delivery:
+        """Return the message at ``index`` as a port delivers it."""
+        message = self.messages[index]
+        return Delivery(
+            id=self.message_id(index),
+            data=message.data or b"",
+            properties=dict(message.properties),
+            key=message.key,
+            ordering_key=message.ordering_key,
+            redelivery_count=redelivery_count,
+            publish_time_ms=self.published_ms,
+            event_time_ms=message.event_time_ms,
+            topic=self.topic,
+            is_null=message.data is None,
+        )
 
 
 class _Arrival(NamedTuple):
@@ -20,12 +70,14 @@ class _Arrival(NamedTuple):
 
 
 class FakeInbox:
-    """A queue that messages reach after ``latency`` seconds: one timer, for the next arrival.
+    """The inbox of a consumer of a fake subscription: the entries that it holds, and its messages.
+
+    Messages arrive after ``latency`` seconds; one timer serves the next arrival.
 
     :param is_wanted: asked at the arrival whether a message is still to be received
     :param on_arrival: called for each entry that arrives
-    :param queue_size: the broker sends nothing while so many messages are here or on the way
-    :param unacked_limit: the broker sends nothing while so many messages are unacknowledged; None: no limit
+    :param queue_size: how many messages may be here or on the way before the broker stops sending
+    :param unacked_limit: how many messages may be unacknowledged before the broker stops sending; None: no limit
     """
 
     def __init__(
