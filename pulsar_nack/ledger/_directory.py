@@ -26,7 +26,7 @@ from ..errors import (
     LogNotFoundError,
     LogStorageError,
 )
-from ._protocol import LogDamage
+from ._protocol import LogDamage, LogState
 from ._writer import SegmentWriter, begin_segment
 from .files import Files, storage_errors
 from .format import GONE, LOCK, LOG, NEW, Segment, is_log_file, log_of, scan, segment_first, segment_name
@@ -44,9 +44,7 @@ class OpenedFiles(NamedTuple):
 
     name: str
     segments: list[Segment]
-    length: int
-    size: int
-    is_sealed: bool
+    state: LogState
     writer: SegmentWriter | None
     lock: LogLock | None
     damage: Sequence[LogDamage] = ()
@@ -244,14 +242,14 @@ class LogDirectory:
                 self._remove_new_segments(log)
                 writer = SegmentWriter(self._files, log, self._path(log, LOG), segments, self._max_segment_bytes)
                 writer.open(tail, size)
-            return OpenedFiles(log, segments, tail.length, size, tail.is_sealed, writer, lock)
+            return OpenedFiles(log, segments, writer or LogState(tail.length, size, tail.is_sealed), writer, lock)
 
     def _open_damaged(self, log: str, lock: LogLock) -> OpenedFiles:
         with self._errors(log, "open it"):
             segments = self._find_segments(log)
             length, is_sealed, damage = scan(self._files, segments)
             size = sum(map(self._size, segments))
-            return OpenedFiles(log, segments, length, size, is_sealed, None, lock, damage)
+            return OpenedFiles(log, segments, LogState(length, size, is_sealed), None, lock, damage)
 
     def _segments(self, log: str) -> list[Segment]:
         segments = self._find_segments(log)

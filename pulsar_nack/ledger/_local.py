@@ -27,7 +27,7 @@ class LocalLog(AsyncLog):
     def __init__(self, directory: LogDirectory, opened: OpenedFiles, executor: ThreadPoolExecutor) -> None:
         writer = opened.writer
         why = "" if writer else (DAMAGED if opened.damage else READ_ONLY)
-        super().__init__(opened.name, directory.location, writer or opened, executor, why)
+        super().__init__(opened.name, directory.location, opened.state, executor, why)
         self._directory = directory
         self._opened = opened
         self._writer = writer

@@ -16,14 +16,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
-from types import TracebackType
-from typing import Final, ParamSpec, Protocol, Self, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from .._check import check_list
-from .._lifetime import OfOneLoop
+from .._lifetime import ClosesOnExit, OfOneLoop
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._group_commit import GroupCommit
-from ._protocol import Record
+from ._protocol import LogState, Record
 from .files import as_storage_error, storage_errors
 from .format import MAX_BODY, body_size
 
@@ -36,29 +35,11 @@ READ_ONLY: Final = "it is open for reading only"
 DAMAGED: Final = "it is damaged, and open for reading only"
 
 
-class LogState(Protocol):
-    """The size of a log: that of its writer, or what a reader found when it opened the log."""
-
-    @property
-    def length(self) -> int:
-        """Return how many records are durable."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Return about how many bytes the log takes."""
-        ...
-
-    @property
-    def is_sealed(self) -> bool:
-        """Return whether the log is sealed."""
-        ...
-
-
-class AsyncLog(OfOneLoop):
+class AsyncLog(OfOneLoop, ClosesOnExit):
     """A :class:`~pulsar_nack.ledger.Log` over blocking work, which subclasses implement in four methods.
 
     :param location: the folder or the URL of its store, for errors
+    :param state: the log's writer, or what a reader found
     :param why_read_only: why nothing can be appended; empty: the log is open for writing
     """
 
@@ -172,14 +153,6 @@ class AsyncLog(OfOneLoop):
     def close_soon(self) -> asyncio.Future[int]:
         """Begin to close the log; this goes on even if nobody awaits it."""
         return self._closing or self._end(self._close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _end(self, work: Callable[[], None]) -> asyncio.Future[int]:
         def end() -> int:

@@ -36,6 +36,7 @@ from ._object_format import (
     slot_number,
 )
 from ._object_requests import RetryingClient
+from ._protocol import LogState
 from .format import Incomplete, record_cost
 
 _T = TypeVar("_T")
@@ -58,19 +59,10 @@ class LogContents(NamedTuple):
     names: dict[str, int]
 
     @property
-    def length(self) -> int:
-        """Return how many records the log has."""
-        return self.manifest.length
-
-    @property
-    def is_sealed(self) -> bool:
-        """Return whether the log is sealed."""
-        return self.manifest.is_sealed
-
-    @property
-    def size(self) -> int:
-        """Return how many bytes the objects that count have."""
-        return sum(ref.size for ref in self.manifest.objects)
+    def state(self) -> LogState:
+        """Return the size of the log, in records and in the bytes of the objects that count."""
+        size = sum(ref.size for ref in self.manifest.objects)
+        return LogState(self.manifest.length, size, self.manifest.is_sealed)
 
 
 EMPTY_CONTENTS: Final = LogContents(EMPTY_MANIFEST, -1, -1, {})

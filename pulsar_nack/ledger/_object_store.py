@@ -38,7 +38,7 @@ class ObjectLog(AsyncLog):
     def __init__(self, directory: ObjectDirectory, opened: OpenedObjects, executor: ThreadPoolExecutor) -> None:
         writer = opened.writer
         why = "" if writer else READ_ONLY
-        super().__init__(opened.name, directory.location, writer or opened.contents, executor, why)
+        super().__init__(opened.name, directory.location, writer or opened.contents.state, executor, why)
         self._directory = directory
         self._opened = opened
 

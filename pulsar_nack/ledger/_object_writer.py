@@ -35,12 +35,13 @@ from ._object_format import (
     slot_number,
 )
 from ._object_slots import Guard, InDoubtError, SlotChain
+from ._protocol import LogState
 
 _CHECK_EVERY: Final = 16
 _RECENT: Final = 1 << 20
 
 
-class ObjectWriter:
+class ObjectWriter(LogState):
     """Appends to a log that it has taken over: the guard of the chain is the log's newest manifest."""
 
     def __init__(self, log_objects: LogObjects, chain: SlotChain, limits: MergeLimits) -> None:
@@ -55,9 +56,7 @@ class ObjectWriter:
         self._appends = 0
         self._objects = list(manifest.objects)
         self.reader = ObjectReader(log_objects, lambda: list(self._objects))
-        self.length = manifest.length
-        self.size = self._size
-        self.is_sealed = manifest.is_sealed
+        super().__init__(manifest.length, self._size, manifest.is_sealed)
 
     def append(self, records: Sequence[bytes]) -> int:
         """Append records durably; return the number of the first. Without records, seal the log.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
@@ -26,6 +27,15 @@ class LogDamage(NamedTuple):
     first: int
     last: int
     reason: str
+
+
+@dataclass(slots=True, eq=False)
+class LogState:
+    """The size of a log, and whether it is sealed; its writer keeps this up to date."""
+
+    length: int = 0
+    size: int = 0
+    is_sealed: bool = False
 
 
 @runtime_checkable

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import partial
-from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 from .._check import check_flag
-from .._lifetime import OfOneLoop
+from .._lifetime import ClosesOnExit, OfOneLoop
 from ..errors import ClosedError
 from ._log import AsyncLog
 from .format import check_name
@@ -57,7 +56,7 @@ class BlockingStore(Protocol[_O_co]):
         ...
 
 
-class AsyncLogStore(OfOneLoop, Generic[_O, _L]):
+class AsyncLogStore(OfOneLoop, ClosesOnExit, Generic[_O, _L]):
     """A :class:`~pulsar_nack.ledger.LogStore` over a blocking store."""
 
     def __init__(self, directory: BlockingStore[_O], executor: ThreadPoolExecutor) -> None:
@@ -135,14 +134,6 @@ class AsyncLogStore(OfOneLoop, Generic[_O, _L]):
             await asyncio.wait(closing)
         if not self._is_owned:
             self._executor.shutdown(wait=False)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def _open_log(self, work: Callable[[str], _O], name: str) -> _L:
         """Open a log in a thread; if the call is cancelled, the log is closed as soon as it is open."""

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import LogSealedError
+from ._protocol import LogState
 from .files import Files, read_all, write_all
 from .format import (
     NEW,
@@ -34,13 +35,14 @@ from .format import (
 )
 
 
-class SegmentWriter:
+class SegmentWriter(LogState):
     """Appends frames to the last segment of a log, and begins new ones.
 
     ``segments`` is shared with the readers: it grows here, before a record in the new segment becomes durable.
     """
 
     def __init__(self, files: Files, log: str, folder: Path, segments: list[Segment], max_segment_bytes: int) -> None:
+        super().__init__()
         self._files = files
         self._log = log
         self._folder = folder
@@ -51,10 +53,7 @@ class SegmentWriter:
         self._end = 0
         self._is_abandoned = False
         """Whether the present file must not be written again."""
-        self.length = 0
-        self.size = 0
         self.cut = 0
-        self.is_sealed = False
 
     def open(self, tail: Tail, size: int) -> None:
         """Continue behind the good part of the last segment: cut off a torn frame, and make the rest durable.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 from weakref import WeakSet
 
+from .._lifetime import ClosesOnExit
 from ..errors import ClosedError
 from ._protocol import DamagedLog, Log, LogStore, SalvagingStore
 
@@ -90,7 +90,7 @@ async def storage_timeout(seconds: float, what: str) -> AsyncIterator[None]:
         raise TimeoutError(f"{what}: {why}") from None
 
 
-class _WholeStore:
+class _WholeStore(ClosesOnExit):
     """The owner's view of a store without ownership: all of it; closing it closes the logs opened through it."""
 
     def __init__(self, store: LogStore) -> None:
@@ -120,14 +120,6 @@ class _WholeStore:
         self.close_soon()
         assert self._closing is not None
         await asyncio.shield(self._closing)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _check_open(self) -> None:
         if self._closing is not None:

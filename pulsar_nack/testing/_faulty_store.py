@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import Self
 
+from .._lifetime import ClosesOnExit
 from ..errors import LogCorruptedError, LogStorageError
 from ..ledger import DamagedLog, Log, LogStore, Record, SalvagingStore
 from ._call_faults import seconds, whole
@@ -55,7 +54,7 @@ class EntryFaults:
             raise LogStorageError(log, call, "the test asked for it")
 
 
-class FaultyStore:
+class FaultyStore(ClosesOnExit):
     """A :class:`~pulsar_nack.ledger.LogStore` around another one."""
 
     def __init__(self, store: LogStore, faults: EntryFaults) -> None:
@@ -91,16 +90,8 @@ class FaultyStore:
         """Close the wrapped store."""
         await self._store.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class _FaultyLog:
+class _FaultyLog(ClosesOnExit):
     def __init__(self, log: Log, faults: EntryFaults) -> None:
         self._log = log
         self._faults = faults
@@ -143,11 +134,3 @@ class _FaultyLog:
 
     async def aclose(self) -> None:
         await self._log.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal
 
 from .._check import check_clock, check_config, check_kind
+from .._lifetime import ClosesOnExit
 from ..clock import Clock, LoopClock
 from ..config import DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
@@ -31,7 +31,7 @@ _PORT_OPTIONS: Final = (
 SubscriptionTypeName = Literal["shared", "key_shared", "exclusive", "failover"]
 
 
-class LocalBroker:
+class LocalBroker(ClosesOnExit):
     """Local topics whose files are in memory; create and use it inside a running loop.
 
     Times are those of the loop, so that it runs on virtual time; epoch ms are ms of the loop then.
@@ -76,14 +76,6 @@ class LocalBroker:
         self._topics: dict[str, LocalTopic] = {}
         self._changing = asyncio.Lock()
         self._is_closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def topic(self, name: str = _TOPIC) -> LocalTopic:
         """Return a topic, opening it if necessary; after a restart it is a new object."""

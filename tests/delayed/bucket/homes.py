@@ -143,7 +143,7 @@ class Lying(MutableMapping[int, tuple[bytes, ...]]):
         records = [
             record
             for segment, end in zip(
-                opened.segments, [*(each.first for each in opened.segments[1:]), opened.length], strict=True
+                opened.segments, [*(each.first for each in opened.segments[1:]), opened.state.length], strict=True
             )
             for record in segment.read(segment.first, end - 1, 1 << 40, end)
         ]
