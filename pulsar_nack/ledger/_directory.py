@@ -187,7 +187,7 @@ class LogDirectory:
                 self._close_lock(folder)
                 raise
         try:
-            with self._errors(log, "remove what is left of an older one"):
+            with self._errors(log, "remove leftovers of an older log"):
                 self._sweep(log)
         except LogStorageError:
             self._close_lock(*lock)
@@ -224,7 +224,7 @@ class LogDirectory:
         if self._files.is_folder(new):
             self._remove_folder(new)
         if self._files.is_folder(gone):
-            self._files.sync_folder(self._folder)  # that it is gone has to be durable before its files are
+            self._files.sync_folder(self._folder)  # the deletion must be durable before the files are removed
             self._remove_folder(gone)
 
     def _remove_folder(self, folder: Path) -> None:

@@ -32,7 +32,7 @@ _HEAD: Final = 256
 _NO_RETRY: Final = (FileExistsError, FileNotFoundError, PermissionError)
 ALL: Final = 1 << 40
 _LOCAL: Final = ("file", "memory")
-_REFUSED: Final = re.compile(r"status code: (301|401|403|404|405|501)\b")  # lists have no errors of their own for this
+_REFUSED: Final = re.compile(r"status code: (301|401|403|404|405|501)\b")  # of lists, which have no exception class
 _RETRIES: Final[dict[str, Any]] = {"max_retries": 3}
 
 

@@ -120,7 +120,7 @@ class SlotChain:
             return False
         manifest = contents.manifest
         if manifest.is_sealed and manifest.writer == self.guard.manifest.writer:
-            return slot <= contents.base  # this was the seal: who opened it later found the guard to be rubbish
+            return slot <= contents.base  # our seal: the next opener deleted the guard as garbage
         fence = manifest.fence_after(self.guard.manifest.epoch, self._begin)
         if fence is None:
             raise OSError("too many others opened it meanwhile to know whether this was in time")

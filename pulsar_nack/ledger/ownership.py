@@ -86,7 +86,7 @@ async def storage_timeout(seconds: float, what: str) -> AsyncIterator[None]:
     except TimeoutError:
         if not scope.expired():
             raise
-        why = f"storage did not answer within close_timeout ({seconds:g} s); it is let go as soon as it does"
+        why = f"storage did not answer within close_timeout ({seconds:g} s); it is released as soon as storage answers"
         raise TimeoutError(f"{what}: {why}") from None
 
 

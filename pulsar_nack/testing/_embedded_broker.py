@@ -28,7 +28,7 @@ from ._process import GuardedProcess, free_port
 _HOST = "127.0.0.1"
 _BINARY = "pulsar-lite"
 _CONF = "[metrics]\nenabled = false\n"
-_START_ATTEMPTS = 3  # a port may be taken between looking and binding
+_START_ATTEMPTS = 3  # another process may take the port before it is bound
 _POLL_INTERVAL = 0.02
 
 # A CONNECT command of the binary protocol with client version "probe" and protocol version 19, as a frame: total size

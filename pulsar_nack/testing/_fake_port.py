@@ -221,4 +221,4 @@ class FakePort(PortWithFaults):
         """Count the acknowledged members of a batch from the start: a client begins a new count with each delivery."""
         self._inbox.acked_members[entry] = set(range(len(entry.messages))) - self._subscription._open_indexes(entry)
         if self._latency:
-            self._subscription._dispatch()  # what arrived for nothing has left room
+            self._subscription._dispatch()  # messages that were dropped at the arrival have left room

@@ -168,7 +168,7 @@ class LocalBroker(ClosesOnExit):
             memory = self.files.inner
             assert isinstance(memory, MemoryFiles)
             found = memory.after_crash() if power_cut else memory.fork() if kill else None
-            await self._close_topics()  # what this writes goes to the files of before
+            await self._close_topics()  # closing writes to the files from before the restart
             self.files = FaultyFiles(memory.after_kill() if found is None else found)
 
     async def aclose(self) -> None:

@@ -48,7 +48,7 @@ class VirtualClockEventLoop(asyncio.SelectorEventLoop):
     """A real asyncio loop whose :meth:`time` is virtual; use it as a ``loop_factory``.
 
     :func:`run` and :func:`virtual_time` use it for you. For pytest-asyncio (1.4 and later), so that async fixtures run
-        on it too, put this into ``conftest.py``::
+    on it too, put this into ``conftest.py``::
 
         def pytest_asyncio_loop_factories(config, item):
             return {"virtual": VirtualClockEventLoop}
@@ -159,7 +159,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> _Events:
-        is_held = timeout != 0 and self._loop._is_held()  # asked first: what a thread posts just after it is seen below
+        is_held = timeout != 0 and self._loop._is_held()  # first: what a thread posts right after this is seen below
         events = super().select(0)
         if events or timeout == 0:
             return events
