@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from typing import Any, Final
 
-from .._lifetime import ClosesOnExit
-from ..errors import LogCorruptedError, LogStorageError
-from ..ledger import DamagedLog, Log, LogStore, Record, SalvagingStore
+from ..errors import LogStorageError
+from ..ledger import LocalLog, LocalLogStore
 from ._call_faults import seconds, whole
 
-_LEDGER = "ledger-"
+_LEDGER: Final = "ledger-"
 
 
 class EntryFaults:
@@ -18,7 +18,7 @@ class EntryFaults:
 
     def __init__(self) -> None:
         self.reads = 0
-        """How often entries were asked for."""
+        """How often entries were read."""
         self.entries_read = 0
         self._delay = 0.0
         self._failures = {"read": 0, "append": 0}
@@ -54,83 +54,26 @@ class EntryFaults:
             raise LogStorageError(log, call, "the test asked for it")
 
 
-class FaultyStore(ClosesOnExit):
-    """A :class:`~pulsar_nack.ledger.LogStore` around another one."""
+class FaultyStore(LocalLogStore):
+    """A store in a folder whose ledgers have faults."""
 
-    def __init__(self, store: LogStore, faults: EntryFaults) -> None:
-        self._store = store
-        self._faults = faults
+    faults: EntryFaults
 
-    async def create(self, name: str) -> Log:
-        """Create a log."""
-        return self._wrapped(await self._store.create(name))
-
-    async def open_log(self, name: str, *, read_only: bool = False) -> Log:
-        """Open a log."""
-        return self._wrapped(await self._store.open_log(name, read_only=read_only))
-
-    async def open_damaged(self, name: str) -> DamagedLog:
-        """Open a damaged log, if the wrapped store can."""
-        if isinstance(self._store, SalvagingStore):
-            return await self._store.open_damaged(name)
-        raise LogCorruptedError(name, name, 0, "it cannot be opened")
-
-    def _wrapped(self, log: Log) -> Log:
-        return _FaultyLog(log, self._faults) if log.name.startswith(_LEDGER) else log
-
-    async def names(self) -> list[str]:
-        """Return the names of all logs."""
-        return await self._store.names()
-
-    async def delete(self, name: str) -> None:
-        """Delete a log."""
-        await self._store.delete(name)
-
-    async def aclose(self) -> None:
-        """Close the wrapped store."""
-        await self._store.aclose()
+    def _make_log(self, opened: Any) -> LocalLog:
+        if not opened.name.startswith(_LEDGER):
+            return super()._make_log(opened)
+        log = _FaultyLog(self._directory, opened, self._executor)
+        log.faults = self.faults
+        return log
 
 
-class _FaultyLog(ClosesOnExit):
-    def __init__(self, log: Log, faults: EntryFaults) -> None:
-        self._log = log
-        self._faults = faults
-
-    @property
-    def name(self) -> str:
-        return self._log.name
-
-    @property
-    def length(self) -> int:
-        return self._log.length
-
-    @property
-    def size(self) -> int:
-        return self._log.size
-
-    @property
-    def is_sealed(self) -> bool:
-        return self._log.is_sealed
-
-    async def append(self, data: bytes | bytearray | memoryview) -> int:
-        return await self.append_many([data])
+class _FaultyLog(LocalLog):
+    faults: EntryFaults
 
     async def append_many(self, records: Sequence[bytes | bytearray | memoryview]) -> int:
-        self._faults.before_append(self.name)
-        return await self._log.append_many(records)
+        self.faults.before_append(self.name)
+        return await super().append_many(records)
 
     async def read(self, first: int, last: int) -> list[bytes]:
-        await self._faults.before_read(self.name, last - first + 1)
-        return await self._log.read(first, last)
-
-    def records(self, first: int = 0) -> AsyncIterator[Record]:
-        return self._log.records(first)
-
-    async def seal(self) -> None:
-        await self._log.seal()
-
-    async def delete(self) -> None:
-        await self._log.delete()
-
-    async def aclose(self) -> None:
-        await self._log.aclose()
+        await self.faults.before_read(self.name, last - first + 1)
+        return await super().read(first, last)

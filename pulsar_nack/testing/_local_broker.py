@@ -12,7 +12,6 @@ from ..clock import Clock, LoopClock
 from ..config import DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
 from ..errors import ClosedError
-from ..ledger import LocalLogStore
 from ..ledger.faults import FaultyFiles
 from ..ledger.memory import MemoryFiles
 from ..topic import LocalPort, LocalTopic
@@ -72,7 +71,7 @@ class LocalBroker(ClosesOnExit):
         self.files = FaultyFiles(MemoryFiles(Random(seed)))  # noqa: S311
         """The disk, with faults on demand, see :class:`FaultyFiles`; another object after a restart."""
         self.entries = EntryFaults()
-        self._stores: list[LocalLogStore] = []
+        self._stores: list[FaultyStore] = []
         self._topics: dict[str, LocalTopic] = {}
         self._changing = asyncio.Lock()
         self._is_closed = False
@@ -88,11 +87,10 @@ class LocalBroker(ClosesOnExit):
 
     async def _open(self, name: str) -> LocalTopic:
         folder = f"/{name.encode().hex()}"
-        store = await LocalLogStore.open(folder, files=self.files, threads=2)
+        store = await FaultyStore.open(folder, files=self.files, threads=2)
+        store.faults = self.entries
         self._stores.append(store)
-        return await LocalTopic.open(
-            FaultyStore(store, self.entries), self._config, name=name, delayed=self._delayed, clock=self._clock
-        )
+        return await LocalTopic.open(store, self._config, name=name, delayed=self._delayed, clock=self._clock)
 
     async def subscribe(
         self,
