@@ -136,7 +136,7 @@ def test_entering_twice_keeps_the_first() -> None:
 
 @needs_broker
 async def test_two_side_by_side() -> None:
-    """Each broker has a port and a process of its own."""
+    """Each broker has its own port and process."""
     async with EmbeddedBroker() as one, EmbeddedBroker() as two:
         assert one.service_url != two.service_url
         assert is_running(one.pid)
@@ -209,7 +209,7 @@ async def test_cancelled_while_starting(stand_in: Callable[[str], None], folders
 
 
 def test_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package the error names the extra to install, and asking first tells the same."""
+    """Without the package the error names the extra to install, and so does the reason."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.delenv("PULSAR_LITE_BINARY", raising=False)
@@ -219,7 +219,7 @@ def test_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_binary_for_another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A binary that cannot be run here is told from a missing one, before and on entering."""
+    """A binary that cannot run here is distinguished from a missing one, before and on entering."""
     foreign = tmp_path / "pulsar-lite"
     foreign.write_bytes(b"\x7fELF\x00 for another processor")
     foreign.chmod(0o755)

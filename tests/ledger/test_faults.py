@@ -45,7 +45,7 @@ class SlowFiles(FaultyFiles):
         super().sync(descriptor)
 
     async def until_syncing(self, count: int) -> None:
-        """Wait until so many syncs have begun."""
+        """Wait until ``count`` syncs have begun."""
         while self.syncs < count:
             await asyncio.sleep(0.001)
 
@@ -192,7 +192,7 @@ class BlindFiles(FaultyFiles):
 
 
 async def test_place_without_rights(tmp_path: Path) -> None:
-    """Where it may not even be looked whether a log is there, that is the error, not that there is none."""
+    """If the folder must not even be read, the error says that, not that the log does not exist."""
     (tmp_path / "a.log").mkdir()
     files = BlindFiles(OsFiles())
     store = LocalLogStore(LogDirectory(files, tmp_path, 4096), ThreadPoolExecutor(1))
@@ -375,7 +375,7 @@ async def test_creation_that_is_cancelled_as_the_store_closes(tmp_path: Path) ->
 
 
 async def test_what_ends_after_the_store_is_told() -> None:
-    """Without its threads a log is closed where it is, appends are refused, and an error goes to whoever waits."""
+    """Without threads a log is closed in the loop's thread, appends are refused, and the caller gets errors."""
     executor = ThreadPoolExecutor(1)
     executor.shutdown()
     commit = GroupCommit(lambda _: 0, lambda error: error, executor)

@@ -56,7 +56,7 @@ def keys(memory: MemoryStore) -> list[str]:
 
 
 def since(objects: FaultyObjects, begin: int) -> str:
-    """Return the first letters of the requests since there were so many."""
+    """Return the first letters of the requests from number ``begin`` on."""
     return "".join(sorted(request[0] for request in objects.history[begin:]))
 
 
@@ -196,7 +196,7 @@ async def test_missing_objects(memory: MemoryStore) -> None:
 
 
 async def test_newer_and_wrong_objects(memory: MemoryStore) -> None:
-    """An object of a later version, one under another's name, and one of another kind are told."""
+    """An object of a later version, one under another's name, and one of another kind raise errors."""
     async with await open_objects(memory, threads=1) as store:
         await (await filled(store, 2)).aclose()
         first, second, third = (key for key in keys(memory) if key.startswith("logs/"))
@@ -451,7 +451,7 @@ async def test_failed_opening(store: ObjectLogStore, objects: FaultyObjects) -> 
 
 
 async def test_cancelled_while_being_put(memory: MemoryStore) -> None:
-    """An append that is cancelled while its put is under way is carried out all the same."""
+    """An append that is cancelled during its put is still carried out."""
     may_go = threading.Event()
     objects = FaultyObjects(memory)
     async with await open_objects(objects) as store:
@@ -477,7 +477,7 @@ async def test_cancelled_while_being_put(memory: MemoryStore) -> None:
 
 
 async def test_cancelled_creation(memory: MemoryStore) -> None:
-    """A log whose creation is cancelled is made all the same, and closed."""
+    """A log whose creation is cancelled is still made, and closed."""
     may_go = threading.Event()
     objects = FaultyObjects(memory)
     async with await open_objects(objects) as store:

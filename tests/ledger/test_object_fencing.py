@@ -1,4 +1,4 @@
-"""Several machines on one object store: whoever opens a log last writes to it, and the others are fenced."""
+"""Several machines on one object store: the last opener of a log writes to it, and the others are fenced."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shared:
         self._numbers = count()
 
     async def append(self, log: Log, records: int = 1) -> bool:
-        """Append records of a size of its own; return whether that was done."""
+        """Append records of this machine's size; return whether that succeeded."""
         data = [b"%d " % next(self._numbers) * (1 + each * 40) for each in range(records)]
         try:
             first = await log.append_many(data)
@@ -494,7 +494,7 @@ async def test_making_while_others_do() -> None:
 
 
 async def try_to_make(shared: Shared) -> None:
-    """Make the log, if there is none."""
+    """Make the log unless it exists."""
     try:
         await make(shared)
     except LogExistsError:

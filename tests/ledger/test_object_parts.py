@@ -89,7 +89,7 @@ def test_any_flipped_bit_is_found() -> None:
 
 
 def test_heads_that_are_told() -> None:
-    """A head of another kind, one that is no JSON of ours, and one that is cut are told apart."""
+    """A head of another kind, one with other JSON, and one that is cut raise different errors."""
     whole = encode("data", 7, {"writer": "w" * 5000})
     with pytest.raises(LogCorruptedError, match="of the kind 'data', not 'manifest'"):
         decode_whole(whole, PLACE, 7, "manifest")
@@ -173,7 +173,7 @@ def test_who_fenced_whom() -> None:
 
 
 def test_names() -> None:
-    """Names of slots, segments and folders are told from those of others."""
+    """Names of slots, segments and folders are distinguished from foreign names."""
     assert slot_number(slot_name(42)) == 42
     assert [slot_number(name) for name in ("42", "x" * 20, slot_name(1) + "x", "")] == [None] * 4
     assert segment_epoch(new_segment_name(7, 12)) == 12
