@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from ..errors import CursorFormatError, InvalidArgumentError
-from ..index import varint_bytes, whole_piece
+from ..index import varint_bytes, whole_section
 from ._batch import BatchSet
 from ._batch_sets import BatchSets
 from ._wire import INT64_MAX, deltas, messages
@@ -44,7 +44,7 @@ def batches_size(batches: BatchSets) -> int:
     """
     if not batches or batches.entries is None:
         return 0
-    piece = whole_piece(batches.entries)
+    piece = whole_section(batches.entries)
     entries = varint_bytes(piece.first) + piece.gap_bytes + piece.count - piece.range_count
     columns = entries, batches.size_bytes, batches.width_bytes, batches.unacked_bytes
     parts = -(-len(batches) // STEP)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ..errors import RedeliveryError
 from ..ids import MessageId, _fuller
+from ..index import TimeBuckets
 from ._events import NackEvent, Redelivered, RedeliveryFailed
-from ._schedule import NackSchedule
 
 
 class Landing(NamedTuple):
@@ -75,7 +75,7 @@ class Flight:
             return [message_id for message_id in dict.fromkeys(error.failed) if message_id in self]
         return self.ids
 
-    def wanted(self, ids: Sequence[MessageId], schedule: NackSchedule) -> Sequence[MessageId]:
+    def wanted(self, ids: Sequence[MessageId], buckets: TimeBuckets) -> Sequence[MessageId]:
         """Return those of ``ids`` that still have to come back.
 
         Not the acknowledged ones, and not those which were nacked meanwhile: their new deadline counts.
@@ -83,7 +83,7 @@ class Flight:
         if self.is_forgotten:
             return ()
         full = (_fuller(message_id, self._known.get(message_id, message_id)) for message_id in ids)
-        return [message_id for message_id in full if message_id not in self._acked and not schedule.learn(message_id)]
+        return [message_id for message_id in full if message_id not in self._acked and not buckets.learn(message_id)]
 
     def events(self, landing: Landing) -> Iterator[NackEvent]:
         """Return what hooks are told of the end."""

@@ -63,6 +63,7 @@ class Sender:
         self._is_plain = not _is_coroutine_function(redeliver)
         self._config = config
         self._schedule = schedule
+        self._buckets = schedule.buckets
         self._hooks = hooks
         self._collapse = collapse
         self._ahead = ahead
@@ -128,8 +129,8 @@ class Sender:
 
     def _earliest(self) -> int:
         if self._retry_flights >= self._max_retry_flights:
-            return self._schedule.earliest
-        return min(self._schedule.earliest, self.retries.earliest)
+            return self._buckets.earliest
+        return min(self._buckets.earliest, self.retries.earliest)
 
     def disarm(self) -> None:
         """Cancel the timer."""
@@ -232,7 +233,7 @@ class Sender:
         return self._next_fresh(now_ms) or self._next_retry(now_ms)
 
     def _next_fresh(self, now_ms: int) -> Flight | None:
-        due_at = self._schedule.earliest
+        due_at = self._buckets.earliest
         if due_at > now_ms:
             return None
         ids = self._schedule.pop_due(now_ms, self._config.max_batch)
@@ -248,11 +249,11 @@ class Sender:
         return None if retry is None else Flight(list(retry.ids.values()), retry.attempt)
 
     def _everything(self, now_ms: int) -> Flight | None:
-        due_at = self._schedule.earliest
+        due_at = self._buckets.earliest
         if due_at <= now_ms:
             self.counters.late_ms.append(now_ms - due_at)
         retries = self.retries.pop_all()
-        ids = join_ids([self._schedule.pop_all(), *(list(retry.ids.values()) for retry in retries)])
+        ids = join_ids([self._buckets.pop_all(), *(list(retry.ids.values()) for retry in retries)])
         return Flight(ids, max((retry.attempt for retry in retries), default=1)) if len(ids) else None
 
     async def _fly(self, flight: Flight) -> None:
@@ -317,7 +318,7 @@ class Sender:
         later = flights[flights.index(flight) + 1 :]
         return [
             message_id
-            for message_id in flight.wanted(failed, self._schedule)
+            for message_id in flight.wanted(failed, self._buckets)
             if not self._is_retried(message_id) and not any(other.learn(message_id) for other in later)
         ]
 
@@ -362,10 +363,10 @@ class Sender:
 
     def take_left(self) -> Sequence[MessageId]:
         """Take out everything that was not sent: in flight, retrying, pending."""
-        flying = [flight.wanted(flight.ids, self._schedule) for flight in self._flights]
+        flying = [flight.wanted(flight.ids, self._buckets) for flight in self._flights]
         retrying = [retry.ids.values() for retry in self.retries.pop_all()]
         loose = list(dict.fromkeys(itertools.chain(self._left, *flying, *retrying)))
-        return join_ids([loose, self._schedule.pop_all()])
+        return join_ids([loose, self._buckets.pop_all()])
 
 
 def _is_coroutine_function(call: Callable[..., object]) -> bool:

@@ -133,7 +133,7 @@ class NegativeAcksTracker:
         self._room = self._sender.room
         self._counters = self._sender.counters
         self._add = self._schedule.add
-        self._add_at = self._schedule.put
+        self._add_at = self._schedule.buckets.put
         self._cached_delay: object = _UNSET
         self._cached_ms = 0
         self._mask = -1

@@ -17,7 +17,7 @@ from pulsar_nack.cursor._encodings import Form, entries_size, smallest
 from pulsar_nack.cursor._ledger_acks import LedgerAcks
 from pulsar_nack.cursor._sizes import ledger_size
 from pulsar_nack.cursor._wire import Kind, kind_of
-from pulsar_nack.index import EntryRanges, pieces_of
+from pulsar_nack.index import EntryRanges, sections_of
 from tests.for_each import for_each
 from tests.tiers import sample
 
@@ -50,7 +50,7 @@ def state_of(entries: Iterable[int] = (), batches: dict[int, BatchSet] | None = 
 
 def form_of(state: LedgerAcks) -> Form:
     """Return the form in which entries that are one piece are written."""
-    (piece,) = pieces_of(state.ranges)
+    (piece,) = sections_of(state.ranges)
     return smallest(piece).form
 
 
@@ -115,7 +115,7 @@ def test_a_state_comes_back(state: LedgerAcks, ledger: int, limit: int) -> None:
 def test_the_smallest_form_is_taken(entries: set[int]) -> None:
     """K33: no form that is not chosen would be smaller."""
     state = state_of(entries)
-    for piece in pieces_of(state.ranges):
+    for piece in sections_of(state.ranges):
         lengths = piece.lengths()
         chosen = smallest(piece)
         sizes = {
@@ -192,7 +192,7 @@ def test_many_ranges_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("pulsar_nack.index._pieces.WINDOW", 1_000)
     entries = [*range(0, 1_000, 2), *range(1_000, 5_500), *range(5_600, 9_000, 90)]
     state = state_of(entries, {5_555: BatchSet(4, 1)})
-    assert len({smallest(piece).form for piece in pieces_of(state.ranges)}) == 3
+    assert len({smallest(piece).form for piece in sections_of(state.ranges)}) == 3
     parts = list(ledger_parts(state))
     assert len(parts) > 8
     assert decode_ledger(pack_ledger(4, parts)) == (4, state)

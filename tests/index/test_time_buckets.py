@@ -15,35 +15,36 @@ from pyroaring import BitMap, BitMap64
 
 from pulsar_nack import InvalidArgumentError, MessageId
 from pulsar_nack.index import NEVER, TimeBuckets, as_entries
-from pulsar_nack.index import _blocks as blocks_module
-from pulsar_nack.index import _growing as growing_module
-from pulsar_nack.index import _intake as intake_module
-from pulsar_nack.index import _positions as positions_module
-from pulsar_nack.index import _sealed as sealed_module
+from pulsar_nack.index import _chunks as chunks_module
+from pulsar_nack.index import _distant as distant_module
+from pulsar_nack.index import _inserter as inserter_module
+from pulsar_nack.index import _pending as pending_module
+from pulsar_nack.index import _sealer as sealer_module
 from pulsar_nack.index import _store as store_module
-from pulsar_nack.index._sealed import unseal
+from pulsar_nack.index import _sweep as sweep_module
+from pulsar_nack.index._chunks import unseal
 from tests.for_each import for_each
 from tests.tiers import examples, size
 
 SMALL: dict[tuple[Any, str], int] = {
-    (growing_module, "FOLD"): 2,
-    (growing_module, "_FOLD_EARLY"): 2,
-    (growing_module, "_FOLD_PLAIN"): 2,
-    (growing_module, "_MANY_OPEN"): 1,
-    (growing_module, "_MOST_OPEN"): 2,
-    (growing_module, "_WORTH_CLOSING"): 1,
-    (growing_module, "_SPLIT_AT"): 2,
-    (growing_module, "_GIVE_UP"): 2,
-    (blocks_module, "_LARGE"): 4,
-    (blocks_module, "_THIN"): 2,
+    (sealer_module, "FOLD"): 2,
+    (sealer_module, "_FOLD_EARLY"): 2,
+    (sealer_module, "_FOLD_PLAIN"): 2,
+    (sealer_module, "_MANY_OPEN"): 1,
+    (sealer_module, "_MOST_OPEN"): 2,
+    (sealer_module, "_WORTH_CLOSING"): 1,
+    (sealer_module, "_SPLIT_AT"): 2,
+    (sealer_module, "_GIVE_UP"): 2,
+    (distant_module, "_LARGE"): 4,
+    (distant_module, "_THIN"): 2,
     (store_module, "_FEW_PARTS"): 1,
-    (intake_module, "_SPAN"): 10,
-    (intake_module, "_SWEEP_AT"): 3,
-    (intake_module, "_SEAL_FROM"): 4,
-    (intake_module, "_STEPS"): 1,
-    (intake_module, "_MOST_APPENDS"): 2,
-    (intake_module, "_FEW"): 1,
-    (positions_module, "_FEW_EACH"): 1_000,
+    (inserter_module, "_WINDOW"): 10,
+    (sweep_module, "_SWEEP_AT"): 3,
+    (inserter_module, "_SEAL_FROM"): 4,
+    (sweep_module, "_STEPS"): 1,
+    (inserter_module, "_MOST_APPENDS"): 2,
+    (pending_module, "_FEW_ADDED"): 1,
+    (pending_module, "_FEW_EACH"): 1_000,
 }
 """Limits that force the rare paths: few ids already fold, sweep, make blocks and split them."""
 
@@ -58,40 +59,41 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def check(buckets: TimeBuckets) -> None:
     """Assert the invariants that the heads of the index's files state."""
-    buckets._settle()
-    store, positions = buckets._store, buckets._positions
-    assert len(positions.pending) == len(buckets)
-    assert set(store.starts) == {*store.open, *store.chunks, *store.rests}
+    store, pending, earliest = buckets._store, buckets._pending, buckets._earliest
+    pending.settle()
+    stale, covered = store.stale, store.ranges.covered
+    assert len(pending.numbers) == len(buckets)
+    assert set(store.starts) == {*store.open, *store.chunks.by_start, *store.draining}
     assert list(store.starts) == sorted(store.starts)
-    ranges = [(window.low, window.high) for window in store.windows]
-    assert len(store.windows.covered) == sum(high - low + 1 for low, high in ranges)
-    starts = {*store.starts, *(window.start for window in store.windows)}
+    assert len(covered) == sum(each.high - each.low + 1 for each in store.ranges)
+    starts = {*store.starts, *(each.start for each in store.ranges)}
     found: dict[int, list[int]] = {}
     for start in starts:
-        for number in store.content(start):
+        for number in store.live_numbers(start):
             found.setdefault(number, []).append(start)
-    for block in store.blocks.by_base.values():
-        assert block.base > buckets.earliest
-        for start, numbers in block.by_start():
-            for number in store.copies.living(positions.bitmap(numbers), positions.pending, start):
+    for group in store.distant.by_base.values():
+        assert group.base > buckets.earliest
+        for start, numbers in group.by_start():
+            for number in stale.live_copies(pending.bitmap_type(numbers), pending.numbers, start):
                 found.setdefault(number, []).append(start)
-    assert store.blocks.count == sum(map(len, store.blocks.by_base.values()))
-    assert set(found) == set(positions.pending)
+    assert store.distant.count == sum(map(len, store.distant.by_base.values()))
+    assert set(found) == set(pending.numbers)
     doubled = {number for number, where in found.items() if len(where) > 1}
-    assert doubled <= set(store.copies.doubled)
-    if store.copies.stale:
-        assert max(store.copies.stale) <= buckets._guard
-    if store.windows.covered:
-        assert max(store.windows.covered) <= buckets._guard
-    for used in (positions.pending, store.windows.covered, store.copies.stale):
+    assert doubled <= set(stale.doubled)
+    assert max(stale.numbers, default=-1) <= stale.top
+    assert max(covered, default=-1) == store.ranges.top
+    assert not (earliest.is_kept(earliest.start) and earliest.start in store.appends)
+    for start, append in store.appends.items():
+        assert append.__self__ is store.open[start]  # type: ignore[attr-defined]
+    for used in (pending.numbers, covered, stale.numbers):
         for number in used:
-            slot = positions.slots.by_index.get(number >> 16)
-            if slot is not None and slot is positions.slot and buckets._top <= slot.base + 0xFFFF:
-                assert number <= buckets._top
-            elif slot is not None:
-                assert number <= slot.top
+            block = pending.blocks.by_index.get(number >> 16)
+            if block is not None and block is pending.block and buckets._inserter._top <= block.base + 0xFFFF:
+                assert number <= buckets._inserter._top
+            elif block is not None:
+                assert number <= block.top
             else:
-                assert used is store.windows.covered
+                assert used is covered
 
 
 ENTRIES = st.integers(0, 40)
@@ -170,8 +172,8 @@ class IndexMachine(RuleBasedStateMachine):
         self.now += by
         got = [
             message_id
-            for slot, numbers in self.buckets.pop_parts(self.now)
-            for message_id in slot.message_ids(numbers.to_array())
+            for block, numbers in self.buckets.pop_parts(self.now)
+            for message_id in block.message_ids(numbers.to_array())
         ]
         due = {message_id for message_id, start in self.starts.items() if start <= self.now}
         assert sorted(got) == sorted(due)
@@ -180,9 +182,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(steps=st.one_of(st.none(), st.integers(1, 3)))
     def sweep(self, steps: int | None) -> None:
-        if self.buckets._sweep is None:
-            self.buckets._sweep = self.buckets._store.sweep()
-        self.buckets._go_on_sweeping(steps)
+        if len(self.buckets):
+            self.buckets._sweeper.sweep(steps)
 
     @rule()
     def clear(self) -> None:
@@ -237,7 +238,7 @@ def test_ids_in_order_cost_next_to_nothing() -> None:
     buckets = TimeBuckets()
     for entry in range(100_000):
         buckets.put(MessageId(5, entry), entry // 2500 * 256)
-    assert len(buckets._store.windows) >= 38
+    assert len(buckets._store.ranges) >= 38
     assert buckets.bytes < 60_000
 
 
@@ -248,7 +249,7 @@ def test_an_id_from_another_bucket_dissolves_the_window_over_it() -> None:
         buckets.put(MessageId(5, entry), 100)
     buckets.put(MessageId(5, 5_000), 200)
     buckets.put(MessageId(5, 6_000), 300)
-    assert len(buckets._store.windows) > 0
+    assert len(buckets._store.ranges) > 0
     buckets.put(MessageId(5, 1_001), 250)
     check(buckets)
     assert list(buckets.pop(100)) == [MessageId(5, entry) for entry in range(0, 2_000, 2)]
@@ -298,19 +299,19 @@ def test_slots_are_given_back() -> None:
     for ledger in range(2, 5_000):
         buckets.put(MessageId(ledger, 7), ledger)
         assert list(buckets.pop(ledger)) == [MessageId(ledger, 7)]
-    assert len(buckets._positions.slots) < 200
+    assert len(buckets._pending.blocks) < 200
 
 
 def test_more_slots_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more slots than fit, numbers go over to 64 bits and nothing is lost, doubled or moved."""
-    monkeypatch.setattr("pulsar_nack.index._positions.SLOT_SIZE", 8)
+    monkeypatch.setattr("pulsar_nack.index._pending.BLOCK_SIZE", 8)
     buckets = TimeBuckets()
     monkeypatch.undo()
     ids = [MessageId(ledger, 1, -1, ledger % 3 - 1) for ledger in range(1, 40)]
     chunked = MessageId(50, 3, first_chunk=MessageId(50, 1))
     for message_id in [*ids[:6], chunked, *ids[6:]]:
         assert buckets.put(message_id, 100 - message_id.ledger)
-    assert buckets._positions.is_wide
+    assert buckets._pending.is_wide
     assert not buckets.put(ids[20], 5)
     assert buckets.discard(ids[3])
     assert buckets.put_entries(60, as_entries(range(100)), 200) == 100
@@ -384,7 +385,7 @@ def test_thin_buckets_lie_in_blocks_and_fire_in_time() -> None:
     }
     for message_id, start in starts.items():
         assert buckets.put(message_id, start)
-    assert buckets._store.blocks.count > 30_000
+    assert buckets._store.distant.count > 30_000
     assert buckets.bytes < 16 * len(starts)
     cancelled = [message_id for message_id in starts if chance.random() < 0.3]
     for message_id in cancelled:
@@ -408,8 +409,8 @@ def test_a_block_that_is_no_longer_thin_is_split() -> None:
         buckets.put(MessageId(1, entry), entry << 20)
     for entry in range(100_000):
         buckets.put(MessageId(2, entry), (1_500 << 20) + (chance.randrange(64) << 8))
-    assert buckets._store.blocks.count < 40_000
-    assert buckets._store.chunks
+    assert buckets._store.distant.count < 40_000
+    assert buckets._store.chunks.by_start
     assert len(list(buckets.pop((1_500 << 20) + 0x4000))) == 101_501
     check(buckets)
 
@@ -454,7 +455,7 @@ def test_gaps_are_read_as_they_were_written() -> None:
     for bitmap, typecode, base in ((BitMap, "I", 1 << 31), (BitMap64, "Q", 1 << 40)):
         for most in (2, 128, 255):
             flat = array(typecode, accumulate((chance.randrange(1, most + 1) for _ in range(700)), initial=base))
-            packed = sealed_module._gaps(flat)
+            packed = chunks_module._gaps(flat)
             assert packed is not None
             assert unseal(packed, bitmap).to_array() == flat
         for beyond in (
@@ -463,7 +464,7 @@ def test_gaps_are_read_as_they_were_written() -> None:
             [base + 5, base],
             [base, base + 9, base + 8],
         ):
-            assert sealed_module._gaps(array(typecode, beyond)) is None
+            assert chunks_module._gaps(array(typecode, beyond)) is None
 
 
 @pytest.mark.parametrize("typecode", ["I", "Q"])
@@ -475,10 +476,10 @@ def test_numbers_are_packed_in_any_order(typecode: str) -> None:
         for count in (1, 2, 3, 100, 500):
             for numbers in (chance.sample(range(1 << 31, (1 << 31) + spread), min(spread, count)) for _ in range(5)):
                 for flat in (array(typecode, numbers), array(typecode, sorted(numbers))):
-                    chunk = sealed_module.pack(flat, bitmap)
+                    chunk = chunks_module.pack(flat, bitmap)
                     kinds.add(chunk[0])
                     assert unseal(chunk, bitmap) == bitmap(flat)
-                    assert min(flat) & ~0xFFFF <= sealed_module.where_begins(chunk) <= min(flat)
+                    assert min(flat) & ~0xFFFF <= chunks_module.where_begins(chunk) <= min(flat)
                     assert len(chunk) <= 30 + flat.itemsize * len(flat)
     assert len(kinds) == 3
 
@@ -489,10 +490,10 @@ def test_parts_that_reach_over_each_other_are_joined() -> None:
     ids = [MessageId(ledger, entry) for ledger in range(size(20, fast=5)) for entry in range(0, 65_536, 13)]
     for message_id in chance.sample(ids, len(ids)):
         buckets.put(message_id, 1_000)
-    chunks = buckets._store.chunks[1_000]
+    chunks = buckets._store.chunks.by_start[1_000]
     first = len(ids) * 7 // 10
     assert len(chunks) < 48
-    assert buckets._store.chunk_bytes == sum(len(chunk) + sealed_module.OBJECT_BYTES for chunk in chunks)
+    assert buckets._store.chunks._bytes == sum(len(chunk) + chunks_module._OBJECT_BYTES for chunk in chunks)
     check(buckets)
     assert list(buckets.pop(1_000, first)) == ids[:first]
     assert list(buckets.pop(1_000)) == ids[first:]
@@ -507,7 +508,7 @@ def test_where_a_sealed_part_begins(typecode: str) -> None:
         for spread in (700, 7_000, 300_000, 60_000_000):
             for numbers in (range(base, base + spread), [base + chance.randrange(spread) for _ in range(500)]):
                 content = bitmap(array(typecode, numbers[:70_000]))
-                chunk = sealed_module.seal(bitmap(content))
+                chunk = chunks_module.seal(bitmap(content))
                 kinds.add(chunk[0])
-                assert content.min() & ~0xFFFF <= sealed_module.where_begins(chunk) <= content.min()
+                assert content.min() & ~0xFFFF <= chunks_module.where_begins(chunk) <= content.min()
     assert len(kinds) == 3

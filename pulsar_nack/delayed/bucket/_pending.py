@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from ...ids import Position
-from ...index import EntrySets
+from ...index import PositionSet
 from ._columns import Index
 
 _make = tuple.__new__
@@ -15,7 +15,7 @@ _MEASURED: Final = 64
 _SWEEP: Final = 512
 
 
-class Pending(EntrySets):
+class Pending(PositionSet):
     """A set of positions, for many at once.
 
     A bitmap of which more and more is taken out grows: a run becomes two. So ledgers are measured, and compressed, in
@@ -125,14 +125,14 @@ class Pending(EntrySets):
         find = self._ledgers.get
         return [index for index in indexes if index[2] in find(index[1], ())]
 
-    def includes(self, other: EntrySets) -> bool:
+    def includes(self, other: PositionSet) -> bool:
         """Return whether all of another one is in it. O(ledgers), and the bitmaps' own comparing."""
         return all(
             (held := self._ledgers.get(ledger)) is not None and asked.issubset(held)
             for ledger, asked in other._ledgers.items()
         )
 
-    def take_over(self, other: EntrySets) -> int:
+    def take_over(self, other: PositionSet) -> int:
         """Move all of another one here; return how many are new. Below 1 us a ledger that is not here, 3 for others."""
         before = self._count
         both = self._ledgers.keys() & other._ledgers.keys()

@@ -16,7 +16,7 @@ from pulsar_nack.delayed.bucket._merge import MergeFeed
 from pulsar_nack.delayed.bucket._mutable import MutableBucket
 from pulsar_nack.delayed.bucket._pending import Pending
 from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
-from pulsar_nack.index import EntrySets
+from pulsar_nack.index import PositionSet
 from tests.for_each import for_each
 from tests.tiers import size
 
@@ -205,7 +205,7 @@ def test_entries_that_are_not_all_new() -> None:
 
 def test_many_ledgers_are_taken_over_at_once() -> None:
     """Beyond some ledgers that both have sizes are not measured; they are no smaller than they should be."""
-    one, other, measured = Pending(), Pending(), EntrySets()
+    one, other, measured = Pending(), Pending(), PositionSet()
     for ledger in range(100):
         for entry in range(0, 50, 2):
             one.add(ledger, entry)

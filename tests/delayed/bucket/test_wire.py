@@ -19,7 +19,7 @@ from pulsar_nack.delayed.bucket._wire import (
     encode_metadata,
     messages,
 )
-from pulsar_nack.index import EntrySets
+from pulsar_nack.index import PositionSet
 from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
 
@@ -61,7 +61,7 @@ def test_parts_make_a_segment() -> None:
 
 def test_metadata_come_back() -> None:
     """Rows are read as they were written; bitmaps go through as they are."""
-    sets = EntrySets()
+    sets = PositionSet()
     sets.add(3, 4)
     rows = [SegmentRow(1, 2, sets.dump()), SegmentRow(2, 9, {})]
     assert decode_metadata(encode_metadata(rows)) == rows

@@ -1,9 +1,9 @@
-"""Acknowledged entries as they are written down: cut into pieces, each as edges of ranges, as bits, or measured.
+"""Acknowledged entries in the forms in which they are stored: cut into sections, as lengths of ranges or as bits.
 
-A piece is a bitmap whose lowest entry is moved to 0. How many bytes the lengths of its ranges take as varints is found
-without listing them: of a bitmap ``b``, ``b & b.shift(-k)`` is what is left when each run loses k entries at its end.
-Doubling k leaves, after seven steps, one run for each run of 128 entries or more, which are those that take a second
-byte; and so on. This takes microseconds where a list of the lengths takes hundreds of them.
+How many bytes the lengths of the ranges take as varints is computed without listing them: of a bitmap ``b``,
+``b & b.shift(-k)`` is what is left when each run loses k entries at its end. Doubling k leaves, after seven steps, one
+run for each run of 128 entries or more, which are those that take a second byte; and so on. This takes microseconds,
+a list of the lengths hundreds of them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pyroaring import BitMap, BitMap64
 from ._ranges import EntryRanges
 
 WHOLE: Final = 1 << 16
-"""Entries with no more ranges than this are one piece."""
+"""Entries with no more ranges than this are one section."""
 WINDOW: Final = 1 << 20
-"""Entries from the lowest to the highest of a piece, where there are several pieces."""
+"""How many entries a section spans at most, if there are several."""
 _VARINT_BITS: Final = 7
 _SLICE: Final = 1 << 13
 _FEW: Final = 128
@@ -36,28 +36,28 @@ _DENSE_SPAN: Final = 1 << 28
 _TO_FLAGS: Final = bytes.maketrans(b"01", b"\0\1")
 
 
-def pieces_of(ranges: EntryRanges) -> Iterator[Piece]:
-    """Cut entries into pieces, lowest first; a range may lie in several. Nothing for no entries."""
+def sections_of(ranges: EntryRanges) -> Iterator[Section]:
+    """Yield the sections of some entries, lowest first; a range may lie in several. None without entries."""
     bits = ranges._bits
     if ranges.range_count <= WHOLE:
         if ranges.range_count:
-            yield whole_piece(ranges)
+            yield whole_section(ranges)
         return
     first, top = bits.min(), bits.max()
     while first <= top:
         part = bits & type(bits)(range(first, min(first + WINDOW, top + 1)))
-        yield Piece(part, first, part.max(), _runs(part))
+        yield Section(part, first, part.max(), _runs(part))
         first = top + 1 if part.max() == top else bits.next_set_bit(first + WINDOW)
 
 
-def whole_piece(ranges: EntryRanges) -> Piece:
-    """Return entries, at least one, as one piece."""
+def whole_section(ranges: EntryRanges) -> Section:
+    """Return all entries, at least one, as one section."""
     bits = ranges._bits
-    return Piece(bits, bits.min(), bits.max(), ranges.range_count)
+    return Section(bits, bits.min(), bits.max(), ranges.range_count)
 
 
-class Piece:
-    """Some entries, at least one; immutable, and must be used before what it was made of changes.
+class Section:
+    """Some entries of a ledger, at least one. It is read-only, and invalid when the ranges it was made of change.
 
     :param bits: a bitmap of the entries
     :param range_count: how many ranges they form
@@ -70,7 +70,7 @@ class Piece:
         self.first = first
         """The lowest entry."""
         self.span = last - first + 1
-        """How many entries there are from the lowest to the highest, both included."""
+        """How many entries lie between the lowest and the highest, including both."""
         self.count = len(bits)
         self.range_count = range_count
 
@@ -83,13 +83,13 @@ class Piece:
 
     @property
     def gap_bytes(self) -> int:
-        """Return how many bytes the lengths of what lies between the ranges take as varints."""
+        """Return how many bytes the lengths of the gaps between the ranges take as varints."""
         if self._is_listed:
             return sum(map(varint_bytes, self.lengths()[1::2]))
         return self.range_count - 1 + _longer(self._bits.flip(self.first, self.first + self.span))
 
     def lengths(self) -> list[int]:
-        """Return the lengths of a range, of what lies between it and the next, and so on, up to the last range."""
+        """Return the length of the first range, of the gap after it, of the next range, and so on."""
         if self.range_count == 1:
             return [self.span]
         bits = self._bits
@@ -102,7 +102,7 @@ class Piece:
         return entries
 
     def words(self) -> bytes:
-        """Return the entries as bits: bit i is entry ``first + i``, the lowest bit of the lowest byte first."""
+        """Return the entries as bits: bit i is entry ``first + i``, beginning with the lowest bit of the first byte."""
         first, span = self.first, self.span
         is_full = 2 * self.count > span
         chosen = self._bits.flip(first, first + span) if is_full else self._bits
@@ -115,12 +115,12 @@ class Piece:
 
     @property
     def _is_listed(self) -> bool:
-        """Return whether to list the lengths: they are few, or a bitmap of what is left out would be too large."""
+        """Return whether to list the lengths: they are few, or a bitmap of the gaps would be too large."""
         return self.range_count <= _FEW or self.span > _DENSE_SPAN
 
 
 def add_runs(ranges: EntryRanges, runs: Iterable[tuple[int, int]]) -> None:
-    """Add (first, end) pairs, the end not in it, of which nothing is there; all below 2**63. O(pairs) and one count."""
+    """Add ranges as (first, end) pairs, without the end; none of the entries may be there. O(pairs) and one count."""
     for first, end in runs:
         ranges._fit(end - 1)
         ranges._bits.add_range(first, end)
@@ -128,9 +128,9 @@ def add_runs(ranges: EntryRanges, runs: Iterable[tuple[int, int]]) -> None:
 
 
 def add_entries(ranges: EntryRanges, entries: Iterable[int]) -> tuple[int, int]:
-    """Add ascending entries, none of which is there, all below 2**63; in slices, so that it takes little memory.
+    """Add ascending entries, none of which may be there, all below 2**63; in slices, to use little memory.
 
-    :returns: the last of them and how many they are; ``(-1, 0)`` for none
+    :returns: the last entry and the number of entries; ``(-1, 0)`` for none
     """
     rest = iter(entries)
     last, count = -1, 0
@@ -144,11 +144,11 @@ def add_entries(ranges: EntryRanges, entries: Iterable[int]) -> tuple[int, int]:
 
 
 def add_words(ranges: EntryRanges, data: bytes, first: int) -> tuple[int, int]:
-    """Add entries that are written as bits, see :meth:`Piece.words`, none of which is there or reaches 2**63.
+    """Add entries in the form of :meth:`Section.words`, none of which may be there or reach 2**63.
 
-    Done in slices, so that it takes little more memory than the bits and the result.
+    Works in slices, so that it takes little more memory than the bits and the result.
 
-    :returns: what follows the last of them, and how many they are; ``(first, 0)`` for none
+    :returns: the entry after the last one, and the number of entries; ``(first, 0)`` for none
     """
     end, count = first, 0
     if first + 8 * len(data) < _NARROW:
@@ -168,7 +168,7 @@ def add_words(ranges: EntryRanges, data: bytes, first: int) -> tuple[int, int]:
 
 
 def _add_words_at_once(ranges: EntryRanges, data: bytes, first: int) -> tuple[int, int]:
-    """Add bits as the containers of a roaring bitmap (RoaringFormatSpec): those with many bits are bits there too."""
+    """Add bits as containers of a serialized roaring bitmap (RoaringFormatSpec), which has the same bits if dense."""
     low = first & (_CONTAINER - 1)
     bits = int.from_bytes(data, "little") << low
     size = -(-bits.bit_length() // _CONTAINER)
@@ -201,7 +201,7 @@ def varint_bytes(value: int) -> int:
 
 
 def _update(ranges: EntryRanges, entries: Iterable[int]) -> None:
-    """Add entries that fit, without counting: an array of the right width is by far the quickest."""
+    """Add entries that fit, without counting. By far the fastest way is an array of the right width."""
     kind = "Q" if isinstance(ranges._bits, BitMap64) else "I"
     ranges._bits.update(array(kind, entries))
 
@@ -211,7 +211,7 @@ def _runs(bits: Any) -> int:
 
 
 def _longer(bits: Any) -> int:
-    """Return how many bytes the lengths of the runs take as varints beyond one each."""
+    """Return how many bytes the lengths of the runs take as varints, beyond one byte each."""
     total = steps = 0
     left, by = bits, 1
     while left:

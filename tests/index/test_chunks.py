@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
-from pulsar_nack.index._sealed import seal, unseal
+from pulsar_nack.index._chunks import seal, unseal
 
 NUMBERS = st.one_of(
     st.sets(st.integers(0, 2**32 - 1), min_size=1, max_size=200),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack.index import EntryRanges, add_entries, add_runs, add_words, pieces_of, varint_bytes
-from pulsar_nack.index import _pieces as module
+from pulsar_nack.index import EntryRanges, add_entries, add_runs, add_words, sections_of, varint_bytes
+from pulsar_nack.index import _sections as module
 from tests.for_each import for_each
 from tests.tiers import sample
 
@@ -48,23 +48,23 @@ def test_a_varint_takes_a_byte_for_seven_bits(value: int, size: int) -> None:
 
 
 @given(ENTRIES)
-def test_a_piece_knows_its_lengths_and_their_sizes(entries: set[int]) -> None:
+def test_a_section_knows_its_lengths_and_their_sizes(entries: set[int]) -> None:
     """Lengths, and the bytes that they take as varints, are those of a dumb look at each entry."""
     check_lengths(entries)
 
 
 def check_lengths(entries: set[int]) -> None:
-    """Compare a piece with a dumb look at each entry."""
+    """Compare a section with a dumb look at each entry."""
     ranges = ranges_of(entries)
     runs = runs_of(entries)
     lengths = [end - first for first, end in runs]
     gaps = [after[0] - before[1] for before, after in pairwise(runs)]
-    (piece,) = pieces_of(ranges)
-    assert (piece.first, piece.span, piece.count) == (min(entries), max(entries) - min(entries) + 1, len(entries))
-    assert piece.lengths()[::2] == lengths
-    assert piece.lengths()[1::2] == gaps
-    assert piece.run_bytes == sum(map(varint_bytes, lengths))
-    assert piece.gap_bytes == sum(map(varint_bytes, gaps))
+    (section,) = sections_of(ranges)
+    assert (section.first, section.span, section.count) == (min(entries), max(entries) - min(entries) + 1, len(entries))
+    assert section.lengths()[::2] == lengths
+    assert section.lengths()[1::2] == gaps
+    assert section.run_bytes == sum(map(varint_bytes, lengths))
+    assert section.gap_bytes == sum(map(varint_bytes, gaps))
 
 
 @given(st.one_of(NEAR, LONG), st.integers(0, 2**40))
@@ -79,13 +79,13 @@ def test_sizes_are_found_without_a_list(entries: set[int], base: int) -> None:
 def test_bits_and_back(entries: set[int], base: int) -> None:
     """Bits are those of the entries, from the first one on, and give the same entries again."""
     wanted = {entry + base for entry in entries}
-    (piece,) = pieces_of(ranges_of(wanted))
-    words = piece.words()
+    (section,) = sections_of(ranges_of(wanted))
+    words = section.words()
     digits = bin(int.from_bytes(words, "little"))[:1:-1]
-    assert {piece.first + at for at, digit in enumerate(digits) if digit == "1"} == wanted
-    assert len(words) == (piece.span + 7) // 8
+    assert {section.first + at for at, digit in enumerate(digits) if digit == "1"} == wanted
+    assert len(words) == (section.span + 7) // 8
     back = EntryRanges()
-    assert add_words(back, words, piece.first) == (max(wanted) + 1, len(wanted))
+    assert add_words(back, words, section.first) == (max(wanted) + 1, len(wanted))
     assert back == ranges_of(wanted)
     back._verify()
 
@@ -121,26 +121,26 @@ def test_entries_are_added_in_slices(entries: set[int]) -> None:
 
 
 def test_nothing_has_no_piece() -> None:
-    """Of no entries there is no piece."""
-    assert list(pieces_of(EntryRanges())) == []
+    """Of no entries there is no section."""
+    assert list(sections_of(EntryRanges())) == []
 
 
 @pytest.mark.parametrize("base", [0, 2**40])
 def test_many_ranges_are_cut(base: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries with many ranges are several pieces, which together are the entries, though ranges are cut."""
+    """Entries with many ranges are several sections, which together are the entries, though ranges are cut."""
     monkeypatch.setattr(module, "WHOLE", 3)
     monkeypatch.setattr(module, "WINDOW", 100)
     entries = {base + entry for entry in [*range(5, 130), 200, 201, *range(230, 460), 1000, 5000]}
-    pieces = list(pieces_of(ranges_of(entries)))
+    sections = list(sections_of(ranges_of(entries)))
     found = EntryRanges()
     end = -1
-    for piece in pieces:
-        assert piece.first >= end
-        end = piece.first + piece.span
-        assert piece.span <= 100
-        assert piece.range_count == (len(piece.lengths()) + 1) // 2
-        add_words(found, piece.words(), piece.first)
-    assert len(pieces) > 3
+    for section in sections:
+        assert section.first >= end
+        end = section.first + section.span
+        assert section.span <= 100
+        assert section.range_count == (len(section.lengths()) + 1) // 2
+        add_words(found, section.words(), section.first)
+    assert len(sections) > 3
     assert found == ranges_of(entries)
 
 

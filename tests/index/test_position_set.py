@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_nack.index import EntrySets
+from pulsar_nack.index import PositionSet
 
 POSITIONS = st.tuples(st.integers(0, 4), st.one_of(st.integers(0, 20), st.integers(65_530, 65_540)))
 
@@ -14,7 +14,7 @@ POSITIONS = st.tuples(st.integers(0, 4), st.one_of(st.integers(0, 20), st.intege
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard", "trim"]), POSITIONS)))
 def test_behaves_as_a_set(steps: list[tuple[str, tuple[int, int]]]) -> None:
     """Adding, discarding and trimming tell what they did and keep the count, as a plain set of pairs would."""
-    sets, model = EntrySets(), set[tuple[int, int]]()
+    sets, model = PositionSet(), set[tuple[int, int]]()
     for step, position in steps:
         before = len(model)
         if step == "add":
@@ -35,7 +35,7 @@ def test_behaves_as_a_set(steps: list[tuple[str, tuple[int, int]]]) -> None:
 @given(st.sets(POSITIONS), st.integers(0, 12))
 def test_takes_the_first(positions: set[tuple[int, int]], limit: int) -> None:
     """The first ones are taken out in order of position, and the rest stays."""
-    sets = EntrySets()
+    sets = PositionSet()
     for position in positions:
         sets.add(*position)
     assert sets.take(limit) == sorted(positions)[:limit]
@@ -45,7 +45,7 @@ def test_takes_the_first(positions: set[tuple[int, int]], limit: int) -> None:
 
 def test_goes_through_portable_bitmaps() -> None:
     """What is dumped is read again, once; the bytes are those of the portable form that other languages read."""
-    sets, copy = EntrySets(), EntrySets()
+    sets, copy = PositionSet(), PositionSet()
     for entry in (1, 5, 70_000):
         sets.add(9, entry)
     dumped = sets.dump()
@@ -55,25 +55,10 @@ def test_goes_through_portable_bitmaps() -> None:
     assert set(copy) == {(9, 1), (9, 5), (9, 70_000)}
 
 
-@given(st.sets(POSITIONS), st.sets(POSITIONS))
-def test_absorbs_another(mine: set[tuple[int, int]], theirs: set[tuple[int, int]]) -> None:
-    """Joining two leaves the other one as it was and tells how many were new."""
-    sets, other = EntrySets(), EntrySets()
-    for position in mine:
-        sets.add(*position)
-    for position in theirs:
-        other.add(*position)
-    assert sets.absorb(other) == len(theirs - mine)
-    assert set(sets) == mine | theirs
-    assert len(sets) == len(mine | theirs)
-    sets.clear()
-    assert set(other) == theirs
-
-
 @pytest.mark.parametrize("bad", [b"", b"x", b"\xff" * 40])
 def test_refuses_what_is_no_bitmap(bad: bytes) -> None:
     """Bytes that are no bitmap are an error that changes nothing."""
-    sets = EntrySets()
+    sets = PositionSet()
     with pytest.raises(ValueError, match=f"{len(bad)} bytes that are not"):
         sets.update(1, bad)
     assert len(sets) == sets.ledgers == sets.bytes == 0
@@ -81,7 +66,7 @@ def test_refuses_what_is_no_bitmap(bad: bytes) -> None:
 
 def test_memory_follows_what_is_in_it() -> None:
     """Ledgers that are full take next to nothing, and nothing at all when they are gone."""
-    sets = EntrySets()
+    sets = PositionSet()
     for ledger in range(4):
         for entry in range(20_000):
             sets.add(ledger, entry)

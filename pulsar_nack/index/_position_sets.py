@@ -1,0 +1,338 @@
+"""Three sets of positions: of many entries in little memory, of intervals, and in order.
+
+:class:`PositionSet` has one 32-bit bitmap for each ledger and can be exchanged as portable roaring bitmaps.
+:class:`PositionRanges` takes intervals of any positions, as Pulsar writes them. :class:`OrderedPositions` is sorted.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from pyroaring import BitMap
+from sortedcontainers import SortedSet
+
+from ..errors import InvalidArgumentError
+from ..ids import Position
+from ._ranges import EntryRanges
+
+MAX_ENTRY: Final = 2**32 - 1
+_LEDGER_BYTES: Final = 250
+
+
+class PositionSet:
+    """A set of positions with entries below 2**32. Adding, discarding, looking up and the length are O(1).
+
+    ``bytes`` is about how many bytes are held: a ledger is measured and compressed when another one begins.
+    """
+
+    __slots__ = ("_count", "_last", "_ledgers", "_sizes", "bytes")
+
+    def __init__(self) -> None:
+        self._ledgers: dict[int, Any] = {}
+        self._sizes: dict[int, int] = {}
+        self._last = -1
+        self._count = 0
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((ledger, entry) for ledger, entries in self._ledgers.items() for entry in entries)
+
+    def __contains__(self, position: tuple[int, int]) -> bool:
+        entries = self._ledgers.get(position[0])
+        return entries is not None and position[1] in entries
+
+    @property
+    def ledgers(self) -> int:
+        """Return how many ledgers have entries in the set."""
+        return len(self._ledgers)
+
+    def add(self, ledger: int, entry: int) -> bool:
+        """Add an entry, at most :data:`MAX_ENTRY`; return whether it is new."""
+        if ledger != self._last:
+            self._measure(self._last)
+            self._last = ledger
+        entries = self._ledgers.get(ledger)
+        if entries is None:
+            entries = self._new(ledger)
+        elif entry in entries:
+            return False
+        entries.add(entry)
+        self._count += 1
+        return True
+
+    def discard(self, ledger: int, entry: int) -> bool:
+        """Remove an entry; return whether it was there."""
+        entries = self._ledgers.get(ledger)
+        if entries is None or entry not in entries:
+            return False
+        entries.remove(entry)
+        self._count -= 1
+        if not entries:
+            self._drop(ledger)
+        return True
+
+    def update(self, ledger: int, portable: bytes) -> int:
+        """Add the entries of a portable bitmap; return how many are new. O(bytes).
+
+        :raises ValueError: the bytes are not a bitmap; nothing has changed
+        """
+        added = parse(portable)
+        if not added:
+            return 0
+        entries = self._ledgers.get(ledger)
+        if entries is None:
+            entries = self._new(ledger)
+        before = len(entries)
+        entries |= added
+        self._count += len(entries) - before
+        self._measure(ledger)
+        return len(entries) - before
+
+    def trim(self, ledger: int, entry: int) -> int:
+        """Remove all positions up to one, including it; return how many were removed. O(ledgers)."""
+        before = self._count
+        for passed in [each for each in self._ledgers if each < ledger]:
+            self._count -= len(self._ledgers[passed])
+            self._drop(passed)
+        if ledger in self._ledgers and entry >= 0:
+            self._cut(ledger, entry)
+        return before - self._count
+
+    def take(self, limit: int) -> list[tuple[int, int]]:
+        """Remove and return the lowest positions, at most ``limit``. O(taken + ledgers log ledgers)."""
+        taken: list[tuple[int, int]] = []
+        for ledger in sorted(self._ledgers):
+            if len(taken) >= limit:
+                break
+            found = [(ledger, entry) for entry in islice(self._ledgers[ledger], limit - len(taken))]
+            taken += found
+            self._cut(ledger, found[-1][1])
+        return taken
+
+    def dump(self) -> dict[int, bytes]:
+        """Return a portable bitmap for each ledger. O(entries)."""
+        portable = {}
+        for ledger, entries in self._ledgers.items():
+            entries.run_optimize()
+            portable[ledger] = entries.serialize()
+        return portable
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._ledgers.clear()
+        self._sizes.clear()
+        self._count = self.bytes = 0
+        self._last = -1
+
+    def _cut(self, ledger: int, entry: int) -> None:
+        entries = self._ledgers[ledger]
+        self._count -= len(entries)
+        entries.remove_range(0, entry + 1)
+        self._count += len(entries)
+        if not entries:
+            self._drop(ledger)
+
+    def _new(self, ledger: int) -> Any:
+        entries = self._ledgers[ledger] = BitMap()
+        self._sizes[ledger] = _LEDGER_BYTES
+        self.bytes += _LEDGER_BYTES
+        return entries
+
+    def _drop(self, ledger: int) -> None:
+        del self._ledgers[ledger]
+        self.bytes -= self._sizes.pop(ledger)
+
+    def _measure(self, ledger: int) -> None:
+        entries = self._ledgers.get(ledger)
+        if entries is None:
+            return
+        entries.run_optimize()
+        entries.shrink_to_fit()
+        found = entries.get_statistics()
+        kinds = ("array", "run", "bitset")
+        size = _LEDGER_BYTES + sum(int(found[f"n_bytes_{kind}_containers"]) for kind in kinds)
+        self.bytes += size - self._sizes[ledger]
+        self._sizes[ledger] = size
+
+
+def portable_bitmap(entries: array[int]) -> bytes:
+    """Return a portable bitmap of entries (typecode ``I``), like :meth:`PositionSet.dump`. About 10 ns an entry."""
+    bitmap = BitMap(entries)
+    bitmap.run_optimize()
+    return bytes(bitmap.serialize())
+
+
+def parse(portable: bytes) -> Any:
+    """Read a portable 32-bit bitmap.
+
+    :raises ValueError: the bytes are not one
+    """
+    try:
+        return BitMap.deserialize(portable)
+    except (ValueError, IndexError):
+        raise ValueError(f"{len(portable)} bytes that are not a 32-bit roaring bitmap") from None
+
+
+class PositionRange(NamedTuple):
+    """The positions above ``lower`` up to ``upper``; entry -1 is before the first entry of a ledger."""
+
+    lower: Position
+    upper: Position
+
+
+class PositionRanges:
+    """A set of positions that is written and read as intervals (lower, upper].
+
+    It does not know how many entries a ledger has. So an interval that ends in a later ledger than it begins in
+    contains the entries of the later ledger from 0 on, and in its first ledger the entries up to the highest one that
+    the set has already. Nothing is known about the ledgers in between.
+
+    Everything except iterating is O(log) in the ranges of a ledger; a ledger without entries is removed.
+    """
+
+    __slots__ = ("_ledgers",)
+
+    def __init__(self, ranges: Iterable[tuple[tuple[int, int], tuple[int, int]]] = ()) -> None:
+        self._ledgers: dict[int, EntryRanges] = {}
+        for lower, upper in ranges:
+            self.add_range(lower, upper)
+
+    def __bool__(self) -> bool:
+        return bool(self._ledgers)
+
+    def __len__(self) -> int:
+        return sum(len(entries) for entries in self._ledgers.values())
+
+    def __contains__(self, position: tuple[int, int]) -> bool:
+        entries = self._ledgers.get(position[0])
+        return entries is not None and position[1] in entries
+
+    def __iter__(self) -> Iterator[PositionRange]:
+        """Yield the intervals, lowest first. None reaches from one ledger into another."""
+        for ledger in sorted(self._ledgers):
+            for first, last in self._ledgers[ledger].ranges():
+                yield PositionRange(Position(ledger, first - 1), Position(ledger, last))
+
+    @property
+    def first(self) -> PositionRange | None:
+        """Return the lowest interval, None if the set is empty."""
+        return next(iter(self), None)
+
+    @property
+    def last(self) -> PositionRange | None:
+        """Return the highest interval, None if the set is empty."""
+        if not self._ledgers:
+            return None
+        ledger = max(self._ledgers)
+        last = self._ledgers[ledger].last_range
+        return None if last is None else PositionRange(Position(ledger, last[0] - 1), Position(ledger, last[1]))
+
+    @property
+    def span(self) -> PositionRange | None:
+        """Return the interval from below the lowest position to the highest one, None if the set is empty."""
+        first, last = self.first, self.last
+        return None if first is None or last is None else PositionRange(first.lower, last.upper)
+
+    def add(self, ledger: int, entry: int) -> bool:
+        """Add one position; return whether it is new.
+
+        :raises InvalidArgumentError: ledger or entry is out of range; nothing has changed
+        """
+        _checked((ledger, entry - 1), (ledger, entry))
+        return self._of(ledger).add(entry)
+
+    def add_range(self, lower: tuple[int, int], upper: tuple[int, int]) -> None:
+        """Add the positions above ``lower`` up to ``upper``; see the class for intervals over several ledgers.
+
+        :raises InvalidArgumentError: upper is below lower, or a ledger or entry is out of range; nothing has changed
+        """
+        begin, end = _checked(lower, upper)
+        if begin.ledger == end.ledger:
+            if begin.entry < end.entry:
+                self._of(end.ledger).add_range(begin.entry + 1, end.entry)
+            return
+        known = self._ledgers.get(begin.ledger)
+        highest = None if known is None else known.last
+        if known is not None and highest is not None and highest > begin.entry + 1:
+            known.add_range(begin.entry + 1, highest)
+        if end.entry >= 0:
+            self._of(end.ledger).add_range(0, end.entry)
+
+    def discard_range(self, lower: tuple[int, int], upper: tuple[int, int]) -> int:
+        """Remove the positions above ``lower`` up to ``upper``, in all ledgers between; return how many there were.
+
+        :raises InvalidArgumentError: upper is below lower, or a ledger or entry is out of range
+        """
+        begin, end = _checked(lower, upper)
+        gone = 0
+        for ledger in [ledger for ledger in self._ledgers if begin.ledger <= ledger <= end.ledger]:
+            entries = self._ledgers[ledger]
+            first = begin.entry + 1 if ledger == begin.ledger else 0
+            last = end.entry if ledger == end.ledger else entries.last or 0
+            if first <= last:
+                gone += entries.discard_range(first, last)
+            if not entries:
+                del self._ledgers[ledger]
+        return gone
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._ledgers.clear()
+
+    def _of(self, ledger: int) -> EntryRanges:
+        entries = self._ledgers.get(ledger)
+        if entries is None:
+            entries = self._ledgers[ledger] = EntryRanges()
+        return entries
+
+
+def _checked(lower: tuple[int, int], upper: tuple[int, int]) -> tuple[Position, Position]:
+    begin, end = Position(*lower), Position(*upper)
+    if not (begin <= end and begin.ledger >= 0 and min(begin.entry, end.entry) >= -1):
+        raise InvalidArgumentError("range", (begin, end), "a lower position and one that is not below it")
+    if max(begin.entry, end.entry, end.ledger) >= 2**63:
+        raise InvalidArgumentError("range", (begin, end), "ledgers and entries below 2**63")
+    return begin, end
+
+
+class OrderedPositions:
+    """A sorted set of some thousand positions. Adding, removing and looking up are O(log n)."""
+
+    __slots__ = ("_positions",)
+
+    def __init__(self, positions: Iterable[Position] = ()) -> None:
+        self._positions: SortedSet[Position] = SortedSet(positions)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __contains__(self, position: object) -> bool:
+        return position in self._positions
+
+    def __iter__(self) -> Iterator[Position]:
+        return iter(self._positions)
+
+    def add(self, position: Position) -> None:
+        """Add a position."""
+        self._positions.add(position)
+
+    def update(self, positions: Iterable[Position]) -> None:
+        """Add positions."""
+        self._positions.update(positions)
+
+    def discard(self, position: Position) -> None:
+        """Remove a position if it is there."""
+        self._positions.discard(position)
+
+    def discard_through(self, last: Position | None) -> None:
+        """Remove all positions up to one, including it; None: all positions."""
+        if last is None:
+            self._positions.clear()
+        else:
+            del self._positions[: self._positions.bisect_right(last)]
