@@ -60,13 +60,13 @@ def _is_monotonic(loop: asyncio.AbstractEventLoop) -> bool:
 class WakeUp:
     """One timer: calls ``call(at_ms)`` once when ``at_ms`` is reached; ``at_ms`` is None while none is set.
 
-    :param ahead: seconds by which to call before the time; works on the loop's own clock only, because other clocks
-        count whole ms. :attr:`ahead_ns` is the value in effect
+    :param lead_time: seconds by which to call before the time; works on the loop's own clock only, because other clocks
+        count whole ms. :attr:`lead_time_ns` is the value in effect
     :raises InvalidArgumentError: no loop runs and the clock is not an AlarmClock, so nothing could call back
     """
 
     __slots__ = (
-        "_ahead",
+        "_lead_time",
         "_alarm_clock",
         "_call",
         "_cancel",
@@ -75,24 +75,24 @@ class WakeUp:
         "_longest_ms",
         "_now_ms",
         "_number",
-        "ahead_ns",
+        "lead_time_ns",
         "at_ms",
         "early",
         "loop",
     )
 
-    def __init__(self, clock: Clock, call: Callable[[int], None], ahead: float = 0.0) -> None:
+    def __init__(self, clock: Clock, call: Callable[[int], None], lead_time: float = 0.0) -> None:
         self._now_ms = clock.now_ms
         self._call = call
         self._alarm_clock = clock if isinstance(clock, AlarmClock) else None
         self._is_loop_clock = isinstance(clock, LoopClock)
         self._longest_ms = MAX_DELAY_MS if is_steady(clock) else LOOK_EACH_MS
         self.loop = None if self._alarm_clock else _running_loop(clock)
-        self.ahead_ns = 0
+        self.lead_time_ns = 0
         if self.loop is not None and self._is_loop_clock and _is_monotonic(self.loop):
-            self.ahead_ns = round(ahead * 1e9)
-            self._now_ms = lambda: (time.monotonic_ns() + self.ahead_ns) // NS_PER_MS
-        self._ahead = self.ahead_ns / 1e9
+            self.lead_time_ns = round(lead_time * 1e9)
+            self._now_ms = lambda: (time.monotonic_ns() + self.lead_time_ns) // NS_PER_MS
+        self._lead_time = self.lead_time_ns / 1e9
         self._context = contextvars.copy_context()
         self._cancel: Callable[[], object] | None = None
         self._number = 0
@@ -124,7 +124,7 @@ class WakeUp:
         delay = min(max(at_ms - now_ms, 0), self._longest_ms)
         run = partial(self._run, self._number, is_look=at_ms - now_ms > delay)
         if self._is_loop_clock and not is_retry and delay < MAX_DELAY_MS:
-            self._cancel = self.loop.call_at(at_ms / 1000 - self._ahead, run, context=self._context).cancel
+            self._cancel = self.loop.call_at(at_ms / 1000 - self._lead_time, run, context=self._context).cancel
         else:
             self._cancel = self.loop.call_later(delay / 1000, run, context=self._context).cancel
 

@@ -83,7 +83,7 @@ class Holds:
             clock=clock,
             hooks=hooks,
             collapse=self.ways.only_rewinds,
-            ahead=self.ways.ahead,
+            lead_time=self.ways.ahead,
         )
 
     def hold(self, record: Record, delay_ms: int, payload: Delivery | None) -> None:
@@ -214,7 +214,7 @@ class Holds:
         if self._note is not None and not record.is_local:
             self._note("hold", record.id, record.redelivery_count, reason="busy batch mates")
         early_ms = record.due_at_ms - self._clock.now_ms()
-        is_last_ms = early_ms == 1 and not record.is_local and self.tracker.ahead > 0
+        is_last_ms = early_ms == 1 and not record.is_local and self.tracker.lead_time > 0
         must_wait = early_ms > 0 and (record.is_ahead or is_last_ms)
         record.is_local, record.is_ahead = True, False
         if must_wait:
