@@ -66,18 +66,18 @@ class WakeUp:
     """
 
     __slots__ = (
-        "_lead_time",
         "_alarm_clock",
         "_call",
         "_cancel",
         "_context",
         "_is_loop_clock",
+        "_lead_time",
         "_longest_ms",
         "_now_ms",
         "_number",
-        "lead_time_ns",
         "at_ms",
         "early",
+        "lead_time_ns",
         "loop",
     )
 
