@@ -1,6 +1,6 @@
-"""Cheap reading of clocks, and one timer that works on any clock.
+"""Fast reading of clocks, and a timer that works with any clock.
 
-A *ticker* returns nanoseconds, so that on a real loop it can be the C function itself; its user divides. How a
+A *ticker* returns nanoseconds, so that for a real loop it can be the C function itself; its caller divides. How a
 :class:`WakeUp` waits depends on the clock:
 
 - a clock that is moved by hand (:class:`~pulsar_nack.AlarmClock`) calls back itself;
@@ -34,7 +34,7 @@ Ticker = Callable[[], int]
 
 
 def ticker_of(clock: Clock, loop: asyncio.AbstractEventLoop) -> Ticker:
-    """Return a function that returns ``clock``'s time in ns."""
+    """Return a function that returns the time of ``clock`` in ns."""
     if isinstance(clock, MonotonicClock) or (isinstance(clock, LoopClock) and _is_monotonic(loop)):
         return time.monotonic_ns
     now_ms = clock.now_ms
@@ -58,7 +58,7 @@ def _is_monotonic(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class WakeUp:
-    """One timer: calls ``call(at_ms)`` once when ``at_ms`` is reached; ``at_ms`` is None while none is set.
+    """A timer: calls ``call(at_ms)`` once when ``at_ms`` is reached; ``at_ms`` is None while it is not set.
 
     :param lead_time: seconds by which to call before the time; works on the loop's own clock only, because other clocks
         count whole ms. :attr:`lead_time_ns` is the value in effect
@@ -101,7 +101,7 @@ class WakeUp:
         """How often the loop called too early, apart from the regular reads of a clock that may be set."""
 
     def set(self, at_ms: int, now_ms: int) -> None:
-        """Set the timer to ``at_ms`` instead of its present time; a past time fires at once."""
+        """Set the timer to ``at_ms`` instead of its present time; for a past time it fires at once."""
         if at_ms == self.at_ms:
             return
         self.cancel()

@@ -303,7 +303,7 @@ class LogLockedError(LedgerError):
 
 
 class LogFencedError(LedgerError):
-    """Another writer took the log over or deleted it, on object storage; nothing was written. Open it to take it back."""
+    """Another writer took the log over or deleted it, on object storage; nothing was written. Reopen it to own it."""
 
     _problem = "another writer opened it later, or it was deleted; nothing was changed here"
 

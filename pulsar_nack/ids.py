@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Self, TypeGuard, cast
 
+from ._check import INT64_MAX
 from ._id_codec import IdFields, decode_id, encode_id
 from .errors import InvalidArgumentError
 
 __all__ = ["MessageId", "Position"]
 
-_INT64_MAX: Final = 2**63 - 1
 _INT32_MAX: Final = 2**31 - 1
 _MAX_CHUNKS: Final = 1_000_000
 
@@ -64,8 +64,8 @@ class MessageId(_Identity):
         chunks: Sequence[tuple[int, int]] = (),
     ) -> Self:
         """Check every field, and make the id."""
-        _check("ledger", ledger, -1, _INT64_MAX)
-        _check("entry", entry, -1, _INT64_MAX)
+        _check("ledger", ledger, -1, INT64_MAX)
+        _check("entry", entry, -1, INT64_MAX)
         _check("partition", partition, -1, _INT32_MAX)
         _check("batch_index", batch_index, -1, _INT32_MAX)
         _check("batch_size", batch_size, 0, _INT32_MAX)
@@ -202,7 +202,7 @@ def _fuller(one: MessageId, other: MessageId) -> MessageId:
 
 def _names_message(position: object) -> TypeGuard[MessageId]:
     """Return whether this is the id of a message, rather than of an end of a topic (earliest, latest) or a time."""
-    return isinstance(position, MessageId) and 0 <= position.entry < _INT64_MAX
+    return isinstance(position, MessageId) and 0 <= position.entry < INT64_MAX
 
 
 def _check_stored(value: object, field: str) -> None:
@@ -240,8 +240,8 @@ def _as_positions(chunks: object) -> tuple[Position, ...]:
 def _as_position(value: object, field: str) -> Position:
     if not isinstance(value, tuple | list) or len(value) < len(Position._fields):
         raise InvalidArgumentError(field, value, "a ledger and an entry")
-    _check(field, value[0], 0, _INT64_MAX)
-    _check(field, value[1], 0, _INT64_MAX)
+    _check(field, value[0], 0, INT64_MAX)
+    _check(field, value[1], 0, INT64_MAX)
     return Position(value[0], value[1])
 
 

@@ -122,6 +122,7 @@ def test_is_bounded() -> None:
         "_connect",
         "_delays",
         "_foreign",
+        "_id_codec",
         "_lifetime",
         "_version",
         "_wake_up",

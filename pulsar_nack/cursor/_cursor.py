@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from .._check import config_of
-from .._lifetime import NOWHERE, OfOneLoop, home_of
+from .._lifetime import NO_THREAD, LoopBound, loop_thread_of
 from ..config import DELAYED_PREFIX, CursorConfig
 from ..errors import ClosedError, InvalidArgumentError, LogFencedError, WouldBlockError
 from ..ledger import LocalLogStore, LogStore
@@ -52,7 +52,7 @@ _LOOK_EVERY: Final = 256
 _FEW_RANGES: Final = 5_000
 
 
-class Cursor(OfOneLoop, CursorFigures):
+class Cursor(LoopBound, CursorFigures):
     """What a subscription has acknowledged, kept in memory within bounds, and on a store of logs.
 
     Made by :meth:`open` or :meth:`open_local`, ended by :meth:`aclose`, or use it with ``async with``. What is
@@ -76,7 +76,7 @@ class Cursor(OfOneLoop, CursorFigures):
         limit = self._cache.limit
         self._crowd = math.inf if limit is None else limit // 16
         self._is_crowded = False
-        self._is_closed, self._home = False, home_of(self._loop)
+        self._is_closed, self._home = False, loop_thread_of(self._loop)
         self._apply = self._state.acknowledge
 
     # --- opening and closing -----------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Cursor(OfOneLoop, CursorFigures):
         if not self._is_closed:
             self._check_loop("the cursor")
         if self._closing is None:
-            self._is_closed, self._home = True, NOWHERE
+            self._is_closed, self._home = True, NO_THREAD
             self._closing = asyncio.get_running_loop().create_task(self._close(), name="pulsar_nack.Cursor close")
             self._closing.add_done_callback(retrieve)
         await asyncio.shield(self._closing)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from .._check import check_callable, check_clock, check_has, config_of
-from .._lifetime import OfOneLoop
+from .._lifetime import LoopBound
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
 from ..errors import ClosedError, InvalidArgumentError, NotOpenError
@@ -46,7 +46,7 @@ class _Request:
     on_due: Callable[[], object] | None
 
 
-class DelayedDeliveryTrackerFactory(OfOneLoop):
+class DelayedDeliveryTrackerFactory(LoopBound):
     """Makes trackers: in memory, in buckets, or such that hold nothing back; ``config`` says which.
 
     In buckets, a tracker whose storage does not start, or whose recovery fails or is not done within

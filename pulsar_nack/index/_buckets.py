@@ -62,7 +62,7 @@ class TimeBuckets:
 
     @property
     def earliest(self) -> int:
-        """Return the start of the first bucket that has a pending id, ``NEVER`` if there is none. O(1)."""
+        """Return the start of the first bucket that has a pending id, ``NEVER`` without one. O(1)."""
         return self._earliest.start
 
     @property

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from .._check import INT64_MAX
 from ._sealer import Sealer
 from ._store import BucketStore
 
-NEVER: Final = (1 << 63) - 1
+NEVER: Final = INT64_MAX
 """The start of the earliest bucket while nothing is pending; later than every start, which has to fit into 63 bits."""
 
 _MANY: Final = 16_384

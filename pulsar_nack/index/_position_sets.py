@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from pyroaring import BitMap
 from sortedcontainers import SortedSet
 
+from .._check import INT64_MAX
 from ..errors import InvalidArgumentError
 from ..ids import Position
 from ._ranges import EntryRanges
@@ -296,7 +297,7 @@ def _checked(lower: tuple[int, int], upper: tuple[int, int]) -> tuple[Position, 
     begin, end = Position(*lower), Position(*upper)
     if not (begin <= end and begin.ledger >= 0 and min(begin.entry, end.entry) >= -1):
         raise InvalidArgumentError("range", (begin, end), "a lower position and one that is not below it")
-    if max(begin.entry, end.entry, end.ledger) >= 2**63:
+    if max(begin.entry, end.entry, end.ledger) > INT64_MAX:
         raise InvalidArgumentError("range", (begin, end), "ledgers and entries below 2**63")
     return begin, end
 

@@ -2,7 +2,7 @@
 
 An open array is *folded* (sealed as an id range or a chunk, and emptied) when it is long, and *closed* (folded and
 dropped) when it has not grown between two looks. One or two buckets are looked at whenever a bucket is opened, so
-nothing is scanned. Closing only guesses that no more will come: a bucket that gets another number is opened again.
+nothing is scanned. Closing is only a guess: a bucket that gets another number is opened again.
 
 A part is first tried as an id range. In some streams that never succeeds; after many failures only some of the parts
 are tried.
@@ -123,7 +123,7 @@ class Sealer:
             self.split(group.base)
 
     def first_start(self) -> int | None:
-        """Return the start of the earliest bucket, None if there is none; the groups before it are split. O(1)."""
+        """Return the start of the earliest bucket; None without one; the groups before it are split. O(1)."""
         store = self._store
         first = store.first_start()
         while (base := store.distant.first_base()) is not None and (first is None or base <= first):

@@ -90,7 +90,7 @@ class BucketStore:
     # -- starts ------------------------------------------------------------------------------------------------------
 
     def first_start(self) -> int | None:
-        """Return the start of the earliest bucket that is not distant, None if there is none. O(1)."""
+        """Return the start of the earliest bucket that is not distant; None without one. O(1)."""
         first = self.ranges.first_start()
         if not self.starts:
             return first

@@ -43,12 +43,6 @@ def count_entries(entries: Any) -> int:
         raise InvalidArgumentError("entries", entries, "a range, a sequence, or an array of one dimension") from None
 
 
-def check_count(count: object) -> None:
-    """Raise unless ``count`` is a redelivery count."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise InvalidArgumentError("redelivery_count", count, "an integer of at least 0")
-
-
 def backoff_ms(backoff: Backoff, count: int) -> int:
     """Return the delay of a backoff in ms.
 

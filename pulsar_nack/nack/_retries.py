@@ -81,7 +81,7 @@ class Retries:
         return True
 
     def pop_due(self, now_ms: int) -> Retry | None:
-        """Remove and return the first retry that is due, None if there is none."""
+        """Remove and return the first retry that is due; None without one."""
         if self.earliest > now_ms:
             return None
         _, _, retry = heapq.heappop(self._heap)

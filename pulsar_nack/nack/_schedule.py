@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-from .._check import config_of
+from .._check import INT64_MAX, config_of
 from .._delays import MAX_DELAY_MS
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
@@ -110,7 +110,7 @@ class NackSchedule:
 
         :raises InvalidArgumentError: names the ledger or the entry; nothing has changed
         """
-        if type(ledger) is not int or not 0 <= ledger < 1 << 63:
+        if type(ledger) is not int or not 0 <= ledger <= INT64_MAX:
             raise InvalidArgumentError("ledger", ledger, "an integer from 0 to 2**63 - 1")
         start = self.bucket_start(now_ms, delay_ms)
         return self.buckets.put_entries(ledger, as_entries(entries), start)

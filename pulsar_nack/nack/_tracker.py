@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from .._check import check_callable, check_clock, check_flag, config_of
+from .._check import check_callable, check_clock, check_flag, check_integer, config_of
 from .._delays import Delay, delay_ms
-from .._lifetime import NOWHERE, check_loop, home_of
+from .._lifetime import NO_THREAD, check_loop, loop_thread_of
 from .._wake_up import NS_PER_MS, is_steady
 from ..backoff import Backoff, as_backoff
 from ..clock import Clock, LoopClock
@@ -29,7 +29,7 @@ from ..config import NackConfig
 from ..errors import ClosedError, NotOpenError
 from ..ids import MessageId, _check_stored
 from ..index import as_entries
-from ._arguments import backoff_ms, check_count, check_ids, check_lead_time, count_entries
+from ._arguments import backoff_ms, check_ids, check_lead_time, count_entries
 from ._events import Closed, HookLike, Hooks
 from ._retries import Retries
 from ._schedule import NackSchedule
@@ -132,7 +132,7 @@ class NegativeAcksTracker:
         self._keeps_start = True
         self._task: SendingTask | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = NOWHERE
+        self._thread = NO_THREAD
         self._unsent: Sequence[MessageId] | None = None
 
     async def __aenter__(self) -> Self:
@@ -142,7 +142,7 @@ class NegativeAcksTracker:
         self._sender.open(clock)
         self._keeps_start = is_steady(clock)
         self._loop = asyncio.get_running_loop()
-        self._thread = home_of(self._loop)
+        self._thread = loop_thread_of(self._loop)
         self._ticks = self._sender.ticks
         self._yielded_at = self._now = self._ticks()
         self._state = _OPEN
@@ -202,7 +202,7 @@ class NegativeAcksTracker:
         :raises WrongLoopError: called in another event loop or thread than the tracker's; all methods raise this
         """
         if redelivery_count is not _NO_COUNT:
-            check_count(redelivery_count)
+            check_integer("redelivery_count", redelivery_count, 0)
         delay_ms = self._cached_ms if delay is self._cached_delay else self._resolve(delay, redelivery_count)
         capacity = self._capacity
         if capacity.free <= capacity.reserved or get_ident() != self._thread._thread_id:
@@ -291,7 +291,7 @@ class NegativeAcksTracker:
 
     async def _nack_in_line(self, message_id: MessageId, delay: Delay | None, redelivery_count: int) -> None:
         _check_stored(message_id, "id")
-        check_count(redelivery_count)
+        check_integer("redelivery_count", redelivery_count, 0)
         delay_ms = self._resolve(delay, redelivery_count)
         self._ensure_open()
         if message_id not in self:

@@ -14,7 +14,7 @@ from typing import Any, Self, overload
 
 from .._check import check_flag, clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
-from .._lifetime import OfOneLoop
+from .._lifetime import LoopBound
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
@@ -50,7 +50,7 @@ from ._trackers import Trackers
 from ._trimming import Trimming
 
 
-class LocalTopic(OfOneLoop):
+class LocalTopic(LoopBound):
     """A topic whose broker is this object: durable, ordered, with the four kinds of subscriptions.
 
     Made by :meth:`open`; close it with :meth:`aclose`, or use it with ``async with``. What :meth:`publish` returned for

@@ -237,7 +237,9 @@ async def test_clocks_of_whole_milliseconds_are_not_ahead() -> None:
         assert tracker.lead_time == 0.0005
     sent: list[int] = []
     clock = ManualClock()
-    async with NegativeAcksTracker(lambda _: sent.append(clock.now_ms()), EXACT, clock=clock, lead_time=0.0005) as tracker:
+    async with NegativeAcksTracker(
+        lambda _: sent.append(clock.now_ms()), EXACT, clock=clock, lead_time=0.0005
+    ) as tracker:
         await settle()
         assert tracker.lead_time == 0
         due_at = clock.now_ms() + 10

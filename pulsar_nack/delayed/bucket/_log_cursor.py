@@ -25,7 +25,7 @@ from types import MappingProxyType, TracebackType
 from typing import Final, NamedTuple, Self
 
 from ..._delays import Delay, delay_seconds
-from ..._lifetime import OfOneLoop
+from ..._lifetime import LoopBound
 from ...config import DELAYED_PREFIX
 from ...errors import (
     ClosedError,
@@ -59,7 +59,7 @@ class _Waiting(NamedTuple):
     done: asyncio.Future[None]
 
 
-class LogDelayedCursor(OfOneLoop):
+class LogDelayedCursor(LoopBound):
     """A :class:`~pulsar_nack.DelayedCursor` on a store of logs; one at a time has it open.
 
     Made by :meth:`open`, ended by :meth:`aclose` before its store is closed, or use it with ``async with``.

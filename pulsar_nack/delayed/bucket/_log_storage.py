@@ -23,7 +23,7 @@ from typing import Final, Self
 
 from ..._check import check_clock, check_has, check_kind, check_list, check_text
 from ..._delays import Delay, delay_seconds
-from ..._lifetime import OfOneLoop
+from ..._lifetime import LoopBound
 from ...clock import Clock, WallClock
 from ...errors import (
     ClosedError,
@@ -49,7 +49,7 @@ APPEND: Final = 1 << 23
 _MOST_PER_APPEND: Final = 15 << 20
 
 
-class LogSnapshotStorage(OfOneLoop):
+class LogSnapshotStorage(LoopBound):
     """A :class:`~pulsar_nack.BucketSnapshotStorage` on a store of logs, which is closed by its owner afterwards.
 
     A snapshot that is damaged, cut or something else raises :class:`~pulsar_nack.SnapshotFormatError`; one that a later

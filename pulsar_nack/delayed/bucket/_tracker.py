@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..._check import check_flag, check_has, check_text, clock_of, config_of
-from ..._lifetime import NOWHERE, OfOneLoop, home_of
+from ..._lifetime import NO_THREAD, LoopBound, loop_thread_of
 from ..._wake_up import WakeUp
 from ...clock import Clock
 from ...config import BucketConfig
@@ -40,7 +40,7 @@ _NAME: Final = "BucketDelayedDeliveryTracker"
 _RECOVERY_PATIENCE: Final = 5.0
 
 
-class BucketDelayedDeliveryTracker(OfOneLoop):
+class BucketDelayedDeliveryTracker(LoopBound):
     """Holds back delayed messages of one subscription, most of the index on storage; it survives a restart (PIP-195).
 
     Times are exact to the ms. Not strict, a message may be taken out up to a tick before its time; strict, it never is.
@@ -56,7 +56,7 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
     ) -> None:
         self._config = config
         self._now_ms = clock.now_ms
-        self._home = NOWHERE  # the thread whose calls need no further check
+        self._home = NO_THREAD  # the thread whose calls need no further check
         self._on_due = on_due
         self._ticks = Ticks(
             config.delayed_delivery_tick_time_millis, is_strict=config.is_delayed_delivery_deliver_at_time_strict
@@ -356,13 +356,13 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
         """Stop: snapshots stay, what is under way is given up, ``on_due`` is not called any more. Idempotent."""
         if not self._is_closed:
             self._check_loop("the tracker")
-        self._is_closed, self._home = True, NOWHERE
+        self._is_closed, self._home = True, NO_THREAD
         self._wake_up.cancel()
         await self._worker.aclose()
 
     def _check_home(self) -> None:
         self._ensure_open()
-        self._home = home_of(self._loop)
+        self._home = loop_thread_of(self._loop)
 
     def _ensure_open(self) -> None:
         if self._is_closed:
