@@ -12,7 +12,7 @@ from ..backoff import Backoff, as_backoff
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import InvalidArgumentError
-from ..nack import HookLike
+from ..nack import NackHook
 from ..nack._events import Hooks
 from ._dead_letter import DeadLetterPolicy
 from ._port import PortTraits
@@ -48,7 +48,7 @@ def checked(
     unacked_limit: int | None,
     ack_memory: Delay,
     dead_letter: DeadLetterPolicy | None,
-    hooks: Sequence[HookLike],
+    hooks: Sequence[NackHook],
     durable: DurableHome | None,
     durable_ttl: Delay,
     max_ack_state_bytes: int,

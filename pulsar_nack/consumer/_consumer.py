@@ -34,7 +34,7 @@ from ..errors import (
     NotOpenError,
 )
 from ..ids import MessageId, _names_message
-from ..nack import HookLike
+from ..nack import NackHook
 from ._acks import Acks
 from ._batches import is_same_topic
 from ._checks import checked, refuse_unknown
@@ -146,7 +146,7 @@ class Consumer(ClosesWhenDropped):
         unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
         ack_memory: Delay = 10.0,
         dead_letter: DeadLetterPolicy | None = None,
-        hooks: Sequence[HookLike] = (),
+        hooks: Sequence[NackHook] = (),
         clock: Clock | None = None,
         durable: DurableHome | None = None,
         durable_ttl: Delay = DEFAULT_DURABLE_TTL,

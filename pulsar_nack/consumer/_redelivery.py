@@ -15,7 +15,7 @@ from ..clock import Clock
 from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
-from ..nack import HookLike, NegativeAcksTracker, RedeliveryCallback
+from ..nack import NackHook, NegativeAcksTracker, RedeliveryCallback
 from ._batches import EntryKey, entry_key, is_member
 from ._local_store import LocalStore
 from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
@@ -49,7 +49,7 @@ class Holds:
         config: NackConfig,
         *,
         clock: Clock,
-        hooks: Sequence[HookLike],
+        hooks: Sequence[NackHook],
         show: Callable[[Delivery, Record], None],
         freed: Callable[[], None],
         waits: Callable[[Record, int], None],

@@ -13,7 +13,7 @@ from ..backoff import Backoff
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import AlreadyEnteredError, InvalidArgumentError
-from ..nack import HookLike
+from ..nack import NackHook
 from ._checks import refuse_unknown
 from ._consumer import (
     DEFAULT_DURABLE_TTL,
@@ -89,7 +89,7 @@ def subscribe(
     unacked_limit: int | None = DEFAULT_UNACKED_LIMIT,
     ack_memory: Delay = 10.0,
     dead_letter: DeadLetterPolicy | None = None,
-    hooks: Sequence[HookLike] = (),
+    hooks: Sequence[NackHook] = (),
     clock: Clock | None = None,
     durable: DurableHome | None = None,
     durable_ttl: Delay = DEFAULT_DURABLE_TTL,

@@ -7,7 +7,7 @@ Errors that it raises are counted (``statistics().hook_errors``) and never reach
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,15 +85,12 @@ class NackHook(Protocol):
         ...
 
 
-HookLike = Callable[[NackEvent], None]
-
-
 class Hooks:
     """Calls all hooks in order, and counts the errors that they raise."""
 
     __slots__ = ("_hooks", "errors")
 
-    def __init__(self, hooks: Sequence[HookLike]) -> None:
+    def __init__(self, hooks: Sequence[NackHook]) -> None:
         check_list("hooks", hooks, "a list of callables that take one event")
         self._hooks = tuple(hooks)
         for index, hook in enumerate(self._hooks):

@@ -30,7 +30,7 @@ from ..errors import ClosedError, NotOpenError
 from ..ids import MessageId, _check_stored
 from ..index import as_entries
 from ._arguments import backoff_ms, check_ids, check_lead_time, count_entries
-from ._events import Closed, HookLike, Hooks
+from ._events import Closed, Hooks, NackHook
 from ._retries import Retries
 from ._schedule import NackSchedule
 from ._sender import RedeliveryCallback, Sender
@@ -102,7 +102,7 @@ class NegativeAcksTracker:
         *,
         backoff: Backoff | Delay | Sequence[Delay] | None = None,
         clock: Clock | None = None,
-        hooks: Sequence[HookLike] = (),
+        hooks: Sequence[NackHook] = (),
         collapse: bool = False,
         lead_time: float = 0.0,
         random: Callable[[], float] = random.random,

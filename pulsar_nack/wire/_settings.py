@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..consumer import ConsumerTrace, DeadLetterPolicy, Redelivery
     from ..ids import MessageId
     from ..ledger import LogStore
-    from ..nack import HookLike
+    from ..nack import NackHook
     from ._producer_options import AccessMode, Compression, ProducerOptions
     from ._routing import Hashing, Router
     from ._schema_info import SchemaInfo
@@ -52,7 +52,7 @@ class ConsumerSettings(TypedDict, total=False):
     unacked_limit: int | None
     ack_memory: Delay
     dead_letter: DeadLetterPolicy | None
-    hooks: Sequence[HookLike]
+    hooks: Sequence[NackHook]
     clock: Clock | None
     durable: str | PathLike[str] | LogStore | None
     durable_ttl: Delay

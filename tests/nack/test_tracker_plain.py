@@ -165,7 +165,7 @@ class Unprintable(Exception):  # noqa: N818
         raise ValueError("no name")
 
 
-@pytest.mark.parametrize("error", [RedeliveryError("no", failed=[[1]]), Unprintable()])  # type: ignore[list-item]
+@pytest.mark.parametrize("error", [RedeliveryError("no", failed=[[1]]), Unprintable()])
 @pytest.mark.parametrize("is_plain", [True, False])
 @virtual_time
 async def test_what_cannot_be_noted_ends_the_tracker_too(error: Exception, is_plain: bool) -> None:

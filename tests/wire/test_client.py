@@ -214,11 +214,11 @@ def names_for_checkers() -> dict[str, Any]:
 
     from pulsar_nack.consumer import ConsumerTrace, Redelivery
     from pulsar_nack.ledger import LogStore
-    from pulsar_nack.nack import HookLike
+    from pulsar_nack.nack import NackHook
 
     public = ("Backoff", "Clock", "DeadLetterPolicy", "MessageId")
     names: dict[str, Any] = {name: getattr(pulsar_nack, name) for name in public}
-    names |= {"NackConfig": NackConfig, "Delay": float, "PathLike": PathLike, "HookLike": HookLike}
+    names |= {"NackConfig": NackConfig, "Delay": float, "PathLike": PathLike, "NackHook": NackHook}
     return names | {"ConsumerTrace": ConsumerTrace, "Redelivery": Redelivery, "LogStore": LogStore}
 
 
