@@ -192,7 +192,7 @@ def _delivered_id(identity: tuple[int, int, int, int], extras: dict[str, Any]) -
     return made
 
 
-def _fuller(one: MessageId, other: MessageId) -> MessageId:
+def _merge_ids(one: MessageId, other: MessageId) -> MessageId:
     """Merge two equal ids: return one with the chunks, topic and batch size that either of them has."""
     best = max(one, other, key=lambda known: (len(known.chunks), known.first_chunk is not None))
     extras = {name: value for known in (other, one) for name, value in known.__dict__.items()}
@@ -200,7 +200,7 @@ def _fuller(one: MessageId, other: MessageId) -> MessageId:
     return best._replace(**missing) if missing else best
 
 
-def _names_message(position: object) -> TypeGuard[MessageId]:
+def _is_message_id(position: object) -> TypeGuard[MessageId]:
     """Return whether this is the id of a message, rather than of an end of a topic (earliest, latest) or a time."""
     return isinstance(position, MessageId) and 0 <= position.entry < INT64_MAX
 

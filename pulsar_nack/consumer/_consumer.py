@@ -33,7 +33,7 @@ from ..errors import (
     NotDurableError,
     NotOpenError,
 )
-from ..ids import MessageId, _names_message
+from ..ids import MessageId, _is_message_id
 from ..nack import NackHook
 from ._acks import Acks
 from ._batches import is_same_topic
@@ -1286,7 +1286,7 @@ def _checked(message_id: object) -> MessageId:
 
 def _is_moved(message_id: MessageId, position: MessageId | int) -> bool:
     """Return whether a seek moves what a message is in: a time, and the ends of a topic, move everything."""
-    return not _names_message(position) or is_same_topic(message_id, position)
+    return not _is_message_id(position) or is_same_topic(message_id, position)
 
 
 _DEFAULTS: Final = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..errors import BrokerError, UndecodableMessageError
-from ..ids import MessageId, _names_message
+from ..ids import MessageId, _is_message_id
 from ._batches import is_same_topic
 from ._port import Delivery
 
@@ -101,7 +101,7 @@ class Handles:
         """
         import _pulsar
 
-        topic = message_id.topic or (self._partition_topic(message_id) if _names_message(message_id) else "")
+        topic = message_id.topic or (self._partition_topic(message_id) if _is_message_id(message_id) else "")
         handle = _pulsar.MessageId.deserialize(message_id.to_bytes())
         if topic:
             handle.topic_name(topic)

@@ -38,7 +38,7 @@ from enum import Enum
 from typing import Final
 
 from ..errors import AlreadySettledError
-from ..ids import MessageId, _fuller
+from ..ids import MessageId, _merge_ids
 from ._batches import Batches, EntryKey, entry_key, is_member, is_through
 from ._sessions import Place, Sessions, Stamp, place_of
 from ._unanswered import AskAgain
@@ -120,7 +120,7 @@ class Record:
     def learn(self, message_id: MessageId) -> None:
         """Add the chunks that an equal id names to the id kept here."""
         if message_id is not self.id and message_id.is_chunked:
-            self.id = _fuller(self.id, message_id)
+            self.id = _merge_ids(self.id, message_id)
 
     def __repr__(self) -> str:
         return f"<Record of {self.id!r}: {self.state.value}, shown again {self.redelivery_count} times>"

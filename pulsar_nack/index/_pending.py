@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pyroaring import BitMap, BitMap64
 
-from ..ids import MessageId, _fuller
+from ..ids import MessageId, _merge_ids
 from ._id_blocks import BLOCK_SIZE, BlockKey, IdBlock, IdBlockTable, block_key
 
 Run = tuple[IdBlock | None, "array[int]"]
@@ -140,7 +140,7 @@ class PendingIds:
     def keep_original(self, number: int, message_id: MessageId) -> None:
         """Keep the id of a chunked message, merged with an equal one that is already kept."""
         known = self.originals.get(number)
-        self.originals[number] = message_id if known is None else _fuller(message_id, known)
+        self.originals[number] = message_id if known is None else _merge_ids(message_id, known)
 
     def discard(self, number: int) -> None:
         """Remove one pending number."""

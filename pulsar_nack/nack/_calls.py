@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NamedTuple, overload
 
 from ..errors import RedeliveryError
-from ..ids import MessageId, _fuller
+from ..ids import MessageId, _merge_ids
 from ..index import TimeBuckets
 from ._events import NackEvent, Redelivered, RedeliveryFailed
 
@@ -68,7 +68,7 @@ class RedeliveryCall:
         """Return whether an id is in this call; if so, keep its topic and chunks in case the call fails."""
         if message_id not in self:
             return False
-        self._known[message_id] = _fuller(message_id, self._known.get(message_id, message_id))
+        self._known[message_id] = _merge_ids(message_id, self._known.get(message_id, message_id))
         return True
 
     def failed(self, error: BaseException | None) -> Sequence[MessageId]:
@@ -83,7 +83,7 @@ class RedeliveryCall:
         """Return the ``ids`` that still have to be redelivered: neither acknowledged nor nacked again meanwhile."""
         if self.is_forgotten:
             return ()
-        full = (_fuller(message_id, self._known.get(message_id, message_id)) for message_id in ids)
+        full = (_merge_ids(message_id, self._known.get(message_id, message_id)) for message_id in ids)
         return [message_id for message_id in full if message_id not in self._acked and not buckets.learn(message_id)]
 
     def events(self, result: RedeliveryResult) -> Iterator[NackEvent]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..backoff import Exponential
-from ..ids import MessageId, _fuller
+from ..ids import MessageId, _merge_ids
 from ..index import NEVER
 
 FIRST_RETRY_DELAY: Final = 0.1
@@ -64,7 +64,7 @@ class Retries:
     def learn(self, message_id: MessageId) -> MessageId:
         """Merge the topic and chunks of an id into its equal here, and return the merged id."""
         ids = self._by_id[message_id].ids
-        ids[message_id] = known = _fuller(message_id, ids[message_id])
+        ids[message_id] = known = _merge_ids(message_id, ids[message_id])
         return known
 
     def learn_if_here(self, message_id: MessageId) -> bool:

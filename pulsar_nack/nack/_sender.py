@@ -66,7 +66,7 @@ class Sender:
         self._collapse = collapse
         self._lead_time = lead_time
         self.lead_time_ns = 0
-        self._calls = CallsInFlight(1 if collapse else config.max_in_flight)
+        self.calls = CallsInFlight(1 if collapse else config.max_in_flight)
         self._unsent: list[MessageId] = []
         self._is_closing = False
         self._group: TaskGroup | None = None
@@ -91,11 +91,6 @@ class Sender:
         """Choose the path of nacks: the slow one if there are hooks or ids to retry, or the tracker is closing."""
         is_slow = bool(self._hooks) or len(self.retries) > 0 or self._is_closing
         self.capacity.reserved = EVERY_PLACE if is_slow else 0
-
-    @property
-    def in_flight(self) -> int:
-        """Return how many ids the callback has."""
-        return self._calls.ids
 
     def now_ms(self) -> int:
         """Return the time of the clock."""
@@ -127,7 +122,7 @@ class Sender:
 
     def _earliest(self) -> int:
         earliest = self._buckets.earliest
-        return min(earliest, self.retries.earliest) if self._calls.may_retry else earliest
+        return min(earliest, self.retries.earliest) if self.calls.may_retry else earliest
 
     def disarm(self) -> None:
         """Cancel the timer."""
@@ -141,7 +136,7 @@ class Sender:
 
     def _on_timer(self, _at_ms: int) -> None:
         self.counters.wakeups += 1
-        if self._is_plain and self._group is not None and not self._calls.is_full:
+        if self._is_plain and self._group is not None and not self.calls.is_full:
             self.armed_at = NEVER
             try:
                 self._send_at_once(self._group, self.due_ms())
@@ -170,7 +165,7 @@ class Sender:
                     if self.armed_at == AWAKE:
                         await self._send_due(group)
                 with anyio.move_on_after(self._config.close_timeout.total_seconds()):
-                    while len(self._calls):
+                    while len(self.calls):
                         self._call_ended.clear()
                         await self._call_ended.wait()
             finally:
@@ -201,7 +196,7 @@ class Sender:
         self._end(call, error)
 
     async def _send_due(self, group: TaskGroup) -> None:
-        while not self._is_closing and not self._calls.is_full:
+        while not self._is_closing and not self.calls.is_full:
             call = self._next_call(self.due_ms())
             if call is None:
                 self.armed_at = NEVER
@@ -212,7 +207,7 @@ class Sender:
             await asyncio.sleep(0)
 
     def _begin(self, call: RedeliveryCall) -> None:
-        self._calls.begin(call)
+        self.calls.begin(call)
         self.counters.commands += 1
         self.counters.retries += call.is_retry
         self.update_slow_path()
@@ -222,7 +217,7 @@ class Sender:
             return None
         if self._collapse:
             return self._all_pending(now_ms)
-        if self._calls.prefers_retry:
+        if self.calls.prefers_retry:
             return self._next_retry(now_ms) or self._next_new(now_ms)
         return self._next_new(now_ms) or self._next_retry(now_ms)
 
@@ -237,7 +232,7 @@ class Sender:
         return RedeliveryCall(ids)
 
     def _next_retry(self, now_ms: int) -> RedeliveryCall | None:
-        retry = self.retries.pop_due(now_ms) if self._calls.may_retry else None
+        retry = self.retries.pop_due(now_ms) if self.calls.may_retry else None
         return None if retry is None else RedeliveryCall(list(retry.ids.values()), retry.attempt)
 
     def _all_pending(self, now_ms: int) -> RedeliveryCall | None:
@@ -278,7 +273,7 @@ class Sender:
             retry_delay_ms=self.retries.delay_ms(call.attempt + 1),
             error=error,
         )
-        self._calls.end(call)
+        self.calls.end(call)
         if self._is_closing:
             self._unsent.extend(result.to_retry)
         elif result.to_retry:
@@ -305,7 +300,7 @@ class Sender:
         return [
             message_id
             for message_id in call.wanted(failed, self._buckets)
-            if not self.retries.learn_if_here(message_id) and not self._calls.learn_after(call, message_id)
+            if not self.retries.learn_if_here(message_id) and not self.calls.learn_after(call, message_id)
         ]
 
     # -- adding and cancelling ---------------------------------------------------------------------------------------
@@ -339,7 +334,7 @@ class Sender:
         if len(self.retries) and self.retries.discard(message_id):
             was_pending = True
             self.update_slow_path()
-        for call in self._calls:
+        for call in self.calls:
             call.acknowledge(message_id)
         if was_pending:
             self.counters.cancelled += 1
@@ -354,7 +349,7 @@ class Sender:
         count = self._buckets.clear() + len(self.retries)
         self.retries.pop_all()
         self.update_slow_path()
-        for call in self._calls:
+        for call in self.calls:
             call.is_forgotten = True
         self.counters.cleared += count
         if self.armed_at != AWAKE:
@@ -376,11 +371,11 @@ class Sender:
 
     def is_own_task(self, task: asyncio.Task[object] | None) -> bool:
         """Return whether a task runs a callback: it cannot wait for its own end."""
-        return task is not None and any(task is call.task for call in self._calls)
+        return task is not None and any(task is call.task for call in self.calls)
 
     def take_unsent(self) -> Sequence[MessageId]:
         """Remove and return all ids that were not sent: in flight, to be retried, pending."""
-        in_flight = [call.wanted(call.ids, self._buckets) for call in self._calls]
+        in_flight = [call.wanted(call.ids, self._buckets) for call in self.calls]
         to_retry = [retry.ids.values() for retry in self.retries.pop_all()]
         others = list(dict.fromkeys(itertools.chain(self._unsent, *in_flight, *to_retry)))
         return join_ids([others, self._buckets.pop_all()])

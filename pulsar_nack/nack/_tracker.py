@@ -346,7 +346,7 @@ class NegativeAcksTracker:
         return NackStatistics(
             pending=len(self._schedule) + len(self._retries),
             retrying=len(self._retries),
-            in_flight=self._sender.in_flight,
+            in_flight=self._sender.calls.ids,
             held=capacity.taken,
             waiting=capacity.waiting,
             buckets=self._schedule.bucket_count,

@@ -36,7 +36,7 @@ from ..errors import (
     MissingExtraError,
     TopicNotFoundError,
 )
-from ..ids import MessageId, Position, _names_message
+from ..ids import MessageId, Position, _is_message_id
 from . import _consumer_commands as commands
 from . import _pulsar_pb2 as pb
 from ._ack_groups import AckGroups, Done
@@ -875,7 +875,7 @@ class TopicConsumer:
 
     def _begin_at(self, position: MessageId | int) -> None:
         first = position if isinstance(position, MessageId) else None
-        self._sought = position if _names_message(position) else None
+        self._sought = position if _is_message_id(position) else None
         if self._resuming is not None:
             self._resuming.move(_EARLIEST if first is None else _before(first))
 
@@ -986,7 +986,7 @@ class TopicConsumer:
 def _after(message_id: MessageId) -> MessageId | None:
     """Return the least id after this one, None after the id that is before or after all."""
     ledger, entry, partition, index = message_id
-    if not _names_message(message_id):
+    if not _is_message_id(message_id):
         return None
     return MessageId(ledger, entry + 1, partition) if index < 0 else MessageId(ledger, entry, partition, index + 1)
 
@@ -996,7 +996,7 @@ def _before(message_id: MessageId) -> MessageId:
     ledger, entry, partition, index = message_id
     if index > 0:
         return MessageId(ledger, entry, partition, index - 1)
-    return MessageId(ledger, entry - 1, partition) if _names_message(message_id) else message_id
+    return MessageId(ledger, entry - 1, partition) if _is_message_id(message_id) else message_id
 
 
 def _positions(ids: Iterable[MessageId]) -> Iterator[tuple[int, int]]:

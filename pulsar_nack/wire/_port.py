@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..consumer import AcksDone, Delivery, PortTraits, SessionEvent
 from ..errors import ClosedError, InvalidArgumentError, MissingExtraError, PulsarNackError, TopicNotFoundError
-from ..ids import MessageId, Position, _names_message
+from ..ids import MessageId, Position, _is_message_id
 from ._consumer import TopicConsumer
 from ._core import Core
 from ._inbox import WireInbox
@@ -281,7 +281,7 @@ class WirePort:
         :raises BrokerError: the broker refused, or the message is of another topic
         """
         self._check_open()
-        members = [self._members.of(position)] if _names_message(position) else list(self._members)
+        members = [self._members.of(position)] if _is_message_id(position) else list(self._members)
         await together(member.seek(position) for member in members)
 
     async def last_message_ids(self) -> list[MessageId]:
