@@ -1,4 +1,4 @@
-"""IdRanges: ranges of numbers that belong to a bucket and cost nothing per id."""
+"""Id ranges: ranges of numbers that belong to a bucket and cost nothing per id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = st.lists(st.tuples(st.integers(-5, 20), st.integers(0, 3), st.integers(0,
 
 
 def laid_out(rows: list[tuple[int, int, int]]) -> list[IdRange]:
-    """Return ranges of these starts whose ranges follow each other with gaps."""
+    """Return id ranges of these starts that follow each other with gaps."""
     ranges, low = [], 0
     for start, gap, length in rows:
         low += gap + 1
@@ -26,7 +26,7 @@ def laid_out(rows: list[tuple[int, int, int]]) -> list[IdRange]:
 
 @given(ROWS, st.integers(-6, 21))
 def test_id_ranges_are_kept_by_start(rows: list[tuple[int, int, int]], now: int) -> None:
-    """Whatever the order in which they are added, they are found and taken by start; covered is their ranges."""
+    """In whatever order ranges are added, they are found and taken by start; ``covered`` is their union."""
     wanted = laid_out(rows)
     ranges = IdRanges()
     for each in wanted:
@@ -44,7 +44,7 @@ def test_id_ranges_are_kept_by_start(rows: list[tuple[int, int, int]], now: int)
 
 @given(ROWS.filter(bool), st.data())
 def test_a_range_is_found_by_any_number_in_it(rows: list[tuple[int, int, int]], data: st.DataObject) -> None:
-    """Taking the each over a number takes that one only."""
+    """Taking the range around a number takes only that range."""
     wanted = laid_out(rows)
     ranges = IdRanges()
     for each in wanted:
@@ -56,7 +56,7 @@ def test_a_range_is_found_by_any_number_in_it(rows: list[tuple[int, int, int]], 
 
 
 def test_a_range_is_extended_and_taken() -> None:
-    """The last each of a start can reach further up; taking a start leaves the others."""
+    """The last range of a start can be extended upwards; taking a start leaves the other ranges."""
     ranges = IdRanges()
     ranges.add(IdRange(10, 0, 4))
     ranges.add(IdRange(20, 100, 100))
@@ -70,7 +70,7 @@ def test_a_range_is_extended_and_taken() -> None:
 
 
 def test_a_number_outside_of_all_id_ranges_is_an_error() -> None:
-    """Looking for a each that is not there is the caller's mistake."""
+    """Taking the range around a number that is in no range raises."""
     with pytest.raises(KeyError):
         IdRanges().take_around(3)
 
@@ -82,7 +82,7 @@ else:
 
 
 class CountedArray(Numbers):
-    """An array that counts the items that were read one by one, and those that a deletion moved."""
+    """An array that counts the items that are read one by one, and those that a deletion moves."""
 
     read = 0
     moved = 0
@@ -97,7 +97,7 @@ class CountedArray(Numbers):
 
 
 def many(count: int) -> tuple[IdRanges, CountedArray, CountedArray]:
-    """Return ranges of one number each, in order, and their starts and lows, which count what is done to them."""
+    """Return ranges of one number each, in order, and the arrays of their starts and lows, which count accesses."""
     ranges = IdRanges()
     for place in range(count):
         ranges.add(IdRange(place, 2 * place, 2 * place))
@@ -107,7 +107,7 @@ def many(count: int) -> tuple[IdRanges, CountedArray, CountedArray]:
 
 
 def test_taking_id_ranges_in_order_does_not_move_the_others_each_time() -> None:
-    """A hundred thousand buckets that come due one after the other cost a few moves each, not half of all."""
+    """Buckets that are due one after the other cost a few moves each, and not a move of half of all rows."""
     ranges, starts, _ = many(2_000)
     for place in range(2_000):
         assert ranges.first_start() == place
@@ -117,7 +117,7 @@ def test_taking_id_ranges_in_order_does_not_move_the_others_each_time() -> None:
 
 
 def test_a_range_is_found_without_looking_at_all_where_they_are_in_order() -> None:
-    """A number nacked anew among many ranges of one delay costs a few steps."""
+    """Finding the range of a number that is nacked again costs a few steps among many ranges of one delay."""
     ranges, _, lows = many(2_000)
     ranges.take_until(99)
     for place in (100, 1_999, 777):
@@ -128,7 +128,7 @@ def test_a_range_is_found_without_looking_at_all_where_they_are_in_order() -> No
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "take", "over", "until"]), st.integers(0, 8)), max_size=60))
 def test_id_ranges_come_and_go_in_any_order(steps: list[tuple[str, int]]) -> None:
-    """Whatever was taken before, the rest is as a plain list has it."""
+    """After any steps the ranges are those of a plain list."""
     ranges, wanted = IdRanges(), list[IdRange]()
     for number, (step, start) in enumerate(steps):
         if step == "add":

@@ -48,7 +48,7 @@ class Reference:
 
 
 def assert_equal(ranges: PositionRanges, reference: Reference) -> None:
-    """Compare everything that both can tell."""
+    """Compare all that both have."""
     intervals = reference.intervals()
     assert list(ranges) == intervals
     assert (len(ranges), bool(ranges)) == (len(reference.positions), bool(intervals))

@@ -13,7 +13,7 @@ POSITIONS = st.tuples(st.integers(0, 4), st.one_of(st.integers(0, 20), st.intege
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard", "trim"]), POSITIONS)))
 def test_behaves_as_a_set(steps: list[tuple[str, tuple[int, int]]]) -> None:
-    """Adding, discarding and trimming tell what they did and keep the count, as a plain set of pairs would."""
+    """Adding, discarding and trimming return what they did and keep the count, like a plain set of pairs."""
     sets, model = PositionSet(), set[tuple[int, int]]()
     for step, position in steps:
         before = len(model)
@@ -34,7 +34,7 @@ def test_behaves_as_a_set(steps: list[tuple[str, tuple[int, int]]]) -> None:
 
 @given(st.sets(POSITIONS), st.integers(0, 12))
 def test_takes_the_first(positions: set[tuple[int, int]], limit: int) -> None:
-    """The first ones are taken out in order of position, and the rest stays."""
+    """The lowest positions are removed in order, and the others stay."""
     sets = PositionSet()
     for position in positions:
         sets.add(*position)

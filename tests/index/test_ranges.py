@@ -68,7 +68,7 @@ def apply(ranges: EntryRanges, model: set[int], step: str, entry: int, width: in
 @examples(300)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), ENTRIES, st.integers(0, 9)), max_size=40))
 def test_behaves_as_a_set(steps: list[tuple[str, int, int]]) -> None:
-    """Every step tells what a set of numbers would, and leaves the same entries, count, ends and ranges."""
+    """Every step returns what a set of numbers would, and leaves the same entries, count, ends and ranges."""
     ranges, model = EntryRanges(), set[int]()
     for step, entry, width in steps:
         apply(ranges, model, step, entry, width)

@@ -120,7 +120,7 @@ def test_entries_are_added_in_slices(entries: set[int]) -> None:
     assert add_entries(ranges, []) == (-1, 0)
 
 
-def test_nothing_has_no_piece() -> None:
+def test_nothing_has_no_section() -> None:
     """Of no entries there is no section."""
     assert list(sections_of(EntryRanges())) == []
 

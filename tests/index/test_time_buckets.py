@@ -46,7 +46,7 @@ SMALL: dict[tuple[Any, str], int] = {
     (pending_module, "_FEW_ADDED"): 1,
     (pending_module, "_FEW_EACH"): 1_000,
 }
-"""Limits that force the rare paths: few ids already fold, sweep, make blocks and split them."""
+"""Limits that force the rare paths: few ids already fold, sweep, make groups and split them."""
 
 
 @pytest.fixture(params=["usual limits", "small limits"])
@@ -234,7 +234,7 @@ def test_a_long_random_run_agrees_with_a_dict() -> None:
 
 
 def test_ids_in_order_cost_next_to_nothing() -> None:
-    """100 000 ids in order in 40 buckets are kept as windows: no bytes per id."""
+    """100 000 ids in order in 40 buckets are kept as id ranges: no bytes per id."""
     buckets = TimeBuckets()
     for entry in range(100_000):
         buckets.put(MessageId(5, entry), entry // 2500 * 256)
@@ -242,7 +242,7 @@ def test_ids_in_order_cost_next_to_nothing() -> None:
     assert buckets.bytes < 60_000
 
 
-def test_an_id_from_another_bucket_dissolves_the_window_over_it() -> None:
+def test_an_id_from_another_bucket_dissolves_the_id_range_around_it() -> None:
     """A late id inside a sealed range keeps its own deadline and leaves its neighbours theirs."""
     buckets = TimeBuckets()
     for entry in range(0, 2_000, 2):
@@ -257,7 +257,7 @@ def test_an_id_from_another_bucket_dissolves_the_window_over_it() -> None:
 
 
 def test_a_bucket_drains_in_order_of_position_under_a_limit() -> None:
-    """Inside a bucket ids come by ledger and entry, whatever the order of arrival was, also piece by piece."""
+    """Inside a bucket ids come by ledger and entry, in whatever order they were added, and also in several calls."""
     buckets = TimeBuckets()
     ids = [MessageId(ledger, entry) for ledger in (3, 1, 2) for entry in range(5)]
     for message_id in ids:
@@ -292,7 +292,7 @@ def test_cancelling_and_adding_again_without_end_keeps_memory_bounded() -> None:
     assert len(buckets) == 1
 
 
-def test_slots_are_given_back() -> None:
+def test_id_blocks_are_released() -> None:
     """Ledgers that come and go leave nothing behind while one id stays pending."""
     buckets = TimeBuckets()
     buckets.put(MessageId(1, 1), NEVER - 1)
@@ -302,8 +302,8 @@ def test_slots_are_given_back() -> None:
     assert len(buckets._pending.blocks) < 200
 
 
-def test_more_slots_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more slots than fit, numbers go over to 64 bits and nothing is lost, doubled or moved."""
+def test_more_id_blocks_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more id blocks than fit, numbers change to 64 bits and nothing is lost, doubled or moved."""
     monkeypatch.setattr("pulsar_nack.index._pending.BLOCK_SIZE", 8)
     buckets = TimeBuckets()
     monkeypatch.undo()
@@ -335,7 +335,7 @@ def test_what_is_not_the_id_of_a_message_is_refused(bad: Any) -> None:
 
 
 def test_a_topic_that_is_told_later_is_given_back() -> None:
-    """An id that names its topic brings it back, though its ledger was met without one before."""
+    """An id with a topic keeps it, even if the ledger was first seen without a topic."""
     buckets = TimeBuckets()
     buckets.put(MessageId(1, 1), 10)
     for entry in range(2, 6):
@@ -362,7 +362,7 @@ def test_everything_is_taken_at_once() -> None:
 
 
 def test_many_empty_buckets_are_left_behind_in_steps() -> None:
-    """Cancelling thousands of buckets never makes one call look at all of them; what is left is found all the same."""
+    """Cancelling thousands of buckets never makes one call look at all of them; the last one is still found."""
     buckets = TimeBuckets()
     for entry in range(6_000):
         buckets.put(MessageId(1, entry), entry)
@@ -377,7 +377,7 @@ def test_many_empty_buckets_are_left_behind_in_steps() -> None:
 
 
 @pytest.mark.slow
-def test_thin_buckets_lie_in_blocks_and_fire_in_time() -> None:
+def test_thin_buckets_lie_in_groups_and_fire_in_time() -> None:
     """Thousands of buckets with a few ids each take few bytes an id, and every id fires with its bucket."""
     chance, buckets = random.Random(6), TimeBuckets()
     starts = {
@@ -402,8 +402,8 @@ def test_thin_buckets_lie_in_blocks_and_fire_in_time() -> None:
     assert not buckets
 
 
-def test_a_block_that_is_no_longer_thin_is_split() -> None:
-    """Buckets that have become thick while in a block leave it, long before they are due."""
+def test_a_group_that_is_no_longer_thin_is_split() -> None:
+    """A group whose buckets are no longer thin is split, long before they are due."""
     chance, buckets = random.Random(7), TimeBuckets()
     for entry in range(2_000):
         buckets.put(MessageId(1, entry), entry << 20)
@@ -434,8 +434,8 @@ def test_ids_out_of_order_and_in_order_by_turns() -> None:
     assert [starts[message_id] for message_id in buckets.pop(NEVER)] == sorted(starts.values())
 
 
-def test_due_ids_of_many_slots_read_by_place() -> None:
-    """What few share a slot is one run, read as ids, positions, slices and single places alike."""
+def test_due_ids_of_many_blocks_read_by_place() -> None:
+    """Few ids of each of many blocks are one run, which reads as ids, positions, slices and single items."""
     buckets = TimeBuckets()
     ids = [MessageId(ledger, 7, -1, -1 if ledger % 3 else 2) for ledger in range(1, 101)]
     ids[50] = MessageId(51, 9, first_chunk=MessageId(51, 8))
@@ -501,7 +501,7 @@ def test_parts_that_reach_over_each_other_are_joined() -> None:
 
 @pytest.mark.parametrize("typecode", ["I", "Q"])
 def test_where_a_sealed_part_begins(typecode: str) -> None:
-    """Whatever a part is sealed as, it is known without decoding that nothing lies before, but for one slot's range."""
+    """However a part is sealed, its begin is known without decoding, down to the range of its id block."""
     chance, bitmap = random.Random(10), BitMap if typecode == "I" else BitMap64
     kinds = set()
     for base in (0, 70_000, 1 << 31, *((1 << 33, 1 << 39) if typecode == "Q" else ())):

@@ -1,4 +1,4 @@
-"""Numbers of 64 bits: more than 65 536 slots at once."""
+"""Numbers of 64 bits: more than 65 536 id blocks at once."""
 
 from __future__ import annotations
 
