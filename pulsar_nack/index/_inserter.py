@@ -93,20 +93,15 @@ class Inserter:
         if type(message_id) is self._kind:
             ledger, entry, partition, batch_index = message_id
             number = entry + self._offset
-            if (
-                self._low <= number < self._end
-                and ledger == self._ledger
-                and partition == self._partition
-                and batch_index < 0
-            ):
+            if number < self._end and ledger == self._ledger and partition == self._partition and batch_index < 0:
                 append = self._appends.get(start)
                 if append is not None:
-                    if number > self._top:
+                    if number > self._top:  # which is at least the number before the first of the block
                         self._top = number
                         append(number)
                         self._note(number)
                         return True
-                    if number > self._ranges.top and number > self._stale.top:
+                    if number >= self._low and number > self._ranges.top and number > self._stale.top:
                         return self._put_behind(number, start, append)
         return self._put_elsewhere(message_id, start)
 

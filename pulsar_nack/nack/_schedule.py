@@ -40,8 +40,7 @@ class NackSchedule:
     the earliest deadline wins.
     """
 
-    __slots__ = ("_config", "_delay_ms", "_mask", "_put", "buckets", "full_width_from", "full_width_mask")
-    # The tracker uses ``buckets`` and ``full_width_*`` directly: a call more would cost too much for each nack.
+    __slots__ = ("_config", "_delay_ms", "_full_width_from", "_full_width_mask", "_mask", "_put", "buckets")
 
     def __init__(self, config: NackConfig | None = None) -> None:
         self._config = config_of(config, NackConfig)
@@ -49,8 +48,8 @@ class NackSchedule:
         self._put = self.buckets.put
         bits = self._config.negative_ack_precision_bit_cnt
         ratio = self._config.precision_ratio
-        self.full_width_mask = -1 << bits
-        self.full_width_from = 0 if ratio is None else (1 << bits) / ratio
+        self._full_width_mask = -1 << bits
+        self._full_width_from = 0 if ratio is None else (1 << bits) / ratio
         self._delay_ms: object = _UNSET
         self._mask = -1
 
@@ -89,8 +88,8 @@ class NackSchedule:
         if type(delay_ms) is not int or not 0 <= delay_ms <= MAX_DELAY_MS:
             raise InvalidArgumentError("delay_ms", delay_ms, f"an integer from 0 to {MAX_DELAY_MS}")
         self._delay_ms = delay_ms
-        if delay_ms >= self.full_width_from:
-            self._mask = self.full_width_mask
+        if delay_ms >= self._full_width_from:
+            self._mask = self._full_width_mask
             return
         ratio = self._config.precision_ratio
         widest = int(delay_ms * (ratio or 1))
@@ -102,7 +101,10 @@ class NackSchedule:
         :raises InvalidArgumentError: not a message's id, or a negative delay; nothing has changed
         """
         if delay_ms != self._delay_ms:
-            self._use_delay(delay_ms)
+            if type(delay_ms) is int and self._full_width_from <= delay_ms <= MAX_DELAY_MS:  # without a call
+                self._delay_ms, self._mask = delay_ms, self._full_width_mask
+            else:
+                self._use_delay(delay_ms)
         return self._put(id, (now_ms + delay_ms) & self._mask)
 
     def add_entries(self, ledger: int, entries: Any, now_ms: int, delay_ms: int) -> int:
