@@ -261,19 +261,23 @@ class Inserter:
         pending.settle()
         self._keep_top()
         self._low = self._end = 0
-        if type(entries) is pending.bitmap_type and entries and (low := entries.min()) >> 16 == entries.max() >> 16:
-            block = self._block_of((ledger, low >> 16, -1, 0, 0))
-            return self._add_numbers(entries.shift(-block.offset), start, block)
+        if not entries:
+            return 0
+        if (low := entries.min()) >> 16 == entries.max() >> 16:
+            return self._add_entries(ledger, low, entries, start)
         added = 0
-        for at, end, low in block_bounds(flat := entries.to_array()):
-            block = self._block_of((ledger, low >> 16, -1, 0, 0))
-            if type(entries) is pending.bitmap_type:
-                numbers = (entries & type(entries)(range(low, flat[end - 1] + 1))).shift(-block.offset)
-            else:
-                shifted = [entry - block.offset for entry in flat[at:end]]
-                numbers = pending.bitmap_type(array(pending.typecode, shifted))
-            added += self._add_numbers(numbers, start, block)
+        for _, end, low in block_bounds(flat := entries.to_array()):
+            added += self._add_entries(ledger, low, entries & type(entries)(range(low, flat[end - 1] + 1)), start)
         return added
+
+    def _add_entries(self, ledger: int, low: int, entries: Any, start: int) -> int:
+        """Add the entries of one block, the lowest of which is ``low``; this may widen the numbers."""
+        pending = self._pending
+        block = self._block_of((ledger, low >> 16, -1, 0, 0))
+        if type(entries) is pending.bitmap_type:
+            return self._add_numbers(entries.shift(-block.offset), start, block)
+        shifted = array(pending.typecode, [entry - block.offset for entry in entries])
+        return self._add_numbers(pending.bitmap_type(shifted), start, block)
 
     def _add_numbers(self, numbers: Any, start: int, block: IdBlock) -> int:
         pending = self._pending

@@ -323,6 +323,20 @@ def test_more_id_blocks_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -
     assert len(buckets.pop(200)) == 100
 
 
+@for_each("entries", [range(100), range(0, 200, 2)])
+def test_many_entries_at_once_may_widen_numbers(entries: range) -> None:
+    """Entries of a ledger that has no room among the numbers of 32 bits are added to numbers of 64 bits."""
+    buckets = TimeBuckets()
+    buckets._pending.blocks.limit = 8
+    for ledger in range(1, 9):
+        buckets.put(MessageId(ledger, 1), 10)
+    assert buckets.put_entries(60, as_entries(entries), 20) == 100
+    assert buckets._pending.is_wide
+    check(buckets)
+    assert len(buckets.pop(10)) == 8
+    assert list(buckets.pop(20)) == [MessageId(60, entry) for entry in entries]
+
+
 @for_each("bad", [MessageId(-1, -1), MessageId(3, -1), "1:2", None, (1, 2, -1, -1)])
 def test_what_is_not_the_id_of_a_message_is_refused(bad: Any) -> None:
     """An id without a ledger or an entry, or no id at all, is named in the error and nothing changes."""
