@@ -96,7 +96,8 @@ class TimeBuckets:
             return False
         pending.discard(number)
         if not pending.count:
-            self.clear()
+            store.drop(self._earliest.start)
+            self._became_empty()
             return True
         if number not in store.ranges.covered or number in store.stale.doubled:
             store.stale.on_cancelled(number)
@@ -203,5 +204,12 @@ class TimeBuckets:
     def _after_pop(self) -> None:
         if self._pending.count:
             self._earliest.find()
+        else:
+            self._became_empty()
+
+    def _became_empty(self) -> None:
+        """Clear what is left when nothing is pending; usually nothing is, and the next id finds its block again."""
+        if self._store.is_empty and self._pending.keep_few_blocks():
+            self._earliest.clear()
         else:
             self.clear()

@@ -28,6 +28,8 @@ _FEW_ADDED: Final = 4
 _FEW_REMOVED: Final = 4_096
 _FEW_EACH: Final = 8
 _RELEASE_FROM: Final = 64
+_FEW_BLOCKS: Final = 8
+"""So many blocks are kept when nothing is pending; the base of the index's memory figure includes them."""
 
 
 class PendingIds:
@@ -72,6 +74,14 @@ class PendingIds:
         self._release_at = _RELEASE_FROM
         self._new_blocks = self._measured = self._measured_count = 0
 
+    def keep_few_blocks(self) -> bool:
+        """Remove all numbers and keep the id blocks, if they are few and in order; return whether they are."""
+        if len(self.blocks.by_key) > _FEW_BLOCKS or not self.blocks.are_in_order or self.bitmap_type is not BitMap:
+            return False
+        self.numbers.clear()
+        self._measured = self._measured_count = 0
+        return True
+
     def __len__(self) -> int:
         return self.count + len(self.tail)
 
@@ -114,7 +124,12 @@ class PendingIds:
     def runs(self, numbers: Any) -> list[Run]:
         """Cut a bitmap by block, in order of ledger and entry; few numbers of many blocks stay one run."""
         flat = numbers.to_array()
-        if flat and len(flat) < _FEW_EACH * ((flat[-1] >> 16) - (flat[0] >> 16)) and self.blocks.are_in_order:
+        if not flat:
+            return []
+        first, last = flat[0] >> 16, flat[-1] >> 16
+        if first == last:
+            return [(self.blocks.by_index[first], flat)]
+        if len(flat) < _FEW_EACH * (last - first) and self.blocks.are_in_order:
             return [(None, flat)]
         runs = [(self.blocks[low >> 16], flat[at:end]) for at, end, low in block_bounds(flat)]
         if len(runs) > 1 and not self.blocks.are_in_order:
@@ -218,7 +233,7 @@ class PendingIds:
     def memory(self) -> int:
         """Return about how many bytes are held. O(1)."""
         grown = min(2 * max(len(self) - self._measured_count, 0), _BITSET_BYTES * (self._new_blocks + 1))
-        return self._measured + grown + _BLOCK_BYTES * len(self.blocks)
+        return self._measured + grown + _BLOCK_BYTES * max(len(self.blocks) - _FEW_BLOCKS, 0)
 
 
 def widened(numbers: Any) -> Any:

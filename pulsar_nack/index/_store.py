@@ -77,6 +77,12 @@ class BucketStore:
         self.ranges.widen()
         self.stale.widen()
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no bucket has a number, not even a stale one. Without a further call, as often asked for."""
+        is_filled = self.open or self.chunks.by_start or self.draining or self.distant.by_base or self.ranges.covered
+        return not (is_filled or self.stale.extra)
+
     def bucket_count(self) -> int:
         """Return about how many buckets there are: one with id ranges and other parts counts twice, a group once."""
         return len(self.starts) + len(self.ranges) + len(self.distant)

@@ -292,6 +292,22 @@ def test_cancelling_and_adding_again_without_end_keeps_memory_bounded() -> None:
     assert len(buckets) == 1
 
 
+def test_an_index_that_becomes_empty_is_like_a_new_one() -> None:
+    """Whether the last id fires or is cancelled, the figures are those of a new index, and nothing old fires later."""
+    buckets = TimeBuckets()
+    empty = buckets.bytes
+    for round_ in range(300):
+        ids = [MessageId(1 + (round_ + number) // 7, number) for number in range(1 + round_ % 3)]
+        for message_id in ids:
+            assert buckets.put(message_id, round_)
+        if round_ % 2:
+            assert list(buckets.pop(round_)) == sorted(ids)
+        else:
+            assert all(map(buckets.discard, ids))
+        check(buckets)
+        assert (len(buckets), buckets.earliest, buckets.bucket_count, buckets.bytes) == (0, NEVER, 0, empty)
+
+
 def test_id_blocks_are_released() -> None:
     """Ledgers that come and go leave nothing behind while one id stays pending."""
     buckets = TimeBuckets()
