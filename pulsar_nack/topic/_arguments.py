@@ -113,9 +113,3 @@ def check_text(field: str, value: object) -> None:
     except UnicodeEncodeError:
         pass
     raise InvalidArgumentError(field, value, "a string without lone surrogates")
-
-
-def check_most(field: str, value: object, *, least: int = 1) -> None:
-    """Check that this is a number of messages, at least ``least``."""
-    if type(value) is not int or value < least:
-        raise InvalidArgumentError(field, value, f"an integer of at least {least}")

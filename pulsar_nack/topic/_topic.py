@@ -12,7 +12,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, overload
 
-from .._check import check_flag, clock_of, config_of
+from .._check import check_flag, check_integer, clock_of, config_of
 from .._delays import FIRST_PUBLISH_MS, seek_position
 from .._lifetime import LoopBound
 from ..clock import Clock
@@ -29,7 +29,6 @@ from ._arguments import (
     SubscriptionTypeName,
     as_bucket_config,
     check_initial,
-    check_most,
     check_subscription_name,
     check_text,
     deliver_at_ms,
@@ -340,10 +339,10 @@ class LocalTopic(LoopBound):
         check_subscription_name(name)
         check_initial(initial_position)
         check_text("consumer_name", consumer_name)
-        check_most("receiver_queue_size", receiver_queue_size, least=0)
+        check_integer("receiver_queue_size", receiver_queue_size, 0)
         check_flag("batch_index_ack", batch_index_ack)
         if unacked_limit is not None:
-            check_most("unacked_limit", unacked_limit)
+            check_integer("unacked_limit", unacked_limit, 1)
         settings = as_bucket_config(delayed)
         is_wanted = True
 
@@ -432,7 +431,7 @@ class LocalTopic(LoopBound):
         check_subscription_name(name)
         check_initial(initial_position)
         check_text("consumer_name", consumer_name)
-        check_most("receiver_queue_size", receiver_queue_size, least=0)
+        check_integer("receiver_queue_size", receiver_queue_size, 0)
         as_bucket_config(delayed)
         Consumer(NoPort(self.name, name), **options)  # its arguments are checked here, nothing is begun
 
