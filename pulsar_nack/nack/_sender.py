@@ -334,7 +334,7 @@ class Sender:
         if len(self.retries) and self.retries.discard(message_id):
             was_pending = True
             self.update_slow_path()
-        for call in self.calls:
+        for call in self.calls if self.calls.ids else ():
             call.acknowledge(message_id)
         if was_pending:
             self.counters.cancelled += 1
