@@ -18,10 +18,10 @@ def test_integers_within_bounds_are_returned(value: int, highest: int | None) ->
 @for_each("value", [-1, 11, True, 1.0, "1", None])
 def test_other_values_are_no_integers_within_bounds(value: object) -> None:
     """A bool, a float, text and an integer out of bounds are refused, with the bounds."""
-    with pytest.raises(InvalidArgumentError, match="^size: expected an integer from 0 to 10, got "):
+    with pytest.raises(InvalidArgumentError, match=r"^size: expected an integer from 0 to 10, got "):
         check_integer("size", value, 0, 10)
     if value != 11:
-        with pytest.raises(InvalidArgumentError, match="^size: expected an integer of at least 0, got "):
+        with pytest.raises(InvalidArgumentError, match=r"^size: expected an integer of at least 0, got "):
             check_integer("size", value, 0)
 
 
@@ -29,5 +29,5 @@ def test_other_values_are_no_integers_within_bounds(value: object) -> None:
 def test_values_that_are_no_choice_are_refused(value: object) -> None:
     """The error names all choices."""
     check_one_of("mode", "a", ("a", "b"))
-    with pytest.raises(InvalidArgumentError, match="^mode: expected one of a, b, got "):
+    with pytest.raises(InvalidArgumentError, match=r"^mode: expected one of a, b, got "):
         check_one_of("mode", value, ("a", "b"))
