@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import FrameDecoder
 from tests.wire.fake_link import FakeLink
 from tests.wire.fake_topics import FakeConsumer, FakeSubscription, FakeTopic
@@ -247,7 +247,7 @@ class Link:
 
     def _take(self, data: bytes) -> None:
         for each in self._decoder.feed(data):
-            self.broker.answer(Call(self, each.command, bytes(each.rest), asyncio.get_running_loop().time()))
+            self.broker.answer(Call(self, each.command, each.headers_and_payload, asyncio.get_running_loop().time()))
 
     def _over(self) -> None:
         if self in self.node.links:

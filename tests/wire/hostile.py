@@ -21,7 +21,7 @@ from typing import Any, Final
 import google_crc32c
 
 from pulsar_nack.wire import Client, ClientOptions
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.patience import processor_slowness
 from tests.wire.fake_broker import Answer, Call, FakeBroker, as_usual
 from tests.wire.frames import command, frame, message_rest

@@ -17,7 +17,7 @@ from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.patience import patience
 from tests.wire.conftest import Run
 from tests.wire.fake_broker import Call, as_usual
-from tests.wire.frames import command
+from tests.wire.frames import command, messages_of
 from tests.wire.served import Served, set_buffers
 
 TOPIC: Final = "persistent://public/default/t"
@@ -47,8 +47,8 @@ def client_of(there: Served, **options: Any) -> Client:
 
 def connection_of(client: Client) -> Connection:
     """Return the only connection."""
-    assert client._made is not None
-    (connection,) = client._made.pool.connections()
+    assert client._context is not None
+    (connection,) = client._context.pool.connections()
     return connection
 
 
@@ -62,7 +62,7 @@ def waiting_bytes(client: Client) -> int:
 def stored(there: Served) -> list[bytes]:
     """Return the payloads that the broker has."""
     entries = there.broker.topic(TOPIC).entries
-    return [bytes(message.payload) for entry in entries for message in decode_entry(entry.rest).messages()]
+    return [bytes(message.payload) for entry in entries for message in messages_of(decode_entry(entry.rest))]
 
 
 def payloads(count: int, size: int) -> list[bytes]:

@@ -12,7 +12,7 @@ import pytest
 from pulsar_nack import BrokerError, MessageId
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.wire import ClientOptions
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._consumer._many import Members
 from pulsar_nack.wire._consumer._selection import selection_of
 
@@ -42,7 +42,7 @@ class Maker:
         def gone(member: Any) -> None:
             self.gone.append(member.topic)
 
-        core = Core(
+        core = ClientContext(
             pool=None,  # type: ignore[arg-type]
             lookup=None,  # type: ignore[arg-type]
             options=ClientOptions(),

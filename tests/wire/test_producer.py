@@ -23,6 +23,7 @@ from pulsar_nack.wire._producer._producer import Producer
 from pulsar_nack.wire._protocol._entries import decode_entry, unpack
 from tests.for_each import for_each
 from tests.wire.fake_broker import as_usual, carried_out_then_cut, cut, later, refuse, silence
+from tests.wire.frames import messages_of
 from tests.wire.producing import TOPIC, Made, producing
 
 NUMBERS = [b"%d" % number for number in range(20)]
@@ -49,7 +50,7 @@ async def test_a_message_is_stored_with_all_that_it_has() -> None:
         )
         assert (id_, id_.topic) == (MessageId(7, 0), TOPIC)
         entry = decode_entry(made.rests()[0])
-        (message,) = entry.messages()
+        (message,) = messages_of(entry)
         assert (message.payload, message.properties, message.key) == (b"data", {"a": "1", "ü": "ß"}, "k")
         metadata = entry.metadata
         assert (metadata.ordering_key, metadata.event_time, metadata.deliver_at_time) == (b"\xff", 17, 123)
@@ -70,7 +71,7 @@ async def test_texts_of_a_subclass_of_str() -> None:
         producer = await made.open()
         await producer.send(b"", properties={Name.TRACE: Name.TRACE}, key=Name.TRACE, replicate_to=[Name.TRACE])
         entry = decode_entry(made.rests()[0])
-        (message,) = entry.messages()
+        (message,) = messages_of(entry)
         assert (message.properties, message.key) == ({"trace-id": "trace-id"}, "trace-id")
         assert list(entry.metadata.replicate_to) == ["trace-id"]
 
@@ -162,7 +163,7 @@ async def test_batches_by_key() -> None:
         entries = [decode_entry(rest) for rest in made.rests()]
         assert [entry.metadata.partition_key for entry in entries] == ["k0", "k1", "k2"]
         for number, entry in enumerate(entries):
-            messages = list(entry.messages())
+            messages = list(messages_of(entry))
             assert [message.payload for message in messages] == NUMBERS[number::3]
             assert {message.key for message in messages} == {f"k{number}"}
         ranges = [(entry.metadata.sequence_id, entry.metadata.highest_sequence_id) for entry in entries]

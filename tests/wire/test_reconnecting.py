@@ -195,7 +195,7 @@ async def test_a_client_that_is_closed_under_its_users_ends_them() -> None:
     broker, who = FakeBroker(), Moody()
     client = connect(broker, who)
     producer, consumer = await client.producer("t"), await client.subscribe("t", "s")
-    await client._core().pool.aclose()
+    await client._open_context().pool.aclose()
     await asyncio.sleep(1)
     for call in (producer.send(b""), consumer.receive()):
         with pytest.raises(ClosedError):

@@ -15,6 +15,7 @@ from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.for_each import for_each
 from tests.tiers import seeds
 from tests.wire.fake_broker import Answer, Call, as_usual, carried_out_then_cut, cut, in_turn, later, refuse, silence
+from tests.wire.frames import messages_of
 from tests.wire.producing import TOPIC, Made, producing
 
 HAD = MessageId(-1, -1)
@@ -175,7 +176,7 @@ async def test_programs_that_end_anywhere(seed: int) -> None:
             start = max(producer.last_sequence_id + 1 - chance.randint(0, 6), 0) if numbers.stop < 40 else 40
         entries = [decode_entry(rest) for rest in made.rests()]
         last = [entry for entry in entries if entry.metadata.chunk_id == max(entry.metadata.num_chunks_from_msg - 1, 0)]
-        numbers_stored = [message.metadata.sequence_id for entry in last for message in entry.messages()]
+        numbers_stored = [message.metadata.sequence_id for entry in last for message in messages_of(entry)]
         assert numbers_stored == list(range(40))
         assert all(is_whole(held) for uuid, held in parts(made).items() if uuid)
         assert all(len(places - {(-1, -1)}) <= 1 for places in reported.values())

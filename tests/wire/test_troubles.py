@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import run
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._protocol._heads import MessageHead
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._message_commands import MessageCommand
 from tests.tiers import examples
 from tests.wire.fake_broker import (
     Answer,
@@ -47,7 +47,7 @@ class Told:
     def __init__(self) -> None:
         self.losses = 0
 
-    def on_message(self, head: MessageHead, rest: bytes) -> None: ...
+    def on_message(self, head: MessageCommand, rest: bytes) -> None: ...
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
     def on_active_changed(self, is_active: bool) -> None: ...
     def on_end_of_topic(self) -> None: ...
@@ -120,7 +120,7 @@ async def ask(lookup: Lookup, random: Random, on_them: list[tuple[Told, Connecti
         return "given up"
     if isinstance(found, Connection) and found.is_open:
         told = Told()
-        found.add_consumer(found.consumer_id(), told)
+        found.consumers.add(found.consumers.next_id(), told)
         on_them.append((told, found))
     return "an answer"
 

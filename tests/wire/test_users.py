@@ -9,11 +9,11 @@ import pytest
 
 from pulsar_nack.errors import ConnectionLostError, ProtocolError
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._protocol._heads import MessageHead
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._message_commands import MessageCommand
 from tests.wire.fake_broker import Call, FakeBroker, refuse
 from tests.wire.frames import command, frame
 
@@ -32,7 +32,7 @@ class Recorder:
         if self.fault is not None:
             raise self.fault
 
-    def on_message(self, head: MessageHead, rest: bytes) -> None:
+    def on_message(self, head: MessageCommand, rest: bytes) -> None:
         self._note("message", head.entry, bytes(rest))
 
     def on_closed_by_broker(self, assigned_url: str | None) -> None:
@@ -65,8 +65,8 @@ class Stage:
         self.link = broker.links[0]
         self.opened: Call = broker.calls[0]
         self.consumer, self.producer = Recorder(), Recorder()
-        connection.add_consumer(1, self.consumer)
-        connection.add_producer(1, self.producer)
+        connection.consumers.add(1, self.consumer)
+        connection.producers.add(1, self.producer)
 
     async def tell(self, kind: str, **fields: Any) -> None:
         """Let the broker send a command."""
@@ -93,10 +93,10 @@ async def test_messages_go_to_their_consumer() -> None:
     """Each message goes to whom it is for; those of a consumer that is gone are dropped."""
     stage = await open_stage()
     other = Recorder()
-    stage.connection.add_consumer(2, other)
+    stage.connection.consumers.add(2, other)
     for consumer_id, entry in ((1, 0), (2, 1), (3, 2), (1, 3)):
         await stage.message(consumer_id, entry)
-    stage.connection.remove_consumer(1)
+    stage.connection.consumers.remove(1)
     await stage.message(1, 4)
     assert stage.consumer.told == [("message", 0, b"rest"), ("message", 3, b"rest")]
     assert other.told == [("message", 1, b"rest")]
@@ -113,7 +113,7 @@ async def test_receipts_go_to_their_producer() -> None:
     await stage.tell("SEND_RECEIPT", producer_id=2, sequence_id=6)
     await stage.tell("SEND_ERROR", producer_id=1, sequence_id=7, error=9, message="damaged")
     await stage.tell("SEND_ERROR", producer_id=2, sequence_id=8, error=9, message="damaged")
-    stage.connection.remove_producer(1)
+    stage.connection.producers.remove(1)
     await stage.tell("SEND_RECEIPT", producer_id=1, sequence_id=9)
     assert stage.producer.told == [("receipt", 5), ("refused", 7, "damaged")]
     await stage.connection.aclose()
@@ -185,7 +185,7 @@ async def test_all_are_told_of_the_loss() -> None:
     assert stage.consumer.told == stage.producer.told == [("lost", ConnectionLostError)]
     assert closed == [connection]
     with pytest.raises(ConnectionLostError, match="broke: reset by peer"):
-        connection.add_consumer(1, Recorder())
+        connection.consumers.add(1, Recorder())
     with pytest.raises(ConnectionLostError, match="broke: reset by peer"):
         connection.expect(1)
 
@@ -197,7 +197,7 @@ async def test_a_fault_of_a_user() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     fault = RuntimeError("a fault")
-    stage.connection.add_consumer(2, Recorder(fault))
+    stage.connection.consumers.add(2, Recorder(fault))
     await stage.message(2, 0)
     assert [each["exception"] for each in reported] == [fault, fault]
     assert stage.consumer.told == stage.producer.told == [("lost", ConnectionLostError)]

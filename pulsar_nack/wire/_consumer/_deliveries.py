@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 from ...consumer import Delivery
 from ...errors import InvalidArgumentError, MissingExtraError, ProtocolError, UndecodableMessageError
 from ...ids import MessageId, Position, _delivered_id
-from .. import _pulsar_pb2 as pb
 from .._connection._options import ClientOptions
-from .._protocol._chunks import Chunks, Part, Whole, short_uuid
+from .._protocol import _pulsar_pb2 as pb
+from .._protocol._chunks import AssembledMessage, Chunk, ChunkAssembler, short_uuid
 from .._protocol._compression import require_compression
 from .._protocol._entries import (
     Entry,
@@ -26,7 +26,7 @@ from .._protocol._entries import (
     text_of,
     unpack,
 )
-from .._protocol._heads import MessageHead
+from .._protocol._message_commands import MessageCommand
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._delivery import (
     Fetched,
@@ -68,7 +68,7 @@ class EntryReader:
         topic: str,
         partition: int,
         ack_sets: AckSets,
-        chunks: Chunks,
+        chunks: ChunkAssembler,
         *,
         options: ClientOptions,
         now_ms: Callable[[], int],
@@ -93,7 +93,7 @@ class EntryReader:
         self._first = None if first is None else (first.ledger, first.entry)
         self._first_index = 0 if first is None else max(first.batch_index, 0)
 
-    def plain(self, head: MessageHead, rest: bytes) -> Fetched | None:
+    def plain(self, head: MessageCommand, rest: bytes) -> Fetched | None:
         """Return a message that is only a payload, the hot path; None if the entry has more to it."""
         if self._first is not None:
             return None
@@ -113,7 +113,7 @@ class EntryReader:
         message_id = _delivered_id((ledger, entry, self.partition, -1), self.extras)
         return plain_delivery(message_id, data, count, metadata, self.topic)
 
-    def read(self, head: MessageHead, rest: bytes) -> Arrival:
+    def read(self, head: MessageCommand, rest: bytes) -> Arrival:
         """Take an entry apart. One that cannot be read is a delivery that says so, with a MissingExtraError where that
         is for want of something in this process.
 
@@ -122,7 +122,7 @@ class EntryReader:
         item = self.plain(head, rest)
         return self.read_other(head, rest) if item is None else Arrival(1, self.opened(item))
 
-    def read_other(self, head: MessageHead, rest: bytes) -> Arrival:
+    def read_other(self, head: MessageCommand, rest: bytes) -> Arrival:
         """The same for what is not plain."""
         try:
             try:
@@ -141,7 +141,7 @@ class EntryReader:
 
     # --- one message an entry ----------------------------------------------------------------------------------------
 
-    def _with_more(self, head: MessageHead, entry: Entry, stored: bytes) -> Arrival:
+    def _with_more(self, head: MessageCommand, entry: Entry, stored: bytes) -> Arrival:
         about = len(stored) - len(entry.payload)
         if entry.is_batch:
             return self._batch(head, entry, stored, about)
@@ -151,7 +151,7 @@ class EntryReader:
         return Arrival(1, self._one(head, entry, stored, message_id, about))
 
     def _one(
-        self, head: MessageHead, entry: Entry, stored: bytes, message_id: MessageId, about: int
+        self, head: MessageCommand, entry: Entry, stored: bytes, message_id: MessageId, about: int
     ) -> Delivery | Unread:
         metadata = entry.metadata
         if metadata.compression:
@@ -164,7 +164,7 @@ class EntryReader:
 
     def unreadable(
         self,
-        head: MessageHead,
+        head: MessageCommand,
         stored: bytes,
         error: Exception,
         message_id: MessageId | None = None,
@@ -195,7 +195,7 @@ class EntryReader:
         )
 
     @staticmethod
-    def _counted(head: MessageHead, size: int) -> int:
+    def _counted(head: MessageCommand, size: int) -> int:
         """Return as how many messages the broker counted a batch: without those that it knows to be acknowledged."""
         if not size:
             return 1
@@ -203,7 +203,7 @@ class EntryReader:
 
     # --- several -----------------------------------------------------------------------------------------------------
 
-    def _batch(self, head: MessageHead, entry: Entry, stored: bytes, about: int) -> Arrival:
+    def _batch(self, head: MessageCommand, entry: Entry, stored: bytes, about: int) -> Arrival:
         size = entry.metadata.num_messages_in_batch
         whole = all_of(size)
         told = remaining_of(head.ack_set, size) if head.ack_set else whole
@@ -220,12 +220,12 @@ class EntryReader:
 
     # --- a part of one -----------------------------------------------------------------------------------------------
 
-    def _part(self, head: MessageHead, entry: Entry, about: int) -> Delivery | Unread | None:
+    def _part(self, head: MessageCommand, entry: Entry, about: int) -> Delivery | Unread | None:
         metadata = entry.metadata
         if not 0 <= metadata.chunk_id < metadata.num_chunks_from_msg:
             impossible = f"chunk: number {metadata.chunk_id} of {metadata.num_chunks_from_msg}"
             return self.unreadable(head, entry.payload, UndecodableMessageError(impossible), about=metadata)
-        part = Part(
+        part = Chunk(
             uuid=short_uuid(text_of(metadata.uuid)),
             index=metadata.chunk_id,
             count=metadata.num_chunks_from_msg,
@@ -253,7 +253,7 @@ class EntryReader:
             return self.unreadable(head, payload or b"", incomplete, message_id, about=metadata)
         return self._one(head, entry._replace(payload=payload or b""), payload or b"", message_id, about)
 
-    def _whole_id(self, whole: Whole) -> MessageId:
+    def _whole_id(self, whole: AssembledMessage) -> MessageId:
         """Return the id of a message in chunks: their order is that of the message, not of their positions."""
         positions = sorted(whole.positions)
         return MessageId(
@@ -267,7 +267,7 @@ class EntryReader:
     def delivery(
         self,
         message_id: MessageId,
-        head: MessageHead,
+        head: MessageCommand,
         own: Any,
         payload: bytes,
         of_entry: pb.MessageMetadata | None = None,

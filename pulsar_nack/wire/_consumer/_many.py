@@ -14,9 +14,8 @@ from typing import Final, Protocol, TypeVar
 from ...consumer import AcksDone
 from ...errors import BrokerError, TopicNotFoundError
 from ...ids import MessageId, Position
-from .._connection._core import Core
-from .._connection._refusals import told
-from .._connection._together import MOST_AT_ONCE, each_tried, together
+from .._connection._context import ClientContext
+from .._connection._retry import MOST_AT_ONCE, gather_or_cancel, gather_settled, retry_transient, with_context
 from ._departed import Departed
 from ._inbox import Queued, Source
 from ._selection import Directory, Selection, name_of
@@ -138,7 +137,7 @@ class Members:
         *,
         subscription: str,
         gone: Callable[[Member], None],
-        core: Core,
+        core: ClientContext,
     ) -> None:
         self._core = core
         self._subscription = subscription
@@ -175,12 +174,12 @@ class Members:
         made = {name: self._make(name, partition, count=count, is_new=False) for name, partition in wanted.items()}
         try:
             more_s = self._core.options.request_timeout.total_seconds()
-            await together(
+            await gather_or_cancel(
                 self._open(name, member, ends_at + number // MOST_AT_ONCE * more_s)
                 for number, (name, member) in enumerate(made.items())
             )
         except BaseException:
-            await each_tried(member.aclose() for member in made.values())
+            await gather_settled(member.aclose() for member in made.values())
             raise
         self._members.update(made)
         self._note_lone()
@@ -191,7 +190,8 @@ class Members:
         :raises BrokerError: the broker gave no answer
         """
         try:
-            return await self._core.patiently(
+            return await retry_transient(
+                self._core,
                 lambda: self._selection.members(self._directory),
                 ends_at=self._core.deadline() if ends_at is None else ends_at,
             )
@@ -205,7 +205,7 @@ class Members:
             raise self._told(name, error) from error
 
     def _told(self, name: str, error: BrokerError) -> BrokerError:
-        return told(f"subscribing to {name} as {self._subscription!r}", error)
+        return with_context(f"subscribing to {name} as {self._subscription!r}", error)
 
     async def refresh(self) -> None:
         """Open what is new and close what is gone; what fails is logged, and tried the next time.
@@ -223,10 +223,10 @@ class Members:
         try:
             await member.open()
         except Exception as error:  # noqa: BLE001 - it is tried again
-            await each_tried([member.aclose()])
+            await gather_settled([member.aclose()])
             _LOG.warning("%s is new, and cannot be consumed yet: %s", name, error)
         except BaseException:
-            await each_tried([member.aclose()])
+            await gather_settled([member.aclose()])
             raise
         else:
             _LOG.info("%s is new, and consumed from now on", name)
@@ -240,7 +240,7 @@ class Members:
         for name, member in leaving.items():
             self._depart(name, member)
         self._leaving.update(leaving.values())
-        await each_tried(member.aclose() for member in leaving.values())
+        await gather_settled(member.aclose() for member in leaving.values())
         self._leaving.difference_update(leaving.values())
 
     def _depart(self, name: str, member: Member) -> None:
@@ -252,7 +252,7 @@ class Members:
 
     async def aclose(self) -> BaseException | None:
         """Close all, those too that a call which was cancelled has left half closed; return the first error."""
-        return await each_tried(member.aclose() for member in (*self._members.values(), *self._leaving))
+        return await gather_settled(member.aclose() for member in (*self._members.values(), *self._leaving))
 
     def _note_lone(self) -> None:
         is_plain = self._selection.only in self._members

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ...consumer import AcksDone, Delivery, PortTraits, SessionEvent
 from ...errors import ClosedError, InvalidArgumentError, MissingExtraError, PulsarNackError, TopicNotFoundError
 from ...ids import MessageId, Position, _names_message
-from .._connection._core import Core
-from .._connection._refusals import as_text
-from .._connection._together import each_tried, together
+from .._connection._broker_errors import as_text
+from .._connection._context import ClientContext
+from .._connection._retry import gather_or_cancel, gather_settled
 from .._protocol._topics import normalize
 from ._inbox import WireInbox
 from ._many import Member, Members
@@ -24,7 +24,7 @@ from ._topic_consumer import TopicConsumer
 from ._topic_watch import TopicWatch
 
 if TYPE_CHECKING:
-    from .._producer._publisher import WirePublisher
+    from .._producer._producer import WirePublisher
 
 T = TypeVar("T")
 MAX_IDS: Final = 1_000
@@ -43,7 +43,7 @@ class WirePort:
     """
 
     def __init__(
-        self, core: Core, selection: Selection, options: SubscribeOptions, *, discovery_interval: float = 60.0
+        self, core: ClientContext, selection: Selection, options: SubscribeOptions, *, discovery_interval: float = 60.0
     ) -> None:
         self._core = core
         self._selection = selection
@@ -71,7 +71,7 @@ class WirePort:
 
     @classmethod
     async def open(
-        cls, core: Core, selection: Selection, options: SubscribeOptions, *, discovery_interval: float = 60.0
+        cls, core: ClientContext, selection: Selection, options: SubscribeOptions, *, discovery_interval: float = 60.0
     ) -> WirePort:
         """Subscribe to all topics and partitions.
 
@@ -131,7 +131,7 @@ class WirePort:
 
         :raises InvalidArgumentError: not a name of a topic
         """
-        from .._producer._publisher import WirePublisher  # late: it imports all that producers need
+        from .._producer._producer import WirePublisher  # late: it imports all that producers need
 
         if topic is not None:
             normalize(topic)
@@ -241,7 +241,7 @@ class WirePort:
         if len(ids) == 1:
             await self._members.of(ids[0]).acknowledge(list(ids))
             return
-        await together(member.acknowledge(its) for member, its in self._members.grouped(ids).items())
+        await gather_or_cancel(member.acknowledge(its) for member, its in self._members.grouped(ids).items())
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to a message, in its topic or partition.
@@ -282,12 +282,12 @@ class WirePort:
         """
         self._check_open()
         members = [self._members.of(position)] if _names_message(position) else list(self._members)
-        await together(member.seek(position) for member in members)
+        await gather_or_cancel(member.seek(position) for member in members)
 
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic or partition; entry -1 where there is none."""
         self._check_open()
-        return await together(member.last_message_id() for member in self._members)
+        return await gather_or_cancel(member.last_message_id() for member in self._members)
 
     async def held_back(self) -> str | None:
         """Return why the broker sends nothing more though there is more, None where it knows no reason.
@@ -297,7 +297,7 @@ class WirePort:
         :raises BrokerError: the broker gave no answer
         """
         self._check_open()
-        answers = await together(member.held_back() for member in list(self._members)[:_MOST_ASKED])
+        answers = await gather_or_cancel(member.held_back() for member in list(self._members)[:_MOST_ASKED])
         return next(filter(None, answers), None)
 
     async def unsubscribe(self) -> None:
@@ -306,7 +306,7 @@ class WirePort:
         :raises BrokerError: the broker refused, as it does while others consume; a later call deletes what is left
         """
         self._check_open()
-        error = await each_tried(member.unsubscribe() for member in self._members)
+        error = await gather_settled(member.unsubscribe() for member in self._members)
         if error is not None:
             raise error
         await self.close()

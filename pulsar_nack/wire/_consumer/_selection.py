@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from ...consumer._patterns import TopicPattern
 from ...errors import InvalidArgumentError, TopicNotFoundError
-from .._connection._together import together
+from .._connection._retry import gather_or_cancel
 from .._protocol._topics import TopicName, TopicsMode, normalize, partition_name, split_partition
 
 _SYSTEM_PREFIX: Final = "__"
@@ -100,7 +100,7 @@ class Matching:
                 found[name] = number
             else:
                 parts.setdefault(topic, {})[name] = number
-        counts = await together(_count(directory, topic) for topic in parts)
+        counts = await gather_or_cancel(_count(directory, topic) for topic in parts)
         for (topic, listed), count in zip(parts.items(), counts, strict=True):
             found |= {partition_name(topic, number): number for number in range(count)} or listed
         return found
@@ -161,7 +161,7 @@ async def _count(directory: Directory, topic: str) -> int:
 
 async def _members(directory: Directory, topics: Sequence[str]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for members in await together(_members_of(directory, topic) for topic in topics):
+    for members in await gather_or_cancel(_members_of(directory, topic) for topic in topics):
         found.update(members)
     return found
 

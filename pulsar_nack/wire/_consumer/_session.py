@@ -10,10 +10,10 @@ from typing import Final, Protocol
 from ..._foreign import shown
 from ...errors import BrokerError, ConnectionLostError
 from ...ids import MessageId
-from .. import _pulsar_pb2 as pb
 from .._connection._connection import Connection
+from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
-from .._protocol._heads import MessageHead
+from .._protocol._message_commands import MessageCommand
 from . import _commands as commands
 from ._ack_groups import AckGroup
 from ._subscribe_options import SubscribeOptions
@@ -25,7 +25,7 @@ _FIRST_WITH_RECEIPTS: Final = 17
 class SessionOwner(Protocol):
     """Whoever is told what happens to a session; each call names the session, which may be over already."""
 
-    def on_message(self, head: MessageHead, rest: bytes) -> None:
+    def on_message(self, head: MessageCommand, rest: bytes) -> None:
         """Take an entry."""
         ...
 
@@ -51,7 +51,7 @@ class Session:
 
     def __init__(self, connection: Connection, owner: SessionOwner, topic: str) -> None:
         self.connection = connection
-        self.consumer_id = connection.consumer_id()
+        self.consumer_id = connection.consumers.next_id()
         self.is_over = False
         self.on_message = owner.on_message  # without a step between: the hot path
         self._owner = owner
@@ -75,7 +75,7 @@ class Session:
         :raises BrokerError: no answer, or the connection broke
         """
         self = cls(connection, owner, topic)
-        connection.add_consumer(self.consumer_id, self)
+        connection.consumers.add(self.consumer_id, self)
         request_id = connection.request_id()
         try:
             await connection.request(
@@ -135,7 +135,7 @@ class Session:
             with contextlib.suppress(BrokerError):
                 await self.ask(commands.close, timeout=timeout)
         finally:
-            self.connection.remove_consumer(self.consumer_id)
+            self.connection.consumers.remove(self.consumer_id)
 
     def drop(self) -> None:
         """Close the consumer at the broker without waiting."""
@@ -144,7 +144,7 @@ class Session:
 
     def _abandon(self) -> None:
         self.is_over = True
-        self.connection.remove_consumer(self.consumer_id)
+        self.connection.consumers.remove(self.consumer_id)
         self._send(encode_command(commands.close(self.consumer_id, self.connection.request_id())))
 
     def _send(self, data: bytes) -> None:

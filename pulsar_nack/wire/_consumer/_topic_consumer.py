@@ -37,11 +37,12 @@ from ...errors import (
     TopicNotFoundError,
 )
 from ...ids import MessageId, Position, _names_message
-from .. import _pulsar_pb2 as pb
-from .._connection._core import Core
-from .._connection._refusals import as_text, is_busy, is_of_no_consumer, is_transient
-from .._protocol._chunks import Chunks
-from .._protocol._heads import MessageHead
+from .._connection._broker_errors import as_text, is_busy, is_transient, is_unknown_consumer
+from .._connection._context import ClientContext
+from .._connection._retry import reconnect, retry_transient
+from .._protocol import _pulsar_pb2 as pb
+from .._protocol._chunks import ChunkAssembler
+from .._protocol._message_commands import MessageCommand
 from . import _commands as commands
 from ._ack_groups import AckGroups, Done
 from ._ack_sets import AckSets
@@ -99,7 +100,7 @@ class TopicConsumer:
 
     def __init__(
         self,
-        core: Core,
+        core: ClientContext,
         topic: str,
         options: SubscribeOptions,
         sink: Sink,
@@ -138,7 +139,7 @@ class TopicConsumer:
         self._acks = AckGroups(core.loop, options.ack_group_ms)
         self._members_done = self._on_members_done  # one object, by which a group knows them
         self._ack_sets = AckSets()
-        self._chunks = Chunks(
+        self._chunks = ChunkAssembler(
             options.max_pending_chunked, options.max_chunked_bytes, delay_ms(options.chunk_timeout, "chunk_timeout")
         )
         self._chunk_timer: asyncio.TimerHandle | None = None
@@ -191,7 +192,7 @@ class TopicConsumer:
         :raises BrokerError: it cannot be reached
         :raises ClosedError: it is closed
         """
-        await self._core.patiently(self._try_to_open, ends_at=ends_at)
+        await retry_transient(self._core, self._try_to_open, ends_at=ends_at)
 
     async def _try_to_open(self) -> None:
         self.check_open()
@@ -397,7 +398,8 @@ class TopicConsumer:
             await self._may_subscribe.wait()
             await self._subscribe()
 
-        await self._core.reconnect(
+        await reconnect(
+            self._core,
             subscribe,
             lambda: self._session is not None or self._closing is not None,
             self._note_failure,
@@ -420,7 +422,7 @@ class TopicConsumer:
 
     # --- receiving -------------------------------------------------------------------------------------------------
 
-    def on_message(self, head: MessageHead, rest: bytes) -> None:
+    def on_message(self, head: MessageCommand, rest: bytes) -> None:
         """Hand on the messages of an entry."""
         session = self._session
         if session is None or session.consumer_id != head[0]:
@@ -440,7 +442,7 @@ class TopicConsumer:
             self._prefetched.bytes += size
             self._sink(item, self)
 
-    def _on_arrival(self, head: MessageHead, permits: int, found: Item | Unread | None) -> None:
+    def _on_arrival(self, head: MessageCommand, permits: int, found: Item | Unread | None) -> None:
         self._permits.used(permits)
         if self._is_seeking:
             return
@@ -476,7 +478,7 @@ class TopicConsumer:
         if self._mean_bytes is None:
             self._permit_by_size()
 
-    def _counted(self, head: MessageHead, found: Item | Unread | None) -> Item | Unread | None:
+    def _counted(self, head: MessageCommand, found: Item | Unread | None) -> Item | Unread | None:
         """Subtract how often we gave the entry back from its redelivery count."""
         times = self._pausing.returned((head.ledger, head.entry))
         if found is None or not times:
@@ -486,7 +488,7 @@ class TopicConsumer:
         found.redelivery_count = max(head.redelivery_count - times, 0)
         return found
 
-    def _arrived_in_vain(self, head: MessageHead, permits: int, found: Item | Unread | None) -> None:
+    def _arrived_in_vain(self, head: MessageCommand, permits: int, found: Item | Unread | None) -> None:
         """Give an entry back, and unfinished chunked messages, as nothing is shown now."""
         self._free(permits)
         if self._options.only_one_gets_messages:
@@ -831,15 +833,15 @@ class TopicConsumer:
     def _give_back_chunks(self) -> None:
         self._chunk_timer = None
         positions: list[tuple[int, int]] = []
-        for given_up in self._chunks.given_up(self._core.clock.now_ms()):
+        for given_up in self._chunks.take_abandoned(self._core.clock.now_ms()):
             if given_up.times == _TOLD_AFTER:
                 _LOG.warning(
                     "%s: of the chunked message %s %d of %d parts are here, and went back to the broker %d times; "
                     "is its producer gone, or is there too little room? It goes on at longer and longer intervals",
                     self.topic,
                     shown(given_up.uuid),
-                    given_up.here,
-                    given_up.of,
+                    given_up.received,
+                    given_up.expected,
                     given_up.times,
                 )
             positions += given_up.positions
@@ -952,7 +954,7 @@ class TopicConsumer:
                 if self._loop.time() >= ends_at:
                     raise
             except BrokerRefusedError as error:
-                is_closed = session is not self._session and is_of_no_consumer(error)
+                is_closed = session is not self._session and is_unknown_consumer(error)
                 if not is_closed or self._loop.time() >= ends_at:
                     raise
             finally:

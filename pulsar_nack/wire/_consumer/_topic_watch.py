@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from ...errors import BrokerError, BrokerRefusedError, ConnectionLostError
-from .. import _pulsar_pb2 as pb
+from .._connection._broker_errors import is_transient
 from .._connection._connection import Connection
-from .._connection._core import Core
-from .._connection._refusals import is_transient
+from .._connection._context import ClientContext
+from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
@@ -35,7 +35,7 @@ class TopicWatch:
     :param is_wanted: tells by its full name whether a topic, or partition, matters
     """
 
-    def __init__(self, core: Core, namespace: str, is_wanted: Callable[[str], bool]) -> None:
+    def __init__(self, core: ClientContext, namespace: str, is_wanted: Callable[[str], bool]) -> None:
         self._core = core
         self._namespace = namespace
         self._is_wanted = is_wanted
@@ -78,8 +78,8 @@ class TopicWatch:
             _LOG.log(logging.INFO if self._is_refused else logging.DEBUG, "%s is not watched: %s", self, error)
 
     async def _watch(self, connection: Connection) -> None:
-        watcher_id = connection.watcher_id()
-        connection.add_watcher(watcher_id, self)
+        watcher_id = connection.watchers.next_id()
+        connection.watchers.add(watcher_id, self)
         command = pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST)
         command.watchTopicList.request_id = request_id = connection.request_id()
         command.watchTopicList.watcher_id = watcher_id
@@ -90,7 +90,7 @@ class TopicWatch:
             await connection.request(command, request_id)
         except BrokerRefusedError:
             self._connection = None
-            connection.remove_watcher(watcher_id)
+            connection.watchers.remove(watcher_id)
             raise
         except BaseException as error:
             self._lost += isinstance(error, BrokerError)
@@ -103,7 +103,7 @@ class TopicWatch:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        connection.remove_watcher(self._watcher_id)
+        connection.watchers.remove(self._watcher_id)
         command = pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST_CLOSE)
         command.watchTopicListClose.request_id = connection.request_id()
         command.watchTopicListClose.watcher_id = self._watcher_id

@@ -18,12 +18,13 @@ from ...consumer import Delivery
 from ...consumer._port import OF_A_PROPERTY, bytes_of
 from ...errors import MissingExtraError, UndecodableMessageError
 from ...ids import MessageId, _delivered_id
-from .._protocol._entries import Entry, Member, unpack
+from .._protocol._batches import Member
+from .._protocol._entries import Entry, unpack
 from ._ack_sets import all_of
 from ._delivery import plain_member
 
 if TYPE_CHECKING:
-    from .._protocol._heads import MessageHead
+    from .._protocol._message_commands import MessageCommand
     from ._deliveries import EntryReader
 
 AT_ONCE: Final = 100
@@ -73,7 +74,7 @@ class Unread:
     def __init__(
         self,
         reader: EntryReader,
-        head: MessageHead,
+        head: MessageCommand,
         entry: Entry,
         stored: bytes,
         *,
