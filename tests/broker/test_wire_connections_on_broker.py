@@ -40,9 +40,9 @@ async def test_lookups(service_url: str, topic: str, partitioned_topic: Callable
     try:
         connection = await lookup.broker(topic)
         assert connection.is_open
-        assert connection.protocol_version >= 19
+        assert connection.connected.protocol_version >= 19
         assert connection.max_message_bytes == 5 << 20
-        assert connection.server_version.startswith("Pulsar Server")
+        assert connection.connected.server_version.startswith("Pulsar Server")
         assert (await lookup.partitions(topic), await lookup.partitions(partitioned)) == (0, 3)
         for partition in range(3):
             assert await lookup.broker(f"{partitioned}-partition-{partition}") is connection

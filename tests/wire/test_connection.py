@@ -48,9 +48,9 @@ async def test_opens() -> None:
     assert asked.client_version.startswith("pulsar-nack-")
     assert (asked.protocol_version, asked.feature_flags.supports_auth_refresh) == (21, True)
     assert not asked.HasField("auth_method_name")
-    assert (connection.protocol_version, connection.server_version) == (21, "fake")
+    assert (connection.connected.protocol_version, connection.connected.server_version) == (21, "fake")
     assert connection.max_message_bytes == 1_000_000
-    assert connection.features.supports_auth_refresh
+    assert connection.connected.feature_flags.supports_auth_refresh
     assert connection.is_open
     await connection.aclose()
     assert is_closed(connection)

@@ -45,7 +45,7 @@ async def test_a_trusted_broker(files: Files) -> None:
     """A broker whose certificate is for its host and from an authority that is trusted is connected to."""
     async with served(tls=serving(files)) as there:
         connection = await connect(there.port, trust_certs_file=files.authority.certificate)
-        assert connection.server_version == "fake"
+        assert connection.connected.server_version == "fake"
         await connection.aclose()
 
 

@@ -36,16 +36,6 @@ class Authentication(Protocol):
         ...
 
 
-@runtime_checkable
-class HasCertificate(Protocol):
-    """An authentication by a TLS certificate."""
-
-    @property
-    def certificate(self) -> tuple[Path, Path | None]:
-        """Return the paths of the certificate and of its key; None: in the same file."""
-        ...
-
-
 class NoAuthentication:
     """No authentication: the broker accepts everybody."""
 

@@ -19,7 +19,14 @@ from .._protocol._entries import text_of
 _TRANSIENT: Final = frozenset(
     {"UnknownError", "MetadataError", "PersistenceError", "ServiceNotReady", "TooManyRequests"}
 )
-_WITH_CODES: Final = {pb.BaseCommand.GET_SCHEMA_RESPONSE, pb.BaseCommand.CONSUMER_STATS_RESPONSE}
+_WITH_RESULT: Final[dict[int, str]] = {
+    pb.BaseCommand.LOOKUP_RESPONSE: "lookupTopicResponse",
+    pb.BaseCommand.PARTITIONED_METADATA_RESPONSE: "partitionMetadataResponse",
+}
+_WITH_CODE: Final[dict[int, str]] = {
+    pb.BaseCommand.GET_SCHEMA_RESPONSE: "getSchemaResponse",
+    pb.BaseCommand.CONSUMER_STATS_RESPONSE: "consumerStatsResponse",
+}
 _BUSY: Final = frozenset({"ConsumerBusy", "ProducerBusy"})
 
 
@@ -35,25 +42,19 @@ def broker_error(code: int, text: str, without_secrets: Callable[[str], str] = s
 
 def error_in(response: pb.BaseCommand, without_secrets: Callable[[str], str] = str) -> BrokerRefusedError | None:
     """Return the error that a response holds, or None."""
-    found = _code_and_text(response)
-    return None if found is None else broker_error(*found, without_secrets)
-
-
-def _code_and_text(response: pb.BaseCommand) -> tuple[int, str] | None:
     kind = response.type
+    if kind == pb.BaseCommand.ACK_RESPONSE:
+        ack = response.ackResponse
+        return broker_error(ack.error, ack.message, without_secrets) if ack.HasField("error") else None
     if kind == pb.BaseCommand.ERROR:
-        return response.error.error, response.error.message
-    if kind == pb.BaseCommand.LOOKUP_RESPONSE:
-        lookup = response.lookupTopicResponse
-        return (lookup.error, lookup.message) if lookup.response == lookup.Failed else None
-    if kind == pb.BaseCommand.PARTITIONED_METADATA_RESPONSE:
-        metadata = response.partitionMetadataResponse
-        return (metadata.error, metadata.message) if metadata.response == metadata.Failed else None
-    if kind == pb.BaseCommand.ACK_RESPONSE and response.ackResponse.HasField("error"):
-        return response.ackResponse.error, response.ackResponse.message
-    for part in (response.getSchemaResponse, response.consumerStatsResponse) if kind in _WITH_CODES else ():
-        if part.HasField("error_code"):
-            return part.error_code, part.error_message
+        return broker_error(response.error.error, response.error.message, without_secrets)
+    if kind in _WITH_RESULT:
+        found = getattr(response, _WITH_RESULT[kind])
+        return broker_error(found.error, found.message, without_secrets) if found.response == found.Failed else None
+    if kind in _WITH_CODE:
+        found = getattr(response, _WITH_CODE[kind])
+        if found.HasField("error_code"):
+            return broker_error(found.error_code, found.error_message, without_secrets)
     return None
 
 

@@ -76,7 +76,11 @@ class Connection(asyncio.BufferedProtocol):
         self._read_buffer = memoryview(bytearray(_READ_BYTES))
         self._transport: asyncio.Transport | None = None
         self._requests = PendingRequests(self._loop, options.request_timeout.total_seconds(), str(address))
+        self.request_id = self._requests.next_id
+        """Returns a new request id."""
         self._handshake = Handshake(options.authentication, self._loop, self.send, self.close)
+        self.without_secrets = self._handshake.without_secrets
+        """Returns a text of the broker with our credentials replaced."""
         self._keep_alive_timer: asyncio.TimerHandle | None = None
         self._was_heard = True
         """Whether anything came from the broker since the last PING."""
@@ -127,29 +131,15 @@ class Connection(asyncio.BufferedProtocol):
     # --- the broker ---
 
     @property
-    def protocol_version(self) -> int:
-        """Return the version of the protocol that the broker speaks."""
-        return self._handshake.connected.protocol_version
-
-    @property
-    def server_version(self) -> str:
-        """Return the broker's version as a text, cut and escaped."""
-        return shown(self._handshake.connected.server_version)
-
-    @property
-    def features(self) -> pb.FeatureFlags:
-        """Return the broker's optional features."""
-        return self._handshake.connected.feature_flags
+    def connected(self) -> pb.CommandConnected:
+        """Return the broker's response to CONNECT: its version, features and limits."""
+        return self._handshake.connected
 
     @property
     def max_message_bytes(self) -> int:
         """Return the size of the largest message."""
-        of_broker = max(self._handshake.connected.max_message_size, 0)
+        of_broker = max(self.connected.max_message_size, 0)
         return min(of_broker or self._options.max_message_bytes, self._options.max_frame_bytes)
-
-    def without_secrets(self, text: str) -> str:
-        """Return a text of the broker with our credentials replaced."""
-        return self._handshake.without_secrets(text)
 
     # --- sending ---
 
@@ -178,16 +168,13 @@ class Connection(asyncio.BufferedProtocol):
             await asyncio.shield(self._writable)
         self._check_open()
 
-    def request_id(self) -> int:
-        """Return a new request id."""
-        return self._requests.next_id()
-
     def expect(self, request_id: int, what: str = "a command") -> Response:
         """Return a future for the response to a request that is sent by :meth:`send`; it may be cancelled.
 
         It gets the errors of :meth:`request`.
         """
-        self._check_open()
+        if self._error is not None:
+            raise self._closed_error()
         return self._requests.expect(request_id, what)
 
     async def request(
@@ -382,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
             self._handlers.dispatch(command)
 
     def _on_response(self, request_id: int, command: pb.BaseCommand) -> None:
-        error = error_in(command, self._handshake.without_secrets)
+        error = error_in(command, self.without_secrets)
         if error is not None and (not self._handshake.is_done or request_id == _NO_REQUEST):
             self.close(error)  # the broker refuses the connection, or withdraws it
         elif error is not None:

@@ -13,7 +13,7 @@ from ...errors import BrokerError, ConnectionLostError, ProtocolError
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
 from ._address import Address
-from ._authentication import Authentication, HasCertificate
+from ._authentication import Authentication, TlsAuthentication
 from ._options import ClientOptions
 from ._tls import make_context
 
@@ -33,7 +33,7 @@ async def dial_network(protocol: asyncio.BaseProtocol, address: Address, options
     context = None
     if address.is_secure:
         own = options.authentication
-        context = await make_context(options.tls, own.certificate if isinstance(own, HasCertificate) else None)
+        context = await make_context(options.tls, own.certificate if isinstance(own, TlsAuthentication) else None)
     loop = asyncio.get_running_loop()
     await loop.create_connection(
         lambda: protocol,

@@ -23,14 +23,14 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _Headers = dict[bytes, bytes]
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """The server's response."""
 
     status: int
     body: bytes
 
 
-async def fetch(url: str, form: bytes | None, *, tls: ssl.SSLContext | None, most_bytes: int) -> Answer:
+async def fetch(url: str, form: bytes | None, *, tls: ssl.SSLContext | None, most_bytes: int) -> HttpResponse:
     """Get a URL, or post a form to it; https goes through the proxy of the environment. Redirects are not followed.
 
     :param tls: the context for https, None for http
@@ -45,7 +45,7 @@ async def fetch(url: str, form: bytes | None, *, tls: ssl.SSLContext | None, mos
         status, headers = await _head(reader)
         while 100 <= status < 200:  # interim: the final response follows
             status, headers = await _head(reader)
-        return Answer(status, await _body(reader, headers, most_bytes))
+        return HttpResponse(status, await _body(reader, headers, most_bytes))
     except asyncio.IncompleteReadError:
         raise ConnectionResetError("the connection ended in the middle of the answer") from None
     except asyncio.LimitOverrunError:

@@ -24,7 +24,7 @@ from ..._check import check_callable, path_of
 from ..._delays import Delay, delay_seconds
 from ..._foreign import without_credentials
 from ...errors import BrokerError, InvalidArgumentError
-from ._http import Answer, fetch
+from ._http import HttpResponse, fetch
 
 _WELL_KNOWN: Final = "/.well-known/openid-configuration"
 _MOST_ANSWER_BYTES: Final = 1 << 18
@@ -245,7 +245,7 @@ def _reason(error: OSError) -> str:
     return error.strerror or (str(error) if type(error) in _OURS else type(error).__name__)
 
 
-def _refusal(answer: Answer) -> str:
+def _refusal(answer: HttpResponse) -> str:
     """Return a failed status with its standard name, and OAuth2's error code if it is a known one."""
     name = HTTPStatus(answer.status).phrase if answer.status in HTTPStatus._value2member_map_ else ""
     found = _as_json(answer.body)

@@ -48,10 +48,12 @@ class PendingRequests:
         response: Response = self._loop.create_future()
         seconds = self._timeout if timeout is None else timeout
         self._pending[request_id] = _Pending(response, what, seconds)
-        heapq.heappush(self._deadlines, (self._loop.time() + seconds, request_id))
+        ends_at = self._loop.time() + seconds
+        heapq.heappush(self._deadlines, (ends_at, request_id))
         if len(self._deadlines) > 2 * len(self._pending) + 64:
             self._prune()
-        self._arm()
+        if self._timer is None or ends_at < self._timer.when():
+            self._arm()
         return response
 
     def resolve(self, request_id: int, command: pb.BaseCommand) -> None:

@@ -56,7 +56,7 @@ class Session:
         self.on_message = owner.on_message  # without a step between: the hot path
         self._owner = owner
         self._topic = topic
-        self._has_receipts = connection.protocol_version >= _FIRST_WITH_RECEIPTS
+        self._has_receipts = connection.connected.protocol_version >= _FIRST_WITH_RECEIPTS
 
     @classmethod
     async def begin(

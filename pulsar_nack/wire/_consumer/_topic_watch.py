@@ -67,7 +67,7 @@ class TopicWatch:
             return
         try:
             connection = await self._core.pool.service()
-            if connection.features.supports_topic_watchers:
+            if connection.connected.feature_flags.supports_topic_watchers:
                 await self._watch(connection)
                 self._changed.set()
         except Exception as error:  # the discovery logs what is worse

@@ -206,7 +206,7 @@ class Producer(ClosesWhenDropped):
         return producers[self._router.partition(message.key, len(producers), is_filling=is_filling)]
 
     def _is_filling(self, partition: int) -> bool:
-        return self._producers[partition].queue.is_filling
+        return bool(self._producers[partition].queue.batches)
 
     def _on_done(self, message: OutgoingMessage) -> None:
         self._pending.release(message.size)

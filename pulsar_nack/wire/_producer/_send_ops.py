@@ -137,7 +137,7 @@ def message_ops(
 ) -> list[SendOp]:
     """Encode one message that has its sequence id, in chunks if it is too large for one entry.
 
-    :param before: the sequence id of the previous message; -1: there is none
+    :param before: the sequence id of the previous message; -1: this is the first
     :raises InvalidArgumentError: it is too large
     """
     metadata = _metadata(encoding, message)

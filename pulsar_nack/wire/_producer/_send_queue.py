@@ -5,9 +5,8 @@ connection, and leaves with its receipt. Receipts come in the order of sending. 
 receipt go back to unsent, in order, and are sent again in the next session with the same sequence ids: a broker with
 deduplication drops those that it has, without it such messages may be stored twice. Of a chunked message all chunks are
 sent again with the same uuid: on Shared subscriptions brokers deliver nothing behind chunks that lack the first one,
-and consumers accept repeated chunks of the same message.
-
-A receipt out of order ends the session, so that all unconfirmed messages are sent again.
+and consumers accept repeated chunks of the same message. A receipt out of order ends the session, so that all
+unconfirmed messages are sent again.
 
 A broker with deduplication says at the beginning of a session up to which sequence id it has *had* messages of this
 producer. It compares the first sequence id of a batch, so a batch that begins at or below that id and ends above it is
@@ -66,7 +65,7 @@ class SendQueue:
         """The session's; None: there is no session."""
         self._producer_id = -1
         self._encoding: EntryEncoding
-        self._batches = BatchContainer(options.batch_max_messages, options.batch_max_bytes, by_key=options.batch_by_key)
+        self.batches = BatchContainer(options.batch_max_messages, options.batch_max_bytes, by_key=options.batch_by_key)
         self._batch_timer: asyncio.TimerHandle | None = None
         self._unsent: deque[SendOp] = deque()
         self._sent: deque[SendOp] = deque()
@@ -83,14 +82,9 @@ class SendQueue:
         """The highest sequence id that failed in this session after it had been sent."""
 
     @property
-    def is_filling(self) -> bool:
-        """Return whether there is an open batch."""
-        return bool(self._batches)
-
-    @property
     def has_unsent(self) -> bool:
         """Return whether messages wait for a session."""
-        return bool(self._unsent or self._batches)
+        return bool(self._unsent or self.batches)
 
     @property
     def last_sequence_id(self) -> int:
@@ -111,7 +105,7 @@ class SendQueue:
             first = self._options.initial_sequence_id
             self._next_id = self._had_id + 1 if first is None else first
         most = connection.max_message_bytes
-        self._batches.max_bytes = min(self._options.batch_max_bytes, most)
+        self.batches.max_bytes = min(self._options.batch_max_bytes, most)
         chunk_bytes = min(self._options.chunk_max_bytes or most, most) if self._options.chunking else None
         version = answer.schema_version if self._options.schema_info is not None else b""
         codec = self._options.compression_type
@@ -161,18 +155,18 @@ class SendQueue:
             return
         if not by_key:  # else they are numbered in the order of the batches
             self._number(message)
-        for full in self._batches.add(message):
+        for full in self.batches.add(message):
             self._send_batch(full)
-        if not self._batches:
+        if not self.batches:
             self._stop_batch_timer()
         elif self._batch_timer is None:
             self._batch_timer = self._loop.call_later(self._options.batch_delay.total_seconds(), self.send_batches)
 
     def send_batches(self) -> None:
         """Send all open batches."""
-        if self._batches:
+        if self.batches:
             self._stop_batch_timer()
-            for messages in self._batches.close_all():
+            for messages in self.batches.close_all():
                 self._send_batch(messages)
 
     def _stop_batch_timer(self) -> None:
@@ -183,7 +177,8 @@ class SendQueue:
     def _send_single(self, message: OutgoingMessage, before: int = -1) -> None:
         self._unsent.extend(message_ops(message, self._encoding, self._ends_at(), before=before))
         message.data = b""  # it is in the ops
-        self._arm()
+        if self._timer is None:
+            self._arm()
         self._write()
 
     def _send_batch(self, messages: list[OutgoingMessage]) -> None:
@@ -222,7 +217,7 @@ class SendQueue:
 
     def _free_ids(self) -> None:
         """Allow the last sequence ids to be used again if their messages have failed."""
-        if not self._batches:
+        if not self.batches:
             queue = self._unsent or self._sent
             self._last_id = queue[-1].highest_sequence_id if queue else self.confirmed_id
 
@@ -275,7 +270,7 @@ class SendQueue:
                 self._on_early_receipt(receipt.sequence_id, ledger, _signed(position.entryId))
             return  # a lower one: of an op that has failed
         if (head.chunks is not None or ledger < 0) and self._is_in_doubt(head, has_had=ledger < 0):
-            problem = f"the broker's answer does not tell whether message {head.sequence_id} is stored"
+            problem = f"the broker's answer does not say whether message {head.sequence_id} is stored"
             self.fail(head, BrokerError(f"{self._topic}: {problem}"))
             return
         self._sent.popleft()
@@ -341,7 +336,7 @@ class SendQueue:
     def fail_all(self, error: Exception) -> None:
         """Fail all messages, those in batches too."""
         self._stop_batch_timer()
-        for messages in self._batches.close_all():
+        for messages in self.batches.close_all():
             self._fail_messages(messages, error)
         self._free_ids()
         while queue := self._sent or self._unsent:
@@ -402,5 +397,4 @@ class SendQueue:
 
 
 def _signed(value: int) -> int:
-    """Return a number of the protocol, in which the largest stands for -1."""
-    return -1 if value == 2**64 - 1 else value
+    return -1 if value == 2**64 - 1 else value  # the largest number of the protocol stands for -1

@@ -1,6 +1,6 @@
 """The producer of one topic or partition: keeps a session with the topic's broker, reconnects after each loss.
 
-States: new, connected (there is a session), reconnecting (there is none, and a task tries to get one), failed (the
+States: new, connected (there is a session), reconnecting (a task tries to begin one), failed (the
 topic was terminated, or another producer has taken over), closed.
 
 Sessions in which nothing is confirmed are followed by longer and longer pauses, until ``send_timeout`` fails the
