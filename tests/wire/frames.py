@@ -1,4 +1,4 @@
-"""Frames as the protocol has them, written for tests apart from the codec under test."""
+"""Frames and entries, encoded independently of the code under test."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pulsar_nack.wire._protocol._entries import Entry, Metadata, key_of, orderin
 
 
 def frame(command: pb.BaseCommand, rest: bytes = b"") -> bytes:
-    """Return the bytes of a command and of what follows it."""
+    """Return the frame of a command, with headers and payload."""
     body = command.SerializeToString()
     return struct.pack(">II", 4 + len(body) + len(rest), len(body)) + body + rest
 
 
 def message_rest(metadata: pb.MessageMetadata, payload: bytes, *, checksum: int | None = None) -> bytes:
-    """Return the headers and the payload of a message; ``checksum`` is a wrong one on purpose."""
+    """Return the headers and payload of a message; ``checksum`` replaces the right one."""
     header = metadata.SerializeToString()
     checked = struct.pack(">I", len(header)) + header + payload
     crc = google_crc32c.value(checked) if checksum is None else checksum
@@ -37,7 +37,7 @@ def batch_payload(payloads: Sequence[bytes]) -> bytes:
 
 
 def read_message(rest: bytes) -> tuple[pb.MessageMetadata, bytes]:
-    """Return metadata and payload of what a producer sends."""
+    """Return metadata and payload of an entry."""
     if rest[:2] == b"\x0e\x01":
         assert google_crc32c.value(rest[6:]) == struct.unpack_from(">I", rest, 2)[0], "the checksum is wrong"
         rest = rest[6:]

@@ -1,6 +1,6 @@
 """Mutations of recorded frames, and what reading them may do. As a program it reads many with little memory.
 
-``python -m tests.wire.mutations COUNT MEGABYTES`` reads COUNT mutations; memory may grow by so many MB at most.
+``python -m tests.wire.mutations COUNT MEGABYTES`` reads COUNT mutations; memory may grow by at most MEGABYTES.
 """
 
 from __future__ import annotations

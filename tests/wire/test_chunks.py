@@ -95,7 +95,7 @@ def test_too_many_bytes() -> None:
 
 
 def test_too_large_for_all_the_room() -> None:
-    """A message larger than all the room is counted, not kept, so that it can be told and acknowledged."""
+    """The chunks of a message larger than the limit are counted, not kept: it can be reported and acknowledged."""
     there = chunks(max_bytes=100)
     assert there.add(part(0, 0, bytes(60), count=2, total=120), 0) is None
     assert there.bytes == 0
@@ -119,7 +119,7 @@ def test_parts_that_take_too_long() -> None:
 
 
 def test_the_same_name_for_another_message() -> None:
-    """Parts that tell another size or count are of another message: the first one is given up."""
+    """Chunks with another size or count belong to another message: the first message is abandoned."""
     there = chunks()
     there.add(part(0, 0, b"a"), 0)
     assert there.add(part(0, 1, b"b", count=2, total=2), 0) is None
@@ -128,7 +128,7 @@ def test_the_same_name_for_another_message() -> None:
 
 
 def test_each_time_it_is_given_up_a_message_gets_more_time() -> None:
-    """Twice as much, up to 64 times; one that was completed begins anew, and there is a bound on what is remembered."""
+    """The timeout doubles, up to 64 times, and is reset by completion; the number of remembered messages is bounded."""
     there, now_ms = chunks(timeout_ms=1_000), 0
     for doublings in [0, 1, 2, 3, 4, 5, 6, 6]:
         there.add(part(0, 0), now_ms)
@@ -201,7 +201,7 @@ async def test_arrives_whole_and_is_done_whole() -> None:
 @pytest.mark.parametrize("codec", [pb.ZLIB, pb.LZ4, pb.ZSTD, pb.SNAPPY])
 @virtual_time
 async def test_compressed_before_it_was_cut(codec: Any) -> None:
-    """The parts together are unpacked, not each by itself."""
+    """The chunks are decompressed together, not one by one."""
     async with consuming() as made:
         data = random.Random(1).randbytes(5_000)
         publish(made, compress(codec, data), 1_000, compression=codec, uncompressed_size=len(data))
@@ -212,7 +212,7 @@ async def test_compressed_before_it_was_cut(codec: Any) -> None:
 
 @virtual_time
 async def test_chunks_that_cannot_be_read() -> None:
-    """Too large, parts not as long as told, a part that cannot be: these are errors that can be acknowledged."""
+    """Messages that are too large, or have wrong sizes or indexes, are errors that can be acknowledged."""
     async with consuming() as made:
         publish(made, bytes(100), 40)
         metadata = metadata_of(uuid="liar", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=5)
@@ -231,7 +231,7 @@ async def test_chunks_that_cannot_be_read() -> None:
 
 @virtual_time
 async def test_a_part_that_is_missing_blocks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Parts whose message never gets whole go back to the broker, less and less often, unacknowledged; told once."""
+    """Chunks of a message that is never completed are redelivered, less and less often; one log line says so."""
     async with consuming() as made:
         publish(made, b"0123456789", 2, skip=2)
         consumer = await made.open(receiver_queue_size=2, chunk_timeout=10)
@@ -274,7 +274,7 @@ async def test_more_messages_mixed_than_there_is_room_for() -> None:
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_what_goes_back_together_goes_in_one_command(kind: Any) -> None:
-    """Of three messages whose last parts do not come; on Exclusive each command has everything sent again."""
+    """Three messages lack their last chunks; on Exclusive each command requests all messages again."""
     async with consuming() as made:
         for uuid in "abc":
             publish(made, b"0123456789", 2, uuid=uuid, skip=2)

@@ -83,7 +83,7 @@ def begin(producer: Producer, all_payloads: list[bytes]) -> list[asyncio.Future[
 
 
 def test_a_broker_that_stops_reading_for_a_while(run: Run) -> None:
-    """What waits to be written stays within its bound, whoever drains waits; all is stored in order when it reads."""
+    """Unsent bytes stay within their limit and ``drained`` waits; when the broker reads, all is stored in order."""
 
     async def test(there: Served) -> None:
         messages = payloads(60, 50_000)
@@ -249,7 +249,7 @@ def test_a_frame_that_is_never_finished(run: Run) -> None:
 
 @pytest.mark.slow
 def test_closing_while_the_way_is_full(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing waits for a broker that does not read as long as for an answer, then a few seconds; sends are told."""
+    """Closing waits only some seconds for a broker that does not read; pending sends get an error."""
     monkeypatch.setattr("pulsar_nack.wire._connection._connection._CLOSE_TIMEOUT", 0.3)
 
     async def test(there: Served) -> None:

@@ -1,4 +1,4 @@
-"""Entries: headers, checksums, batches, and what is told of those that cannot be read."""
+"""Entries: headers, checksums, batches, and the errors of unreadable ones."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_without_checksum() -> None:
 
 
 def test_broker_entry_metadata() -> None:
-    """What a broker puts in front when it stores an entry is told, with and without a checksum."""
+    """The broker entry metadata in front of an entry is read, with and without a checksum."""
     added = pb.BrokerEntryMetadata(broker_timestamp=3, index=9).SerializeToString()
     for rest in (PLAIN, PLAIN[6:]):
         entry = decode_entry(b"\x0e\x02" + SIZE.pack(len(added)) + added + rest)

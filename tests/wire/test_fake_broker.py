@@ -115,7 +115,7 @@ class _Events:
 
 @virtual_time
 async def test_hands_out_as_permits_allow() -> None:
-    """As many messages come as were asked for, a batch for as many as are in it; what is new comes by itself."""
+    """Permits limit the messages, a batch takes one for each of its messages; new messages come without a request."""
     broker = FakeBroker()
     topic, raw = broker.topic(TOPIC), await Raw.open(broker)
     for number in range(5):
@@ -220,7 +220,7 @@ async def test_what_a_consumer_had_is_handed_out_again() -> None:
 
 @virtual_time
 async def test_one_reader_on_exclusive_and_failover() -> None:
-    """A second consumer is refused on Exclusive; on Failover it waits, is told so, and takes over."""
+    """A second consumer is refused on Exclusive; on Failover it is notified that it is inactive, and takes over."""
     broker = FakeBroker()
     topic, first, second = broker.topic(TOPIC), await Raw.open(broker), await Raw.open(broker)
     topic.publish(b"0")

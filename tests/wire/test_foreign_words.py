@@ -72,7 +72,7 @@ def test_words_of_a_broker(saying: str) -> None:
 
 @virtual_time
 async def test_words_of_a_broker_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """O33, O37: likewise in the log, when it refuses later on, and of what it encrypts with."""
+    """O33, O37: the log quotes the broker safely too, in later refusals and names of encryption keys."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     async with (

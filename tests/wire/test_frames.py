@@ -154,7 +154,7 @@ def test_a_command_of_a_later_version_is_passed_over() -> None:
 
 
 def test_an_error_of_a_later_version_is_an_error() -> None:
-    """A code that is not known here is still told, with its number."""
+    """An unknown error code is reported by its number."""
     (frame,) = FrameDecoder().feed(framed(b"\x08\x0e\x72\x08\x08\x01\x10\x63\x1a\x02hi"))
     assert (frame.command.error.error, frame.command.error.message) == (99, "hi")
 
@@ -174,7 +174,7 @@ def test_ping_and_pong_are_as_every_client_sends_them() -> None:
 
 
 def test_many_bytes_cost_two_copies_whatever_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame of 2 MB in 20 000 pieces is looked at twice: at its header, and when it is complete."""
+    """A frame of 2 MB in 20 000 pieces is decoded in two steps: its header, and all of it when it is complete."""
     frame = message(1, bytes(2_000_000))
     decoder = FrameDecoder()
     looks = 0

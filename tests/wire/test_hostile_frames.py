@@ -117,7 +117,7 @@ def test_properties_without_end(rest: bytes) -> None:
 
 
 def test_a_refused_batch_is_counted_as_the_broker_counts_it() -> None:
-    """O34: metadata that are too large to be read tell how many messages the broker has counted, so none is owed."""
+    """O34: from metadata that is too large the number of messages is still read, so that permits stay right."""
 
     async def test() -> None:
         broker = FakeBroker()

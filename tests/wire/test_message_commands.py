@@ -86,7 +86,7 @@ def test_changed_bytes_are_read_as_a_parser_reads_them(commands: list[pb.BaseCom
     "fields", [{"ack_set": [5]}, {"consumer_epoch": 3}, {"batch_index": 1}], ids=lambda fields: next(iter(fields))
 )
 def test_the_parser_reads_what_is_not_usual(fields: dict[str, Any]) -> None:
-    """A head with more than the usual fields tells them too, between usual ones."""
+    """A command with more than the usual fields is read completely, also between usual ones."""
     usual = command(1, 7, 9, partition=-1)
     stream = b"".join(encode_command(each) for each in (usual, command(1, 7, 10, **fields), usual))
     heads = [frame[0] for frame in FrameDecoder().feed_fast(stream)]

@@ -1,4 +1,4 @@
-"""Whatever fails while something connects again is one failed try: told once, counted, and tried again."""
+"""Each failure to reconnect is one failed attempt: logged once, counted and retried."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def is_encrypted(one: Recorded) -> bool:
 
 @for_each("one", [one for one in recorded() if not one.rest])
 def test_commands_are_written_as_they_were(one: Recorded) -> None:
-    """Every field is known here, and in its place. Java's client writes CONNECT in an order of its own."""
+    """Every field is known here, and in its place. The Java client writes CONNECT in another order."""
     again = encode_command(one.command)
     if (one.kind, one.sender) == ("CONNECT", "java"):
         assert sorted(again) == sorted(one.frame)

@@ -1,4 +1,4 @@
-"""Which partition a key goes to, and what producers may be told."""
+"""Which partition a key goes to, and the options of producers."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ async def test_any_certificate(files: Files) -> None:
 
 
 async def test_our_certificate_by_authentication(files: Files) -> None:
-    """A broker that asks for a certificate sees ours, and the method is told."""
+    """A broker that requires a certificate gets the client's, and CONNECT names the method."""
     async with served(tls=serving(files, asks_for_certificate=True)) as there:
         own = TlsAuthentication(*files.client)
         connection = await connect(there.port, trust_certs_file=files.authority.certificate, authentication=own)
@@ -126,7 +126,7 @@ async def test_a_broker_without_tls() -> None:
 
 
 async def test_a_broker_that_hangs_up() -> None:
-    """What ends the connection in place of a TLS handshake, as a broker's port without TLS does, is told so."""
+    """The error says so if a connection ends instead of a TLS handshake, as at a broker's port without TLS."""
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
