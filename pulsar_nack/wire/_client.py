@@ -25,7 +25,7 @@ from ._connection._lookup import Lookup
 from ._connection._options import ClientOptions
 from ._connection._pool import ClientStatistics, Pool
 from ._connection._together import each_tried
-from ._consumer._port import WirePort, no_queue, traits_of
+from ._consumer._port import WirePort, queue_required, traits_of
 from ._consumer._selection import selection_of
 from ._consumer._settings import ProducerSettings, Settings, client_options, producer_options, split
 from ._consumer._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
@@ -132,7 +132,7 @@ class Client(NotCopied):
             raise InvalidArgumentError("consumer_type", consumer_type, f"one of {', '.join(TYPES)}")
         options = SubscribeOptions(subscription=subscription, type=consumer_type, **of_subscription)
         if not options.receiver_queue_size and selection.only is None:
-            raise no_queue()
+            raise queue_required()
         interval = delay_ms(discovery_interval, "discovery_interval") / 1000
         if not interval:
             raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")

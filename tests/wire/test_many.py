@@ -11,9 +11,9 @@ import pytest
 
 from pulsar_nack import BrokerError, MessageId
 from pulsar_nack.clock import LoopClock
-from pulsar_nack.wire import ClientOptions
+from pulsar_nack.wire import ClientOptions, SubscribeOptions
 from pulsar_nack.wire._connection._core import Core
-from pulsar_nack.wire._consumer._many import Members
+from pulsar_nack.wire._consumer._multi_topic_consumer import MultiTopicConsumer
 from pulsar_nack.wire._consumer._selection import selection_of
 
 from .stand_ins import Ended, FakeDirectory, FakeMember
@@ -26,17 +26,17 @@ class Maker:
     """Makes members and keeps them."""
 
     def __init__(self) -> None:
-        self.made: dict[str, FakeMember] = {}
-        self.told: dict[str, dict[str, Any]] = {}
+        self.made: dict[str, Any] = {}
+        self.options: dict[str, SubscribeOptions] = {}
         self.fails: dict[str, Mapping[str, Exception]] = {}
         self.gone: list[str] = []
 
-    def __call__(self, name: str, partition: int, **options: Any) -> FakeMember:
-        self.told[name] = options
+    def __call__(self, name: str, partition: int, options: SubscribeOptions) -> Any:
+        self.options[name] = options
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
         return self.made[name]
 
-    def members(self, topic: Any, directory: FakeDirectory) -> Members:
+    def members(self, topic: Any, directory: FakeDirectory) -> MultiTopicConsumer:
         """Members of a selection, made here."""
 
         def gone(member: Any) -> None:
@@ -44,23 +44,25 @@ class Maker:
 
         core = Core(
             pool=None,  # type: ignore[arg-type]
-            lookup=None,  # type: ignore[arg-type]
+            lookup=directory,  # type: ignore[arg-type]
             options=ClientOptions(),
             loop=asyncio.get_running_loop(),
             clock=LoopClock(),
         )
-        return Members(selection_of(topic), directory, self, subscription="sub", gone=gone, core=core)
+        options = SubscribeOptions("sub", receiver_queue_size=20_000)
+        return MultiTopicConsumer(core, selection_of(topic), options, make=self, on_deleted=gone)
 
 
 async def test_all_are_opened() -> None:
-    """Every partition is opened, and knows its number and how many there are."""
+    """Every partition is opened, knows its number, and has its share of what is prefetched."""
     maker = Maker()
     members = maker.members("parted", FakeDirectory(parted=3))
     await members.open()
     assert [(member.partition, member.is_connected) for member in maker.made.values()] == [
         (number, True) for number in range(3)
     ]
-    assert all(told == {"count": 3, "is_new": False} for told in maker.told.values())
+    options = maker.options.values()
+    assert {(each.receiver_queue_size, each.initial_position) for each in options} == {(16_666, "latest")}
     assert members.may_grow
     assert await members.aclose() is None
     assert not any(member.is_connected for member in maker.made.values())
@@ -96,7 +98,7 @@ async def test_new_partitions_join() -> None:
     maker.fails[f"{PARTED}2"] = {"open": BrokerError("not yet")}
     await members.refresh()
     assert len(members) == 2
-    assert maker.told[f"{PARTED}1"]["is_new"]
+    assert maker.options[f"{PARTED}1"].initial_position == "earliest"
     assert maker.made[f"{PARTED}2"].calls == [("open", None), ("aclose", None)]
     maker.fails.clear()
     await members.refresh()
@@ -117,7 +119,7 @@ async def test_topics_of_a_pattern_come_and_go() -> None:
     await members.refresh()
     assert len(members) == 2
     assert maker.gone == [f"{BASE}orders"]
-    assert maker.made[f"{BASE}orders"].calls[-2:] == [("topic_deleted", None), ("aclose", None)]
+    assert maker.made[f"{BASE}orders"].calls[-2:] == [("on_topic_deleted", None), ("aclose", None)]
     with pytest.raises(BrokerError, match="no topic of this consumer"):
         members.of(MessageId(1, 2, topic=f"{BASE}bills"))
 
@@ -164,7 +166,7 @@ async def test_what_leaves_while_all_is_closed_is_closed_with_it() -> None:
         await may_end.wait()
         leaving.is_connected = False
 
-    leaving.aclose = aclose  # type: ignore[method-assign]
+    leaving.aclose = aclose
     del directory.topics_by_name[f"{BASE}orders"]
     looking = asyncio.create_task(members.refresh())
     while leaving.calls[-1][0] != "aclose":

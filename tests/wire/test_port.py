@@ -62,12 +62,12 @@ class Stage:
         *,
         partition: int,
         unreadable: Any,
-        told: Any,
-        became_missing: Any,
+        on_event: Any,
+        on_missing: Any,
     ) -> FakeMember:
         """Stand for the class that makes members."""
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
-        self.told, self.unreadable = told, unreadable
+        self.on_event, self.unreadable = on_event, unreadable
         self.options[name] = options
         self.sinks[name] = sink
         return self.made[name]

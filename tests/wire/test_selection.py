@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, InvalidArgumentError
-from pulsar_nack.wire._consumer._selection import Matching, name_of, selection_of
+from pulsar_nack.wire._consumer._selection import PatternSelection, name_of, selection_of
 from tests.for_each import for_each
 
 from .stand_ins import FakeDirectory
@@ -102,7 +102,7 @@ async def test_patterns_mean_what_they_say(pattern: Any, found: list[str]) -> No
     """O18: with namespace or domain or without, anchored, with flags in the text or beside it."""
     selection = selection_of(re.compile(pattern))
     assert list(await selection.members(ORDERS)) == [BASE + name for name in found]
-    assert isinstance(selection, Matching)
+    assert isinstance(selection, PatternSelection)
     assert [selection.matches(BASE + name) for name in found] == [True] * len(found)
 
 
@@ -110,7 +110,7 @@ async def test_the_namespace_of_a_pattern() -> None:
     """O18: characters that a name may have are written as they are, or with a backslash, as re.escape does."""
     for text in ("my-tenant/my.space/x.*", r"^my\-tenant/my\.space/x.*", r"persistent://my\-tenant/my\.space/x.*"):
         selection = selection_of(re.compile(text))
-        assert isinstance(selection, Matching)
+        assert isinstance(selection, PatternSelection)
         assert selection.namespace == "my-tenant/my.space"
         assert selection.matches("persistent://my-tenant/my.space/x1")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...clock import Clock
 from ...errors import BrokerError, ClosedError, ConnectionLostError, RequestTimeoutError
-from .._consumer._prefetched import Prefetched
+from .._consumer._flow import MemoryLimitController
 from ._refusals import is_busy, is_transient
 
 T = TypeVar("T")
@@ -45,12 +45,12 @@ class Core:
     options: ClientOptions
     loop: asyncio.AbstractEventLoop
     clock: Clock
-    prefetched: Prefetched = field(init=False)
+    prefetched: MemoryLimitController = field(init=False)
     threads: ThreadPoolExecutor = field(init=False)
     """Its threads begin when they are needed. The loop's may all be the user's, and wait for what is done in these."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prefetched", Prefetched(self.options.max_prefetched_bytes or None))
+        object.__setattr__(self, "prefetched", MemoryLimitController(self.options.max_prefetched_bytes or None))
         object.__setattr__(self, "threads", ThreadPoolExecutor(_THREADS, thread_name_prefix="pulsar-nack-wire"))
 
     async def aclose(self) -> None:

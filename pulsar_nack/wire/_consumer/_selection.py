@@ -49,7 +49,7 @@ class Selection(Protocol):
         ...
 
 
-class Named:
+class TopicListSelection:
     """Topics by their names; those with partitions may get more."""
 
     def __init__(self, topics: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ class Named:
         return any(member not in self.topics for member in members)
 
 
-class Matching:
+class PatternSelection:
     """All topics of a namespace whose names match a pattern, those of tomorrow too.
 
     The whole name has to match, ``persistent://tenant/namespace/name`` or without the beginning, as the pattern has it,
@@ -127,12 +127,12 @@ def selection_of(topic: str | Sequence[str] | re.Pattern[str]) -> Selection:
     if isinstance(topic, re.Pattern):
         if not isinstance(topic.pattern, str):
             raise InvalidArgumentError("topic", topic, "a pattern of text")
-        return Matching(topic)
+        return PatternSelection(topic)
     if isinstance(topic, str):
-        return Named([topic])
+        return TopicListSelection([topic])
     if not isinstance(topic, Sequence):
         raise InvalidArgumentError("topic", topic, "a name, a list of names, or a pattern by re.compile")
-    return Named(topic)
+    return TopicListSelection(topic)
 
 
 def _persistent(topic: str) -> str:

@@ -28,7 +28,7 @@ _MOST_LOST: Final = 3
 """A broker, or a proxy, that so often broke the connection instead of an answer is not asked any more."""
 
 
-class TopicWatch:
+class TopicListWatcher:
     """Of one namespace.
 
     :param namespace: ``tenant/namespace``

@@ -1,8 +1,8 @@
-"""Entries that have arrived and are not read yet: batches and compressed messages. They are read as they are received.
+"""Entries that have arrived and are not read yet: batches and compressed messages. Receiving their messages reads them.
 
-So a batch costs memory and time only as its messages are received, a few at a time, whatever number it claims: a
+So a batch costs memory and time only as its messages are received, a few at a time, however many it claims to have: a
 million empty messages take nine kilobytes on the wire. Until then its messages count as prefetched, with the size that
-the entry claims, or what it takes here if that is more.
+the entry claims, or the size that it takes here if that is more.
 
 Large payloads are decompressed in threads of the client, while the loop goes on.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from ...consumer import Delivery
 from ...consumer._port import OF_A_PROPERTY, bytes_of
@@ -20,13 +20,13 @@ from ...errors import MissingExtraError, UndecodableMessageError
 from ...ids import MessageId, _delivered_id
 from .._protocol._entries import Entry, Member, unpack
 from ._ack_sets import all_of
-from ._delivery import plain_member
+from ._plain_delivery import plain_member
 
 if TYPE_CHECKING:
     from .._protocol._heads import MessageHead
-    from ._deliveries import EntryReader
+    from ._entry_reader import EntryReader
 
-AT_ONCE: Final = 100
+READ_AT_ONCE: Final = 100
 """Most messages of a batch that are read together."""
 _MOST_PROPERTIES: Final = 2_000
 """Reading stops early once the messages together have so many properties."""
@@ -34,25 +34,17 @@ _LARGE: Final = 1 << 20
 """A payload of more bytes is decompressed in a thread."""
 
 
-class Reading(Protocol):
-    """Counts the messages and bytes that are prefetched."""
-
-    def note_read(self, unread: Unread, messages: int, size: int) -> None:
-        """Note by how many messages and bytes reading an entry has changed the queue."""
-
-
-class Unread:
-    """The unread messages of one entry; read them with :func:`read_some`.
+class UnreadEntry:
+    """The unread messages of one entry.
 
     :param entry: the entry, its payload still compressed
     :param stored: the raw data of a message that turns out to be unreadable
-    :param about: how many bytes the entry has beside its payload
-    :param shown: the messages of a batch that are to be delivered, as bits
+    :param overhead: how many bytes the entry has beside its payload
+    :param members: the members of a batch that are to be delivered, as bits
     :param message_id: the id of a single message; None: a batch
     """
 
     __slots__ = (
-        "_about",
         "_damage",
         "_entry",
         "_extras",
@@ -60,6 +52,7 @@ class Unread:
         "_members",
         "_next",
         "_opening",
+        "_overhead",
         "_reader",
         "_size",
         "_stored",
@@ -76,22 +69,22 @@ class Unread:
         head: MessageHead,
         entry: Entry,
         stored: bytes,
+        overhead: int,
         *,
-        about: int,
-        shown: int = 1,
+        members: int = 1,
         message_id: MessageId | None = None,
     ) -> None:
         metadata = entry.metadata
         self.head = head
-        self.messages = shown.bit_count()
-        """How many messages are left, as far as known."""
+        self.messages = members.bit_count()
+        """How many messages are left to deliver, as far as known."""
         self._size = min(metadata.uncompressed_size, reader.max_bytes) if metadata.compression else len(entry.payload)
-        self._about = about + OF_A_PROPERTY * len(metadata.properties)
-        here = self._about + len(entry.payload) + (0 if stored is entry.payload else len(stored))
+        self._overhead = overhead + OF_A_PROPERTY * len(metadata.properties)
+        here = self._overhead + len(entry.payload) + (0 if stored is entry.payload else len(stored))
         self.bytes = max(here, self._size)
         """Size of the messages that are left."""
         self.is_acked = False
-        """Whether no message of the entry remains to be acknowledged."""
+        """Whether the whole entry counts as acknowledged."""
         self._reader = reader
         self._entry = entry
         self._stored = stored
@@ -108,7 +101,7 @@ class Unread:
         self._extras = {**reader.extras, "batch_size": size}
         self.id = _delivered_id((head.ledger, head.entry, reader.partition, 0), self._extras)
         if self.messages != size:
-            self._flags = shown.to_bytes((size + 7) // 8, "little")
+            self._flags = members.to_bytes((size + 7) // 8, "little")
 
     @property
     def redelivery_count(self) -> int:
@@ -120,7 +113,7 @@ class Unread:
         self.head = self.head._replace(redelivery_count=count)
 
     def is_opening(self, then: Callable[[], None]) -> bool:
-        """Return whether a thread decompresses it; starts the thread if needed, and calls ``then`` when it is done."""
+        """Return whether a thread is decompressing the entry; start it if needed, and call ``then`` when it is done."""
         entry = self._entry
         if self._members is not None or not entry.metadata.compression or self._size <= _LARGE:
             return False
@@ -130,19 +123,19 @@ class Unread:
             self._opening = loop.run_in_executor(
                 reader.threads, unpack, entry.metadata, entry.payload, reader.max_bytes
             )
-            self._opening.add_done_callback(_look_at)
+            self._opening.add_done_callback(_observe)
             self._opening.add_done_callback(lambda _: then())
         return not self._opening.done()
 
     def take(self, most: int) -> list[Delivery]:
-        """Read at most so many messages, and return those to be delivered."""
+        """Read at most this many messages, and return those to be delivered."""
         if self._members is None and self._damage is None:
             try:
                 payload = self._unpacked()
             except (UndecodableMessageError, MissingExtraError) as error:
                 message_id = None if self._entry.is_batch else self.id
-                about = self._entry.metadata
-                unreadable = self._reader.unreadable(self.head, self._stored, error, message_id, about=about)
+                metadata = self._entry.metadata
+                unreadable = self._reader.unreadable(self.head, self._stored, error, message_id, metadata=metadata)
                 self.messages = self.bytes = 0
                 return [unreadable]
             if not self._entry.is_batch:
@@ -150,7 +143,7 @@ class Unread:
                 self.messages = self.bytes = 0
                 return [delivery]
             self._entry, self._stored = self._entry._replace(payload=payload), b""
-            self.bytes = self._about + len(payload)
+            self.bytes = self._overhead + len(payload)
             self._members = self._entry.members(self._reader.max_metadata_bytes)
         deliveries = self._readable(most) if self._damage is None else self._damaged(most)
         self.messages -= len(deliveries)
@@ -158,7 +151,7 @@ class Unread:
             head = self.head
             self.id = _delivered_id((head.ledger, head.entry, self._reader.partition, self._next), self._extras)
             self.bytes = max(self.bytes - sum([len(each.data) for each in deliveries]), 0)
-        else:  # nothing behind the last message that is shown is read
+        else:  # messages after the last one to deliver are not read
             self.messages = self.bytes = 0
         return deliveries
 
@@ -192,7 +185,7 @@ class Unread:
                     properties += len(metadata.properties)
                     if properties >= _MOST_PROPERTIES:
                         break
-        except UndecodableMessageError as error:  # later ones are lost too: where they begin is not known
+        except UndecodableMessageError as error:  # later ones are unreadable too: where they begin is not known
             self._damage = error
         except BaseException:  # the next call reads these messages again
             self._members = islice(self._entry.members(reader.max_metadata_bytes), self._next, None)
@@ -203,7 +196,7 @@ class Unread:
         return deliveries
 
     def _damaged(self, most: int) -> list[Delivery]:
-        """Return the remaining messages as unreadable; only the first has the raw data, so that it is kept once."""
+        """Return the remaining messages as unreadable; only the first has the raw data, so that it is stored once."""
         head, reader = self.head, self._reader
         assert self._damage is not None
         deliveries: list[Delivery] = []
@@ -223,23 +216,29 @@ class Unread:
         for index in hidden:
             bits[index >> 3] |= 1 << (index & 7)
         remaining = all_of(size) & ~int.from_bytes(bits, "little")
-        self.is_acked = not self._reader.ack_sets.narrow((self.head.ledger, self.head.entry), remaining)
+        self.is_acked = not self._reader.ack_sets.intersect((self.head.ledger, self.head.entry), remaining)
         self.messages -= len(hidden)
 
 
-def _look_at(opening: asyncio.Future[bytes]) -> None:
+def _observe(opening: asyncio.Future[bytes]) -> None:
     """Keep asyncio from reporting the error of an entry that is no longer wanted."""
     if not opening.cancelled():
         opening.exception()
 
 
-def read_some(unread: Unread, source: Reading, most: int = AT_ONCE) -> list[Delivery]:
-    """Read at most so many of the next messages, and report the changed counts to ``source``."""
-    messages, size = unread.messages, unread.bytes
-    deliveries: list[Delivery] = []
-    try:
-        deliveries = unread.take(most)
-    finally:
-        here = sum([bytes_of(each) if type(each) is Delivery else len(each.data) for each in deliveries])
-        source.note_read(unread, len(deliveries) + unread.messages - messages, here + unread.bytes - size)
-    return deliveries
+class QueuedEntry(NamedTuple):
+    """The messages of one entry that wait and were not received.
+
+    :param id: the id of the first
+    """
+
+    id: MessageId
+    messages: int
+    bytes: int
+
+    @classmethod
+    def of(cls, waiting: Delivery | UnreadEntry) -> Self:
+        """Return what waits in one place of the inbox."""
+        if isinstance(waiting, UnreadEntry):
+            return cls(waiting.id, waiting.messages, waiting.bytes)
+        return cls(waiting.id, 1, bytes_of(waiting))

@@ -1,4 +1,4 @@
-"""From entries, as the broker sends them, to deliveries: one for each message that is to be shown."""
+"""Reads entries as the broker sends them, and makes a delivery of each message that is not acknowledged."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ from .._protocol._entries import (
 )
 from .._protocol._heads import MessageHead
 from ._ack_sets import AckSets, all_of, remaining_of
-from ._delivery import (
-    Fetched,
-    Item,
+from ._plain_delivery import (
+    PlainMessage,
+    QueuedMessage,
     plain_delivery,
     producer_name_of,
     replicated_from_of,
     schema_version_of,
     sequence_id_of,
 )
-from ._unread import Unread
+from ._unread_entry import UnreadEntry
 
 _NOTHING: Final = pb.MessageMetadata()
 
 
 class Arrival(NamedTuple):
-    """What became of an entry.
+    """The messages of an entry that arrived.
 
-    :param permits: how many messages the broker counted it as
+    :param permits: how many permits the broker took for it
     :param found: its messages; None: all are acknowledged, or the entry is a chunk of an incomplete message
     """
 
     permits: int
-    found: Delivery | Unread | None
+    found: Delivery | UnreadEntry | None
 
 
 class EntryReader:
     """Reads the entries of one topic or partition.
 
     :param topic: its full name
-    :param ack_sets: is told what of a batch is not to be acknowledged any more
-    :param options: has the limits
-    :param now_ms: tells the time
-    :param threads: where large payloads are decompressed, None: in those of the loop
+    :param ack_sets: gets the members of each batch that are acknowledged already
+    :param options: the client's, with the limits
+    :param now_ms: returns the time
+    :param threads: decompress large payloads; None: the loop's threads
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class EntryReader:
         self._first_index = 0
 
     def begin_at(self, first: MessageId | None) -> None:
-        """Show nothing that comes before this: the broker begins with whole entries, or with one too many."""
+        """Skip messages before this one: the broker begins with a whole entry, or one entry too early."""
         self._first = None if first is None else (first.ledger, first.entry)
         self._first_index = 0 if first is None else max(first.batch_index, 0)
 
-    def plain(self, head: MessageHead, rest: bytes) -> Fetched | None:
-        """Return a message that is only a payload, the hot path; None if the entry has more to it."""
+    def plain(self, head: MessageHead, rest: bytes) -> PlainMessage | None:
+        """Return the message of an entry that is one plain message, the hot path; None for other entries."""
         if self._first is not None:
             return None
         parts = plain_parts(rest)
@@ -105,7 +105,7 @@ class EntryReader:
             return None
         return parts[1], ledger, entry, count, parts[0]
 
-    def opened(self, item: Item) -> Delivery:
+    def opened(self, item: QueuedMessage) -> Delivery:
         """Return the delivery of a prefetched item."""
         if not isinstance(item, tuple):
             return item
@@ -114,52 +114,52 @@ class EntryReader:
         return plain_delivery(message_id, data, count, metadata, self.topic)
 
     def read(self, head: MessageHead, rest: bytes) -> Arrival:
-        """Take an entry apart. One that cannot be read is a delivery that says so, with a MissingExtraError where that
-        is for want of something in this process.
+        """Read an entry. The delivery of an unreadable one has the error: a MissingExtraError if other processes may be
+        able to read it.
 
-        :raises ProtocolError: its id is none
+        :raises ProtocolError: the entry has no valid id
         """
         item = self.plain(head, rest)
         return self.read_other(head, rest) if item is None else Arrival(1, self.opened(item))
 
     def read_other(self, head: MessageHead, rest: bytes) -> Arrival:
-        """The same for what is not plain."""
+        """Read an entry that is not one plain message; see :meth:`read`."""
         try:
             try:
                 entry = split_entry(rest, self.max_metadata_bytes, self._max_batch_messages)
                 if entry.metadata.compression:
                     require_compression(entry.metadata.compression)
             except (UndecodableMessageError, MissingExtraError) as error:
-                about = readable_metadata(rest, self.max_metadata_bytes)
-                size = batch_size_of(about or _NOTHING) if isinstance(error, MissingExtraError) else error.batch_size
-                return Arrival(self._counted(head, size), self.unreadable(head, rest, error, about=about))
+                metadata = readable_metadata(rest, self.max_metadata_bytes)
+                size = batch_size_of(metadata or _NOTHING) if isinstance(error, MissingExtraError) else error.batch_size
+                return Arrival(self._permits_of(head, size), self.unreadable(head, rest, error, metadata=metadata))
             if self._first is not None and (head.ledger, head.entry) < self._first:
-                return Arrival(self._counted(head, batch_size_of(entry.metadata)), None)
-            return self._with_more(head, entry, rest)
+                return Arrival(self._permits_of(head, batch_size_of(entry.metadata)), None)
+            return self._arrival(head, entry, rest)
         except InvalidArgumentError as error:
             raise ProtocolError(f"command MESSAGE: {error}") from error
 
-    # --- one message an entry ----------------------------------------------------------------------------------------
+    # --- single messages ----------------------------------------------------------------------------------------
 
-    def _with_more(self, head: MessageHead, entry: Entry, stored: bytes) -> Arrival:
-        about = len(stored) - len(entry.payload)
+    def _arrival(self, head: MessageHead, entry: Entry, stored: bytes) -> Arrival:
+        overhead = len(stored) - len(entry.payload)
         if entry.is_batch:
-            return self._batch(head, entry, stored, about)
+            return self._batch(head, entry, stored, overhead)
         if entry.is_chunk:
-            return Arrival(1, self._part(head, entry, about))
+            return Arrival(1, self._chunk(head, entry, overhead))
         message_id = _delivered_id((head.ledger, head.entry, self.partition, -1), self.extras)
-        return Arrival(1, self._one(head, entry, stored, message_id, about))
+        return Arrival(1, self._single(head, entry, stored, message_id, overhead))
 
-    def _one(
-        self, head: MessageHead, entry: Entry, stored: bytes, message_id: MessageId, about: int
-    ) -> Delivery | Unread:
+    def _single(
+        self, head: MessageHead, entry: Entry, stored: bytes, message_id: MessageId, overhead: int
+    ) -> Delivery | UnreadEntry:
         metadata = entry.metadata
         if metadata.compression:
-            return Unread(self, head, entry, stored, about=about, message_id=message_id)
+            return UnreadEntry(self, head, entry, stored, overhead, message_id=message_id)
         try:
             payload = unpack(metadata, entry.payload, self.max_bytes)
         except UndecodableMessageError as error:
-            return self.unreadable(head, stored, error, message_id, about=metadata)
+            return self.unreadable(head, stored, error, message_id, metadata=metadata)
         return self.delivery(message_id, head, metadata, payload)
 
     def unreadable(
@@ -169,10 +169,10 @@ class EntryReader:
         error: Exception,
         message_id: MessageId | None = None,
         *,
-        about: pb.MessageMetadata | None = None,
+        metadata: pb.MessageMetadata | None = None,
     ) -> Delivery:
-        """Return the delivery of what cannot be read, with what is said about it as far as that is known."""
-        own = _NOTHING if about is None or is_batch(about) else about
+        """Return the delivery of an unreadable message, with as much of its metadata as is known."""
+        own = _NOTHING if metadata is None or is_batch(metadata) else metadata
         for raised in (error, error.__cause__, error.__context__):
             if raised is not None:
                 raised.__traceback__ = None  # its frames would keep another copy of the entry
@@ -183,48 +183,48 @@ class EntryReader:
             key=key_of(own) if own.HasField("partition_key") else None,
             ordering_key=ordering_key_of(own) if own.HasField("ordering_key") else None,
             redelivery_count=head.redelivery_count,
-            publish_time_ms=0 if about is None else about.publish_time,
+            publish_time_ms=0 if metadata is None else metadata.publish_time,
             event_time_ms=own.event_time,
             topic=self.topic,
             error=error,
             is_key_encoded=own.partition_key_b64_encoded,
-            producer_name=None if about is None else producer_name_of(about),
-            sequence_id=None if about is None or is_batch(about) else about.sequence_id,
-            schema_version=None if about is None else schema_version_of(about),
-            replicated_from=None if about is None else replicated_from_of(about),
+            producer_name=None if metadata is None else producer_name_of(metadata),
+            sequence_id=None if metadata is None or is_batch(metadata) else metadata.sequence_id,
+            schema_version=None if metadata is None else schema_version_of(metadata),
+            replicated_from=None if metadata is None else replicated_from_of(metadata),
         )
 
     @staticmethod
-    def _counted(head: MessageHead, size: int) -> int:
-        """Return as how many messages the broker counted a batch: without those that it knows to be acknowledged."""
+    def _permits_of(head: MessageHead, size: int) -> int:
+        """Return how many permits the broker took for a batch: none for members that it knows to be acknowledged."""
         if not size:
             return 1
         return remaining_of(head.ack_set, size).bit_count() if head.ack_set else size
 
-    # --- several -----------------------------------------------------------------------------------------------------
+    # --- batches -----------------------------------------------------------------------------------------------------
 
-    def _batch(self, head: MessageHead, entry: Entry, stored: bytes, about: int) -> Arrival:
+    def _batch(self, head: MessageHead, entry: Entry, stored: bytes, overhead: int) -> Arrival:
         size = entry.metadata.num_messages_in_batch
         whole = all_of(size)
-        told = remaining_of(head.ack_set, size) if head.ack_set else whole
-        shown = told & ~self._before_first(head.ledger, head.entry)
-        if shown != whole:
-            self.ack_sets.narrow((head.ledger, head.entry), shown)
-        if not shown:
-            return Arrival(told.bit_count(), None)
+        unacked = remaining_of(head.ack_set, size) if head.ack_set else whole
+        members = unacked & ~self._before_first(head.ledger, head.entry)
+        if members != whole:
+            self.ack_sets.intersect((head.ledger, head.entry), members)
+        if not members:
+            return Arrival(unacked.bit_count(), None)
         stored = stored if entry.metadata.compression else b""
-        return Arrival(told.bit_count(), Unread(self, head, entry, stored, about=about, shown=shown))
+        return Arrival(unacked.bit_count(), UnreadEntry(self, head, entry, stored, overhead, members=members))
 
     def _before_first(self, ledger: int, entry: int) -> int:
         return all_of(self._first_index) if (ledger, entry) == self._first else 0
 
-    # --- a part of one -----------------------------------------------------------------------------------------------
+    # --- chunks -----------------------------------------------------------------------------------------------
 
-    def _part(self, head: MessageHead, entry: Entry, about: int) -> Delivery | Unread | None:
+    def _chunk(self, head: MessageHead, entry: Entry, overhead: int) -> Delivery | UnreadEntry | None:
         metadata = entry.metadata
         if not 0 <= metadata.chunk_id < metadata.num_chunks_from_msg:
             impossible = f"chunk: number {metadata.chunk_id} of {metadata.num_chunks_from_msg}"
-            return self.unreadable(head, entry.payload, UndecodableMessageError(impossible), about=metadata)
+            return self.unreadable(head, entry.payload, UndecodableMessageError(impossible), metadata=metadata)
         part = Part(
             uuid=short_uuid(text_of(metadata.uuid)),
             index=metadata.chunk_id,
@@ -241,20 +241,20 @@ class EntryReader:
         try:
             message_id = self._whole_id(whole)
         except InvalidArgumentError as error:
-            wrong = UndecodableMessageError(f"payload: its chunks are not where they should be: {error}")
-            return self.unreadable(head, whole.payload or b"", wrong, about=metadata)
+            wrong = UndecodableMessageError(f"payload: its chunks are not in the right place: {error}")
+            return self.unreadable(head, whole.payload or b"", wrong, metadata=metadata)
         total, payload, problem = metadata.total_chunk_msg_size, whole.payload, ""
         if payload is None:
             problem = f"payload: {total} bytes in chunks, more than max_chunked_bytes"
         elif len(payload) != total:
-            problem = f"payload: {len(payload)} bytes in chunks, {total} were to come"
+            problem = f"payload: {len(payload)} bytes in chunks, {total} expected"
         if problem:
             incomplete = UndecodableMessageError(problem, is_local=payload is None)
-            return self.unreadable(head, payload or b"", incomplete, message_id, about=metadata)
-        return self._one(head, entry._replace(payload=payload or b""), payload or b"", message_id, about)
+            return self.unreadable(head, payload or b"", incomplete, message_id, metadata=metadata)
+        return self._single(head, entry._replace(payload=payload or b""), payload or b"", message_id, overhead)
 
     def _whole_id(self, whole: Whole) -> MessageId:
-        """Return the id of a message in chunks: their order is that of the message, not of their positions."""
+        """Return the id of a chunked message; its chunks may have been stored in another order than the message's."""
         positions = sorted(whole.positions)
         return MessageId(
             *positions[-1],

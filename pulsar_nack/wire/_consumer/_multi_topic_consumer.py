@@ -1,0 +1,306 @@
+"""The consumers of several topics and partitions: opened together, found by message id, joined by new ones.
+
+A topic or partition that appears later is consumed from its first message on: all its messages were published after
+this consumer began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from ...consumer import AcksDone
+from ...errors import BrokerError, TopicNotFoundError
+from ...ids import MessageId
+from .._connection._core import Core
+from .._connection._refusals import as_text, told
+from .._connection._together import MOST_AT_ONCE, each_tried, together
+from ._selection import PatternSelection, Selection, name_of
+from ._subscribe_options import SubscribeOptions
+from ._topic_consumer import TopicConsumer
+from ._topic_list_watcher import TopicListWatcher
+
+T = TypeVar("T")
+_LOG: Final = logging.getLogger("pulsar_nack.wire")
+_MAX_PREFETCHED: Final = 50_000
+"""Most messages that are prefetched by all topics and partitions together, at least one by each."""
+_MAX_DELETED: Final = 10_000
+"""Most deleted topics that are remembered."""
+
+
+class DeletedTopicConsumer:
+    """Stands for the consumer of a deleted topic or partition when its messages are settled.
+
+    Acknowledgements succeed, and redelivery requests are dropped and reported. The first call is logged.
+
+    :param on_request: called with this consumer when messages are requested that will not come
+    """
+
+    def __init__(self, topic: str, partition: int, on_request: Callable[[DeletedTopicConsumer], None]) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._on_request = on_request
+        self._is_logged = False
+
+    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:  # noqa: ARG002
+        """Report that the acknowledgement succeeded."""
+        self._log()
+        asyncio.get_running_loop().call_soon(done, [token], None)
+
+    async def acknowledge(self, ids: list[MessageId]) -> None:  # noqa: ARG002
+        """Return, as for acknowledged messages."""
+        self._log()
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:  # noqa: ARG002
+        """Return, as for acknowledged messages."""
+        self._log()
+
+    def redeliver_nowait(self, ids: list[MessageId]) -> None:  # noqa: ARG002
+        """Report that the messages will not come."""
+        self._log()
+        self._on_request(self)
+
+    def give_back(self, ids: Iterable[MessageId]) -> None:
+        """Do nothing: there is no broker to return the messages to."""
+
+    async def seek(self, position: MessageId | int) -> None:  # noqa: ARG002
+        """Fail.
+
+        :raises BrokerError: always
+        """
+        raise BrokerError(f"{self.topic} was deleted")
+
+    def _log(self) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            _LOG.info("%s was deleted: acknowledgements and nacks of its messages have nothing to do", self.topic)
+
+
+AnyTopicConsumer = TopicConsumer | DeletedTopicConsumer
+
+
+class MultiTopicConsumer:
+    """The consumers of all topics and partitions of a selection.
+
+    :param core: the client's
+    :param options: those of the subscription; each consumer gets a copy with its own queue size and initial position
+    :param make: makes a consumer from the full name of a topic or partition, the number of the partition, and options
+    :param on_deleted: called with the consumer of each deleted topic, and with what stands for it when messages are
+        requested that will not come
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        selection: Selection,
+        options: SubscribeOptions,
+        *,
+        make: Callable[[str, int, SubscribeOptions], TopicConsumer],
+        on_deleted: Callable[[AnyTopicConsumer], None],
+    ) -> None:
+        self._core = core
+        self._selection = selection
+        self._options = options
+        self._make = make
+        self._on_deleted = on_deleted
+        self._consumers: dict[str, TopicConsumer] = {}
+        self._deleted: dict[str, DeletedTopicConsumer] = {}
+        self._closing: set[TopicConsumer] = set()
+        self.by_topic: Mapping[str | None, TopicConsumer] = self._consumers  # type: ignore[assignment]
+        """The consumers by their full names."""
+        self._only: TopicConsumer | None = None
+        self._watcher = (
+            TopicListWatcher(core, selection.namespace, selection.matches)
+            if isinstance(selection, PatternSelection)
+            else None
+        )
+
+    def __iter__(self) -> Iterator[TopicConsumer]:
+        return iter(list(self._consumers.values()))
+
+    def __len__(self) -> int:
+        return len(self._consumers)
+
+    @property
+    def may_grow(self) -> bool:
+        """Return whether topics or partitions may be added later."""
+        return self._selection.may_grow(self._consumers)
+
+    # --- opening and closing ------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Open all consumers, in the time of one request for each 32; if one fails, none is open.
+
+        :raises BrokerError: the first error
+        """
+        ends_at = self._core.deadline()
+        wanted = await self.wanted(ends_at)
+        options = self._options_for(len(wanted))
+        made = {name: self._make(name, partition, options) for name, partition in wanted.items()}
+        try:
+            more_s = self._core.options.request_timeout.total_seconds()
+            await together(
+                self._open(name, consumer, ends_at + number // MOST_AT_ONCE * more_s)
+                for number, (name, consumer) in enumerate(made.items())
+            )
+        except BaseException:
+            await each_tried(consumer.aclose() for consumer in made.values())
+            raise
+        self._consumers.update(made)
+        self._note_only()
+
+    async def wanted(self, ends_at: float | None = None) -> Mapping[str, int]:
+        """Return the names of all topics and partitions to consume, with the numbers of partitions.
+
+        :raises BrokerError: the broker gave no answer
+        """
+        try:
+            return await self._core.patiently(
+                lambda: self._selection.members(self._core.lookup),
+                ends_at=self._core.deadline() if ends_at is None else ends_at,
+            )
+        except BrokerError as error:
+            raise self._subscribing(self._selection.label, error) from error
+
+    async def _open(self, name: str, consumer: TopicConsumer, ends_at: float) -> None:
+        try:
+            await consumer.open(ends_at)
+        except BrokerError as error:
+            raise self._subscribing(name, error) from error
+
+    def _subscribing(self, name: str, error: BrokerError) -> BrokerError:
+        return told(f"subscribing to {name} as {self._options.subscription!r}", error)
+
+    def _options_for(self, count: int, **changes: Any) -> SubscribeOptions:
+        """Return the options of one consumer of several."""
+        size = min(self._options.receiver_queue_size, max(_MAX_PREFETCHED // max(count, 1), 1))
+        if size != self._options.receiver_queue_size:
+            changes["receiver_queue_size"] = size
+        if isinstance(self._selection, PatternSelection):
+            changes["create_topic"] = False  # subscribing must not create a deleted topic again
+        return replace(self._options, **changes) if changes else self._options
+
+    async def aclose(self) -> BaseException | None:
+        """Close all consumers, also those that a cancelled call left half closed; return the first error."""
+        if self._watcher is not None:
+            self._watcher.close()
+        return await each_tried(consumer.aclose() for consumer in (*self._consumers.values(), *self._closing))
+
+    # --- discovery ----------------------------------------------------------------------------------------------------
+
+    async def discover(self, interval: float) -> None:
+        """Look for new and deleted topics, at this interval in seconds and when the broker reports a change."""
+        last_error = ""
+        while True:
+            try:
+                await (asyncio.sleep(interval) if self._watcher is None else self._watcher.changed(interval))
+                await self.refresh()
+                last_error = ""
+            except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
+                if self._core.pool.is_closed:
+                    return
+                if last_error != (last_error := repr(error)):
+                    _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, as_text(error))
+
+    async def refresh(self) -> None:
+        """Open consumers of new topics and close those of deleted ones; errors of one are logged, and it is retried.
+
+        :raises BrokerError: the broker gave no answer
+        """
+        wanted = await self._selection.members(self._core.lookup)
+        new = {name: partition for name, partition in wanted.items() if name not in self._consumers}
+        await asyncio.gather(*(self._add(name, partition) for name, partition in new.items()))
+        if self._selection.only is None:
+            await self._remove([name for name in self._consumers if name not in wanted])
+
+    async def _add(self, name: str, partition: int) -> None:
+        options = self._options_for(len(self._consumers) + 1, initial_position="earliest")
+        consumer = self._make(name, partition, options)
+        try:
+            await consumer.open()
+        except Exception as error:  # noqa: BLE001 - the next refresh tries again
+            await each_tried([consumer.aclose()])
+            _LOG.warning("%s is new, and cannot be consumed yet: %s", name, error)
+        except BaseException:
+            await each_tried([consumer.aclose()])
+            raise
+        else:
+            _LOG.info("%s is new, and consumed from now on", name)
+            self._consumers[name] = consumer
+            self._deleted.pop(name, None)
+            self._note_only()
+
+    async def _remove(self, names: Iterable[str]) -> None:
+        removed = {name: self._consumers.pop(name) for name in names}
+        self._note_only()
+        for name, consumer in removed.items():
+            consumer.on_topic_deleted()
+            self._deleted[name] = DeletedTopicConsumer(consumer.topic, consumer.partition, self._on_deleted)
+            if len(self._deleted) > _MAX_DELETED:
+                del self._deleted[next(iter(self._deleted))]
+            self._on_deleted(consumer)
+        self._closing.update(removed.values())
+        await each_tried(consumer.aclose() for consumer in removed.values())
+        self._closing.difference_update(removed.values())
+
+    def _note_only(self) -> None:
+        is_plain = self._selection.only in self._consumers
+        self._only = next(iter(self._consumers.values())) if is_plain and len(self._consumers) == 1 else None
+
+    def check_any_left(self) -> None:
+        """Raise if a consumer has ended, or if all topics are deleted and may not be created again.
+
+        :raises ClosedError: a consumer has ended
+        :raises TopicNotFoundError: all topics are deleted
+        """
+        for consumer in self:
+            consumer.check_open()
+        missing = [consumer.missing for consumer in self]
+        first = missing[0] if missing else None
+        if first is not None and None not in missing:
+            what = f"{self._selection.label} was deleted, and may not be created again"
+            raise TopicNotFoundError(first.code, f"{what} (the broker says: {first.text})")
+
+    # --- by message id ------------------------------------------------------------------------------------------------
+
+    def of(self, message_id: MessageId) -> AnyTopicConsumer:
+        """Return the consumer of a message.
+
+        :raises BrokerError: the message is of another topic, or its id lacks the topic
+        """
+        topic = message_id.topic
+        if topic is None:
+            if self._only is not None:
+                return self._only
+            topic = self._selection.only
+            if topic is None:
+                raise BrokerError(
+                    f"{message_id!r} was not delivered to this consumer of several topics, and names none"
+                )
+        for consumers in (self._consumers, self._deleted):
+            found: AnyTopicConsumer | None = consumers.get(topic) or consumers.get(name_of(topic, message_id.partition))
+            if found is not None:
+                return found
+        raise BrokerError(f"{message_id!r} is of no topic of this consumer of {self._selection.label}")
+
+    def grouped(
+        self, ids: Iterable[MessageId], *, skip_unknown: bool = False
+    ) -> Mapping[AnyTopicConsumer, list[MessageId]]:
+        """Return messages by their consumers.
+
+        :param skip_unknown: leave out messages of other topics instead of raising an error
+        :raises BrokerError: see :meth:`of`
+        """
+        groups: dict[AnyTopicConsumer, list[MessageId]] = {}
+        for message_id in ids:
+            try:
+                consumer = self.of(message_id)
+            except BrokerError:
+                if not skip_unknown:
+                    raise
+            else:
+                groups.setdefault(consumer, []).append(message_id)
+        return groups
