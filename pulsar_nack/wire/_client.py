@@ -27,7 +27,7 @@ from ._connection._pool import ClientStatistics, Pool
 from ._connection._together import each_tried
 from ._consumer._port import WirePort, queue_required, traits_of
 from ._consumer._selection import selection_of
-from ._consumer._settings import ProducerSettings, Settings, client_options, producer_options, split
+from ._consumer._settings import ProducerSettings, SubscribeSettings, client_options, producer_options, split_settings
 from ._consumer._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
 from ._protocol._schema_info import SchemaInfo
 from ._protocol._topics import normalize, normalize_namespace
@@ -106,7 +106,7 @@ class Client(NotCopied):
         *,
         consumer_type: SubscriptionType = "shared",
         discovery_interval: Delay = 60.0,
-        **settings: Unpack[Settings],
+        **settings: Unpack[SubscribeSettings],
     ) -> Subscribing:
         """Subscribe, on a Shared subscription unless told otherwise.
 
@@ -127,7 +127,7 @@ class Client(NotCopied):
             number of tries
         """
         selection = selection_of(topic)
-        of_consumer, of_subscription = split(settings)
+        of_consumer, of_subscription = split_settings(settings)
         if consumer_type not in TYPES:
             raise InvalidArgumentError("consumer_type", consumer_type, f"one of {', '.join(TYPES)}")
         options = SubscribeOptions(subscription=subscription, type=consumer_type, **of_subscription)

@@ -14,7 +14,7 @@ from tests.for_each import for_each
 from .stand_ins import FakeDirectory
 
 BASE = "persistent://public/default/"
-DIRECTORY = FakeDirectory(plain=0, parted=2, other=0, __change_events=0)
+DIRECTORY: Any = FakeDirectory(plain=0, parted=2, other=0, __change_events=0)
 
 
 async def test_one_topic_without_partitions() -> None:
