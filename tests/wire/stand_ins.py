@@ -118,7 +118,7 @@ class FakeMember:
             raise self.fails[call]
 
 
-class FakeDirectory:
+class FakeLookup:
     """Stands for a lookup: topics and how many partitions they have.
 
     :param topics: full names with numbers of partitions, 0 for none

@@ -1,4 +1,4 @@
-"""The consumers of several topics and partitions: opened together, found by message id, joined by new ones.
+"""The consumers of several topics and partitions, with one inbox: opened together, found by message id.
 
 A topic or partition that appears later is consumed from its first message on: all its messages were published after
 this consumer began.
@@ -9,21 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from ...consumer import AcksDone
-from ...errors import BrokerError, TopicNotFoundError
+from ...consumer import SessionEvent
+from ...errors import BrokerError, ClosedError, MissingExtraError, TopicNotFoundError
 from ...ids import MessageId
 from .._connection._core import Core
 from .._connection._refusals import as_text, told
 from .._connection._together import MOST_AT_ONCE, each_tried, together
+from ._deleted_topic_consumer import DeletedTopicConsumer
+from ._inbox import WireInbox
 from ._selection import PatternSelection, Selection, name_of
 from ._subscribe_options import SubscribeOptions
 from ._topic_consumer import TopicConsumer
 from ._topic_list_watcher import TopicListWatcher
 
-T = TypeVar("T")
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _MAX_PREFETCHED: Final = 50_000
 """Most messages that are prefetched by all topics and partitions together, at least one by each."""
@@ -31,87 +33,34 @@ _MAX_DELETED: Final = 10_000
 """Most deleted topics that are remembered."""
 
 
-class DeletedTopicConsumer:
-    """Stands for the consumer of a deleted topic or partition when its messages are settled.
-
-    Acknowledgements succeed, and redelivery requests are dropped and reported. The first call is logged.
-
-    :param on_request: called with this consumer when messages are requested that will not come
-    """
-
-    def __init__(self, topic: str, partition: int, on_request: Callable[[DeletedTopicConsumer], None]) -> None:
-        self.topic = topic
-        self.partition = partition
-        self._on_request = on_request
-        self._is_logged = False
-
-    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:  # noqa: ARG002
-        """Report that the acknowledgement succeeded."""
-        self._log()
-        asyncio.get_running_loop().call_soon(done, [token], None)
-
-    async def acknowledge(self, ids: list[MessageId]) -> None:  # noqa: ARG002
-        """Return, as for acknowledged messages."""
-        self._log()
-
-    async def acknowledge_cumulative(self, message_id: MessageId) -> None:  # noqa: ARG002
-        """Return, as for acknowledged messages."""
-        self._log()
-
-    def redeliver_nowait(self, ids: list[MessageId]) -> None:  # noqa: ARG002
-        """Report that the messages will not come."""
-        self._log()
-        self._on_request(self)
-
-    def give_back(self, ids: Iterable[MessageId]) -> None:
-        """Do nothing: there is no broker to return the messages to."""
-
-    async def seek(self, position: MessageId | int) -> None:  # noqa: ARG002
-        """Fail.
-
-        :raises BrokerError: always
-        """
-        raise BrokerError(f"{self.topic} was deleted")
-
-    def _log(self) -> None:
-        if not self._is_logged:
-            self._is_logged = True
-            _LOG.info("%s was deleted: acknowledgements and nacks of its messages have nothing to do", self.topic)
-
-
 AnyTopicConsumer = TopicConsumer | DeletedTopicConsumer
 
 
 class MultiTopicConsumer:
-    """The consumers of all topics and partitions of a selection.
+    """The consumers of all topics and partitions of a selection, with one inbox.
 
     :param core: the client's
     :param options: those of the subscription; each consumer gets a copy with its own queue size and initial position
-    :param make: makes a consumer from the full name of a topic or partition, the number of the partition, and options
-    :param on_deleted: called with the consumer of each deleted topic, and with what stands for it when messages are
-        requested that will not come
     """
 
-    def __init__(
-        self,
-        core: Core,
-        selection: Selection,
-        options: SubscribeOptions,
-        *,
-        make: Callable[[str, int, SubscribeOptions], TopicConsumer],
-        on_deleted: Callable[[AnyTopicConsumer], None],
-    ) -> None:
+    def __init__(self, core: Core, selection: Selection, options: SubscribeOptions) -> None:
+        self.inbox = WireInbox(self._check_receivable, self._before_wait)
+        self.on_event: Callable[[SessionEvent, str, int], None] | None = None
+        """Called with each session event, the topic and the partition."""
+        self.is_closed = False
+        """Whether calls that wait for a message get an error."""
         self._core = core
         self._selection = selection
         self._options = options
-        self._make = make
-        self._on_deleted = on_deleted
         self._consumers: dict[str, TopicConsumer] = {}
         self._deleted: dict[str, DeletedTopicConsumer] = {}
         self._closing: set[TopicConsumer] = set()
         self.by_topic: Mapping[str | None, TopicConsumer] = self._consumers  # type: ignore[assignment]
         """The consumers by their full names."""
         self._only: TopicConsumer | None = None
+        self._is_paused = False
+        self._unreadable: MissingExtraError | None = None
+        self._may_be_missing = False
         self._watcher = (
             TopicListWatcher(core, selection.namespace, selection.matches)
             if isinstance(selection, PatternSelection)
@@ -139,7 +88,7 @@ class MultiTopicConsumer:
         ends_at = self._core.deadline()
         wanted = await self.wanted(ends_at)
         options = self._options_for(len(wanted))
-        made = {name: self._make(name, partition, options) for name, partition in wanted.items()}
+        made = {name: self._make_consumer(name, partition, options) for name, partition in wanted.items()}
         try:
             more_s = self._core.options.request_timeout.total_seconds()
             await together(
@@ -218,7 +167,7 @@ class MultiTopicConsumer:
 
     async def _add(self, name: str, partition: int) -> None:
         options = self._options_for(len(self._consumers) + 1, initial_position="earliest")
-        consumer = self._make(name, partition, options)
+        consumer = self._make_consumer(name, partition, options)
         try:
             await consumer.open()
         except Exception as error:  # noqa: BLE001 - the next refresh tries again
@@ -238,10 +187,11 @@ class MultiTopicConsumer:
         self._note_only()
         for name, consumer in removed.items():
             consumer.on_topic_deleted()
-            self._deleted[name] = DeletedTopicConsumer(consumer.topic, consumer.partition, self._on_deleted)
+            self._deleted[name] = DeletedTopicConsumer(consumer.topic, consumer.partition, self._report_deleted)
             if len(self._deleted) > _MAX_DELETED:
                 del self._deleted[next(iter(self._deleted))]
-            self._on_deleted(consumer)
+            self.inbox.drop(consumer.queue)
+            self._report_deleted(consumer.topic, consumer.partition)
         self._closing.update(removed.values())
         await each_tried(consumer.aclose() for consumer in removed.values())
         self._closing.difference_update(removed.values())
@@ -250,12 +200,49 @@ class MultiTopicConsumer:
         is_plain = self._selection.only in self._consumers
         self._only = next(iter(self._consumers.values())) if is_plain and len(self._consumers) == 1 else None
 
-    def check_any_left(self) -> None:
-        """Raise if a consumer has ended, or if all topics are deleted and may not be created again.
+    # --- receiving ----------------------------------------------------------------------------------------------------
 
-        :raises ClosedError: a consumer has ended
-        :raises TopicNotFoundError: all topics are deleted
+    def pause(self, *, is_idle: bool) -> None:
+        """Return prefetched messages to the broker, for other consumers, and fetch nothing until :meth:`resume`.
+
+        Messages that still arrive are returned too. On Exclusive and Failover all of them stay.
+
+        :param is_idle: no message is in flight; a later call may say so
         """
+        self._is_paused = True
+        for consumer in self:
+            self._pause(consumer, is_idle=is_idle)
+
+    def resume(self) -> None:
+        """Fetch messages again."""
+        self._is_paused = False
+        if self._unreadable is None:
+            for consumer in self:
+                consumer.queue.resume()
+            if self.inbox.is_awaited:
+                self._before_wait()
+
+    def _pause(self, consumer: TopicConsumer, *, is_idle: bool = False) -> None:
+        queued = [] if self._options.only_one_gets_messages else self.inbox.take_out(consumer.queue)
+        consumer.pause(queued, is_idle=is_idle)
+
+    def _before_wait(self) -> None:
+        if self._unreadable is not None:
+            raise copy(self._unreadable)
+        if not self._options.receiver_queue_size and not self._is_paused:
+            for consumer in self:
+                consumer.queue.fetch_one()
+
+    def _check_receivable(self) -> None:
+        """Raise if no message can come any more.
+
+        :raises ClosedError: this, or one of the consumers, is closed
+        :raises TopicNotFoundError: all topics are deleted, and may not be created again
+        """
+        if self.is_closed:
+            raise ClosedError("the port")
+        if not self._may_be_missing:
+            return
         for consumer in self:
             consumer.check_open()
         missing = [consumer.missing for consumer in self]
@@ -263,6 +250,55 @@ class MultiTopicConsumer:
         if first is not None and None not in missing:
             what = f"{self._selection.label} was deleted, and may not be created again"
             raise TopicNotFoundError(first.code, f"{what} (the broker says: {first.text})")
+
+    # --- events of consumers ------------------------------------------------------------------------------------------
+
+    def _make_consumer(self, name: str, partition: int, options: SubscribeOptions) -> TopicConsumer:
+        made = TopicConsumer(
+            self._core,
+            name,
+            options,
+            self.inbox.put,
+            partition=partition,
+            on_event=self._report,
+            on_unreadable=self._on_unreadable,
+            on_missing=self._on_missing,
+        )
+        if self._is_paused or self._unreadable is not None:
+            made.pause([])
+        return made
+
+    def _report(self, event: SessionEvent, topic: str, partition: int) -> None:
+        if self.on_event is not None:
+            self.on_event(event, topic, partition)
+
+    def _report_deleted(self, topic: str, partition: int) -> None:
+        """Let the owner forget the messages of a deleted topic that it holds or requested."""
+        self._report(SessionEvent.INACTIVE, topic, partition)
+
+    def _on_unreadable(self, error: MissingExtraError) -> None:
+        """Stop, so that other consumers get the message that this process cannot read, and later messages."""
+        if self._unreadable is None:
+            self._unreadable = error
+            label, subscription = self._selection.label, self._options.subscription
+            _LOG.error("%s as %s: nothing more is received, for one message cannot be: %s", label, subscription, error)
+            for consumer in self:
+                self._pause(consumer)
+            self.inbox.wake_all()
+
+    def _on_missing(self, consumer: TopicConsumer) -> None:
+        """Drop the messages of a missing topic, which may be created again; wake waiting calls if no topic is left."""
+        self.inbox.drop(consumer.queue)
+        self._report_deleted(consumer.topic, consumer.partition)
+        if isinstance(self._selection, PatternSelection) and consumer.missing is not None:
+            return
+        self._may_be_missing = True
+        if consumer.missing is None:  # it has ended
+            self.inbox.wake_all()
+        elif any(each.missing is None for each in self):
+            _LOG.warning("%s was deleted, and may not be created again: the other topics go on", consumer.topic)
+        else:
+            self.inbox.wake_all()
 
     # --- by message id ------------------------------------------------------------------------------------------------
 

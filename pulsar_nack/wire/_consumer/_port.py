@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...consumer import AcksDone, Delivery, PortTraits, SessionEvent
-from ...errors import ClosedError, InvalidArgumentError, MissingExtraError, PulsarNackError
+from ...errors import ClosedError, InvalidArgumentError, PulsarNackError
 from ...ids import MessageId, Position, _names_message
 from .._connection._core import Core
 from .._connection._together import each_tried, together
 from .._protocol._topics import normalize
-from ._inbox import WireInbox
-from ._multi_topic_consumer import AnyTopicConsumer, DeletedTopicConsumer, MultiTopicConsumer
-from ._selection import PatternSelection, Selection
+from ._multi_topic_consumer import AnyTopicConsumer, MultiTopicConsumer
+from ._selection import Selection
 from ._subscribe_options import SubscribeOptions
-from ._topic_consumer import TopicConsumer
 
 if TYPE_CHECKING:
     from .._producer._publisher import WirePublisher
@@ -37,21 +34,12 @@ class WirePort:
     request brings back everything that is not acknowledged.
     """
 
-    def __init__(
-        self, core: Core, selection: Selection, options: SubscribeOptions, *, discovery_interval: float = 60.0
-    ) -> None:
+    def __init__(self, core: Core, selection: Selection, options: SubscribeOptions) -> None:
         self._core = core
         self._selection = selection
         self._options = options
-        self._interval = discovery_interval
-        self._inbox = WireInbox(self._check_receivable, self._before_wait)
-        self._consumers = MultiTopicConsumer(
-            core, selection, options, make=self._make_consumer, on_deleted=self._on_deleted
-        )
-        self._is_paused = False
-        self._unreadable: MissingExtraError | None = None
-        self._may_be_missing = False
-        self._on_event: Callable[[SessionEvent, str, int], None] | None = None
+        self._consumers = MultiTopicConsumer(core, selection, options)
+        self._inbox = self._consumers.inbox
         self._discovery: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._traits = traits_of(options)
@@ -62,10 +50,11 @@ class WirePort:
     ) -> WirePort:
         """Subscribe to all topics and partitions.
 
+        :param discovery_interval: how often to look for new topics and partitions, in seconds
         :raises BrokerError: subscribing to one of them failed; then none is subscribed
         :raises InvalidArgumentError: there are several, and no receiver queue
         """
-        self = cls(core, selection, options, discovery_interval=discovery_interval)
+        self = cls(core, selection, options)
         consumers = self._consumers
         if not options.receiver_queue_size and selection.only not in await consumers.wanted():
             raise queue_required()
@@ -128,7 +117,7 @@ class WirePort:
 
     def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
         """Call ``told`` with each session event, the topic and the partition."""
-        self._on_event = told
+        self._consumers.on_event = told
 
     async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
         """Return the mark-delete position of a topic or partition, None if it is not known."""
@@ -170,49 +159,16 @@ class WirePort:
 
         :param is_idle: no message is in flight; a later call may say so
         """
-        self._is_paused = True
-        for consumer in self._consumers:
-            self._pause(consumer, is_idle=is_idle)
+        self._consumers.pause(is_idle=is_idle)
 
     def resume(self) -> None:
         """Fetch messages again."""
-        self._is_paused = False
-        if self._unreadable is None:
-            for consumer in self._consumers:
-                consumer.queue.resume()
-            if self._inbox.is_awaited:
-                self._before_wait()
+        self._consumers.resume()
 
     def give_back(self, ids: Sequence[MessageId]) -> None:
         """Return received messages that the application did not get to the broker; not on Exclusive and Failover."""
         for consumer, its_ids in self._consumers.grouped(ids, skip_unknown=True).items():
             consumer.give_back(its_ids)
-
-    def _pause(self, consumer: TopicConsumer, *, is_idle: bool = False) -> None:
-        queued = self._inbox.take_out(consumer.queue) if self._traits.honours_ids else []
-        consumer.pause(queued, is_idle=is_idle)
-
-    def _on_unreadable(self, error: MissingExtraError) -> None:
-        """Stop, so that other consumers get the message that this process cannot read, and later messages."""
-        if self._unreadable is None:
-            self._unreadable = error
-            label, subscription = self._selection.label, self._options.subscription
-            _LOG.error("%s as %s: nothing more is received, for one message cannot be: %s", label, subscription, error)
-            for consumer in self._consumers:
-                self._pause(consumer)
-            self._inbox.wake_all()
-
-    def _before_wait(self) -> None:
-        if self._unreadable is not None:
-            raise copy.copy(self._unreadable)
-        if not self._options.receiver_queue_size and not self._is_paused:
-            for consumer in self._consumers:
-                consumer.queue.fetch_one()
-
-    def _check_receivable(self) -> None:
-        self._check_open()
-        if self._may_be_missing:
-            self._consumers.check_any_left()
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
@@ -319,6 +275,7 @@ class WirePort:
     async def close(self) -> None:
         """Return unacknowledged messages to the broker, for others; waiting calls get an error. Idempotent."""
         if self._closing is None:
+            self._consumers.is_closed = True
             self._closing = asyncio.create_task(self._close(), name="pulsar_nack.wire closing")
             self._inbox.wake_all()
         await asyncio.shield(self._closing)
@@ -335,46 +292,6 @@ class WirePort:
     def _check_open(self) -> None:
         if self._closing is not None:
             raise ClosedError("the port")
-
-    # --- consumers of topics ------------------------------------------------------------------------------------------
-
-    def _make_consumer(self, name: str, partition: int, options: SubscribeOptions) -> TopicConsumer:
-        made = TopicConsumer(
-            self._core,
-            name,
-            options,
-            self._inbox.put,
-            partition=partition,
-            on_event=self._report,
-            unreadable=self._on_unreadable,
-            on_missing=self._on_missing,
-        )
-        if self._is_paused or self._unreadable is not None:
-            made.pause([])
-        return made
-
-    def _report(self, event: SessionEvent, topic: str, partition: int) -> None:
-        if self._on_event is not None:
-            self._on_event(event, topic, partition)
-
-    def _on_deleted(self, consumer: AnyTopicConsumer) -> None:
-        """Drop the messages of a deleted topic, and let the owner of this port forget those it holds or requested."""
-        if not isinstance(consumer, DeletedTopicConsumer):
-            self._inbox.drop(consumer.queue)
-        self._report(SessionEvent.INACTIVE, consumer.topic, consumer.partition)
-
-    def _on_missing(self, consumer: TopicConsumer) -> None:
-        """Drop the messages of a missing topic, which may be created again; wake waiting calls if no topic is left."""
-        self._on_deleted(consumer)
-        if isinstance(self._selection, PatternSelection) and consumer.missing is not None:
-            return
-        self._may_be_missing = True
-        if consumer.missing is None:  # it has ended
-            self._inbox.wake_all()
-        elif any(each.missing is None for each in self._consumers):
-            _LOG.warning("%s was deleted, and may not be created again: the other topics go on", consumer.topic)
-        else:
-            self._inbox.wake_all()
 
 
 def traits_of(options: SubscribeOptions) -> PortTraits:

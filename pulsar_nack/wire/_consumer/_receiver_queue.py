@@ -41,7 +41,7 @@ class ReceiverQueue:
     :param core: the client's
     :param sink: gets messages and unread entries, in order; it reports received ones to :meth:`taken`
     :param position: that of a non-durable subscription; None: it is durable
-    :param unreadable: called with the error when a message cannot be read because this process lacks something; the
+    :param on_unreadable: called with the error when a message cannot be read because this process lacks something; the
         message is not delivered, and this queue is to be paused
     """
 
@@ -55,7 +55,7 @@ class ReceiverQueue:
         *,
         acks: Acknowledger,
         position: NonDurablePosition | None,
-        unreadable: Callable[[MissingExtraError], None] | None,
+        on_unreadable: Callable[[MissingExtraError], None] | None,
     ) -> None:
         self.epoch = 0
         """Changes when the broker will send again what has arrived and was not taken."""
@@ -66,7 +66,7 @@ class ReceiverQueue:
         self.messages = self.bytes = 0
         """Number and size of the messages that wait."""
         self._sink = sink
-        self._unreadable = unreadable
+        self._on_unreadable = on_unreadable
         self._acks = acks
         self._position = position
         self._session: ConsumerSession | None = None
@@ -163,8 +163,8 @@ class ReceiverQueue:
             self._free(permits)
             return
         error = found.error if isinstance(found, Delivery) else None
-        if isinstance(error, MissingExtraError) and self._unreadable is not None:
-            self._unreadable(error)
+        if isinstance(error, MissingExtraError) and self._on_unreadable is not None:
+            self._on_unreadable(error)
             self._return_arrived(head, permits, found)
             return
         if self._paused.is_in_use:

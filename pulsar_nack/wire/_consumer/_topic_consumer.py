@@ -43,7 +43,7 @@ class TopicConsumer:
     :param options: of the subscription
     :param sink: gets messages and unread entries in order, synchronously
     :param partition: its number, -1 for a topic without partitions
-    :param unreadable: called with the error when a message cannot be read because this process lacks something; the
+    :param on_unreadable: called with the error when a message cannot be read because this process lacks something; the
         message is not delivered, and this consumer is to be paused
     :param on_event: called with each event of its sessions, the topic and the partition
     :param on_missing: called when the topic turns out to be deleted and may not be created again, and when the
@@ -58,7 +58,7 @@ class TopicConsumer:
         sink: Sink,
         *,
         partition: int = -1,
-        unreadable: Callable[[MissingExtraError], None] | None = None,
+        on_unreadable: Callable[[MissingExtraError], None] | None = None,
         on_event: Callable[[SessionEvent, str, int], None] | None = None,
         on_missing: Callable[[TopicConsumer], None] | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class TopicConsumer:
         self._position = None if options.durable else NonDurablePosition(options.start_message_id)
         self.acks = Acknowledger(core.loop, topic, options, position=self._position, check_open=self.check_open)
         self.queue = ReceiverQueue(
-            core, topic, partition, options, sink, acks=self.acks, position=self._position, unreadable=unreadable
+            core, topic, partition, options, sink, acks=self.acks, position=self._position, on_unreadable=on_unreadable
         )
         self.sessions = SessionKeeper(
             core,
