@@ -39,12 +39,12 @@ class FakeMember:
         self.calls: list[tuple[str, Any]] = []
         self.received: list[bytes] = []
 
-    def opened(self, item: QueuedMessage) -> Delivery:
+    def delivery_of(self, item: QueuedMessage) -> Delivery:
         assert isinstance(item, Delivery)
         return item
 
     def taken(self, item: QueuedMessage) -> Delivery:
-        item = self.opened(item)
+        item = self.delivery_of(item)
         self.received.append(item.data)
         return item
 

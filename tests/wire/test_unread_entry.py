@@ -16,7 +16,7 @@ from pulsar_nack.wire import Client
 from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer import _unread_entry as unread
-from pulsar_nack.wire._consumer._entry_reader import EntryReader
+from pulsar_nack.wire._consumer._delivery_factory import DeliveryFactory
 from pulsar_nack.wire._protocol._compression import compress
 from tests.wire.consuming import TOPIC, consuming
 from tests.wire.fake_broker import FakeBroker
@@ -125,11 +125,11 @@ def _failing(real: Callable[..., Any], error: Exception, times: int) -> Callable
         (unread, "unpack", _packed(b"x"), 1),
         (unread, "unpack", _packed(bytes(2 << 20)), 1),
         (ThreadPoolExecutor, "submit", _packed(bytes(2 << 20)), 1),
-        (EntryReader, "delivery", _packed(b"x"), 1),
+        (DeliveryFactory, "delivery", _packed(b"x"), 1),
         (unread, "unpack", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
         (unread, "plain_member", message_rest(metadata_of(num_messages_in_batch=3), batch_payload([b""] * 3)), 3),
         (unread, "plain_member", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
-        (EntryReader, "opened", message_rest(metadata_of(), b"x"), 1),
+        (DeliveryFactory, "delivery_of", message_rest(metadata_of(), b"x"), 1),
     ],
     ids=["small", "large", "thread", "made", "batch", "member", "packed member", "plain"],
 )

@@ -74,7 +74,7 @@ class WireInbox:
 
     def _read(self, unread: UnreadEntry, source: ReceiverQueue) -> bool:
         """Put an entry's next messages first. Return False if there are none yet: waiting calls are woken later."""
-        if unread.is_opening(self.wake_all):
+        if unread.is_decompressing(self.wake_all):
             self._put_first([unread], source)
             return False
         deliveries = source.read_some(unread)
@@ -95,7 +95,9 @@ class WireInbox:
         if self._epochs.get(source) != source.epoch:
             self.drop(source)
         out = [
-            each if isinstance(each, UnreadEntry) else source.opened(each) for each, of in self._items() if of is source
+            each if isinstance(each, UnreadEntry) else source.delivery_of(each)
+            for each, of in self._items()
+            if of is source
         ]
         self.drop(source)
         kept = out[0].id[:2] if out and out[0].id.batch_index > 0 else None

@@ -90,6 +90,7 @@ class ReceiverQueue:
             now_ms=core.clock.now_ms,
             threads=core.threads,
         )
+        self._factory = self._reader.factory
         most = sys.maxsize if options.only_one_gets_messages else MAX_ENTRIES  # there one rewind is enough for all
         self._requests = RedeliveryRequests(core.loop, self._send_redelivery, max_entries=most)
 
@@ -134,17 +135,17 @@ class ReceiverQueue:
 
     # --- arrivals -----------------------------------------------------------------------------------------------------
 
-    def on_message(self, head: MessageHead, rest: bytes) -> None:
+    def on_message(self, command: MessageHead, headers_and_payload: bytes) -> None:
         """Take an entry from the connection, and queue its messages."""
         session = self._session
-        if session is None or session.consumer_id != head[0]:
+        if session is None or session.consumer_id != command[0]:
             return
-        item = self._reader.plain(head, rest)
+        item = self._reader.plain(command, headers_and_payload)
         if item is None:
-            self._on_arrival(head, *self._reader.read_other(head, rest))
+            self._on_arrival(command, *self._reader.read_other(command, headers_and_payload))
             return
         if self.rewinds or self._position is not None or self._mean_bytes is None or self._paused.is_in_use:
-            self._on_arrival(head, 1, item)
+            self._on_arrival(command, 1, item)
             return
         self.permits.out -= 1
         if not self.is_seeking:
@@ -154,24 +155,24 @@ class ReceiverQueue:
             self._memory.bytes += size
             self._sink(item, self)
 
-    def _on_arrival(self, head: MessageHead, permits: int, found: QueuedMessage | UnreadEntry | None) -> None:
+    def _on_arrival(self, command: MessageHead, permits: int, found: QueuedMessage | UnreadEntry | None) -> None:
         self.permits.used(permits)
         if self.is_seeking:
             return
-        is_before_rewind = self.rewinds and head.epoch is not None and head.epoch < self.rewinds
-        if is_before_rewind or (self._position is not None and self._is_acked(self._position, head)):
+        is_before_rewind = self.rewinds and command.epoch is not None and command.epoch < self.rewinds
+        if is_before_rewind or (self._position is not None and self._is_acked(self._position, command)):
             self._free(permits)
             return
         error = found.error if isinstance(found, Delivery) else None
         if isinstance(error, MissingExtraError) and self._on_unreadable is not None:
             self._on_unreadable(error)
-            self._return_arrived(head, permits, found)
+            self._return_arrived(command, permits, found)
             return
         if self._paused.is_in_use:
             if self._paused.is_paused and not self._only_one_gets_messages:
-                self._return_arrived(head, permits, found)
+                self._return_arrived(command, permits, found)
                 return
-            found = self._without_returns(head, found)
+            found = self._without_returns(command, found)
         messages = size = 0
         if isinstance(found, UnreadEntry):
             messages, size = found.messages, found.bytes
@@ -188,44 +189,44 @@ class ReceiverQueue:
         if self._mean_bytes is None:
             self._permit_by_size()
 
-    def _is_acked(self, position: NonDurablePosition, head: MessageHead) -> bool:
+    def _is_acked(self, position: NonDurablePosition, command: MessageHead) -> bool:
         """Return whether an entry was acknowledged in an earlier session; if so, acknowledge it in this one too."""
-        is_acked = position.arrived((head.ledger, head.entry))
+        is_acked = position.arrived((command.ledger, command.entry))
         if is_acked:
-            self._acks.acknowledge_entry((head.ledger, head.entry))
+            self._acks.acknowledge_entry((command.ledger, command.entry))
         return is_acked
 
     def _without_returns(
-        self, head: MessageHead, found: QueuedMessage | UnreadEntry | None
+        self, command: MessageHead, found: QueuedMessage | UnreadEntry | None
     ) -> QueuedMessage | UnreadEntry | None:
         """Subtract from the redelivery count how often the entry was returned before the application got it."""
-        times = self._paused.times_returned((head.ledger, head.entry))
+        times = self._paused.times_returned((command.ledger, command.entry))
         if found is None or not times:
             return found
         if isinstance(found, tuple):
-            found = self.opened(found)
-        found.redelivery_count = max(head.redelivery_count - times, 0)
+            found = self.delivery_of(found)
+        found.redelivery_count = max(command.redelivery_count - times, 0)
         return found
 
-    def _return_arrived(self, head: MessageHead, permits: int, found: QueuedMessage | UnreadEntry | None) -> None:
+    def _return_arrived(self, command: MessageHead, permits: int, found: QueuedMessage | UnreadEntry | None) -> None:
         """Return an entry to the broker, with all incomplete chunked messages, as nothing is delivered now."""
         self._free(permits)
         if self._only_one_gets_messages:
             return  # no other consumer would get it
         ids = () if found is None or isinstance(found, tuple) else (found.id,)
-        places = {(head.ledger, head.entry), *places_of(ids), *self._chunks.positions()}
+        places = {(command.ledger, command.entry), *places_of(ids), *self._chunks.positions()}
         self._chunks.clear()
         self._paused.arrived(sorted(places), is_last=self.permits.out <= 0)
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    def opened(self, item: QueuedMessage) -> Delivery:
+    def delivery_of(self, item: QueuedMessage) -> Delivery:
         """Return the delivery of a queued message."""
-        return self._reader.opened(item)
+        return self._factory.delivery_of(item)
 
     def taken(self, item: QueuedMessage) -> Delivery:
         """Return the delivery of a message of the present epoch that a call receives, and make room for another."""
-        delivery = self._reader.opened(item)
+        delivery = self._factory.delivery_of(item)
         if not self._has_queue:
             self.permits.is_held = True  # until a call waits for the next one
         self._free(1)  # first: while the message counts as queued its size counts in the mean
@@ -250,7 +251,7 @@ class ReceiverQueue:
             if more:
                 self._free(-more)
             if unread.is_acked:
-                self._acks.acknowledge_entry((unread.head.ledger, unread.head.entry))
+                self._acks.acknowledge_entry((unread.command.ledger, unread.command.entry))
         return deliveries
 
     def fetch_one(self) -> None:
