@@ -82,8 +82,9 @@ class TopicConsumer:
             on_missing=lambda: None if on_missing is None else on_missing(self),
         )
         self._seeking = asyncio.Lock()
-        self.acknowledge = self.acks.acknowledge
-        self.acknowledge_soon = self.acks.acknowledge_soon  # without a call between: the hot path
+        # What the parts do, without a call between: acknowledging is a hot path.
+        self.open, self.aclose = self.sessions.open, self.sessions.aclose
+        self.acknowledge, self.acknowledge_soon = self.acks.acknowledge, self.acks.acknowledge_soon
         self.acknowledge_cumulative = self.acks.acknowledge_cumulative
         self.give_back = self.queue.give_back
 
@@ -119,22 +120,6 @@ class TopicConsumer:
         :raises ClosedError: caused by the error that ended it, if there was one
         """
         self.sessions.check_open()
-
-    # --- opening and closing ------------------------------------------------------------------------------------------
-
-    async def open(self, ends_at: float | None = None) -> None:
-        """Subscribe; after temporary failures try again, until ``ends_at``.
-
-        :param ends_at: time of the loop; None: as long from now as a request may take
-        :raises BrokerRefusedError: the broker refused
-        :raises BrokerError: it cannot be reached
-        :raises ClosedError: the consumer is closed
-        """
-        await self.sessions.open(ends_at)
-
-    async def aclose(self) -> None:
-        """Return unacknowledged messages to the broker, after unanswered acknowledgements. Idempotent."""
-        await self.sessions.aclose()
 
     def on_topic_deleted(self) -> None:
         """Handle that the topic is deleted: acknowledgements of its messages succeed."""
