@@ -67,8 +67,8 @@ async def test_large_messages_stay_at_the_broker(client: Client, topic: str) -> 
     async with client.subscribe(topic, "sub") as consumer:
         await produce(client, topic, [bytes(SIZE)] * 40)
         await asyncio.sleep(1)
-        assert client._made is not None
-        held = client._made.prefetched
+        assert client._context is not None
+        held = client._context.prefetched
         highest, count = held.bytes, 0
         assert 0 < highest <= BOUND
         while count < 40:

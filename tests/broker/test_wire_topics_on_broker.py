@@ -13,7 +13,7 @@ import pytest
 import pulsar_nack
 from pulsar_nack import BrokerError, BrokerRefusedError, Consumer, MessageId, UndecodableMessageError
 from pulsar_nack.wire import Client
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import encode_message
 from tests.broker._admin import Admin
 from tests.consumer.official import EXACT, nothing_comes, numbered, payloads, take
@@ -230,7 +230,7 @@ async def test_what_cannot_be_read_stops_nothing(client: Client, topic: str) -> 
 
 async def send_encrypted(client: Client, topic: str) -> None:
     """Send what says that it is encrypted."""
-    connection = await client._core().lookup.broker(topic)
+    connection = await client._open_context().lookup.broker(topic)
     receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     class Events:
@@ -246,10 +246,10 @@ async def send_encrypted(client: Client, topic: str) -> None:
         def on_connection_lost(self, error: Exception) -> None:
             pass
 
-    request_id, producer_id = connection.request_id(), connection.producer_id()
+    request_id, producer_id = connection.request_id(), connection.producers.next_id()
     asked = pb.BaseCommand(type=pb.BaseCommand.PRODUCER)
     asked.producer.topic, asked.producer.producer_id, asked.producer.request_id = topic, producer_id, request_id
-    connection.add_producer(producer_id, Events())
+    connection.producers.add(producer_id, Events())
     name = (await connection.request(asked, request_id)).producer_success.producer_name
     sending = pb.BaseCommand(type=pb.BaseCommand.SEND)
     sending.send.producer_id, sending.send.sequence_id = producer_id, 0
@@ -261,4 +261,4 @@ async def send_encrypted(client: Client, topic: str) -> None:
     closing = pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER)
     closing.close_producer.producer_id, closing.close_producer.request_id = producer_id, request_id
     await connection.request(closing, request_id)
-    connection.remove_producer(producer_id)
+    connection.producers.remove(producer_id)

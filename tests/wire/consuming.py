@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import Delivery, SessionEvent
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
@@ -71,7 +71,7 @@ class Consuming:
         self.broker = broker
         options = ClientOptions(**settings)
         pool = Pool(broker.url, options, dial=broker.dial)
-        self.core = Core(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+        self.core = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
         self.arrived = Arrived()
         self.consumers: list[TopicConsumer] = []
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 from pulsar_nack import BrokerError, BrokerRefusedError, ConnectionLostError, Consumer
 from pulsar_nack.testing import run
 from pulsar_nack.wire import Client, ClientOptions, Producer
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import Call, FakeBroker, silence
 from tests.wire.mutations import MUTATORS, mended
 from tests.wire.recorded import Recorded, recorded

@@ -9,9 +9,9 @@ import pytest
 
 from pulsar_nack.errors import BrokerError, ClosedError, ConnectionLostError
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._consumer._ack_groups import AckGroup, AckGroupingTracker, Done
 from pulsar_nack.wire._consumer._redelivery_requests import SPACING_S, RedeliveryRequests
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 
 
 class Sender:

@@ -13,7 +13,7 @@ import pulsar_nack
 from pulsar_nack import BrokerRefusedError, Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, SchemaInfo
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
 from tests.wire.frames import read_message

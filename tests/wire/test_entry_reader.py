@@ -14,17 +14,17 @@ import pytest
 
 from pulsar_nack import MessageId, MissingExtraError, ProtocolError, UndecodableMessageError
 from pulsar_nack.consumer import Delivery
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, words_of
 from pulsar_nack.wire._consumer._entry_reader import EntryReader
 from pulsar_nack.wire._consumer._plain_delivery import PlainBatchMember, PlainDelivery
 from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
-from pulsar_nack.wire._protocol._chunks import Chunks
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._batches import encode_batch
+from pulsar_nack.wire._protocol._chunks import ChunkAssembler
 from pulsar_nack.wire._protocol._compression import compress
-from pulsar_nack.wire._protocol._entries import encode_batch
-from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_rest
-from pulsar_nack.wire._protocol._heads import MessageHead
+from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_headers_and_payload
+from pulsar_nack.wire._protocol._message_commands import MessageCommand
 from tests.tiers import seeds
 from tests.wire.mutations import LIMIT, mutations
 
@@ -45,13 +45,13 @@ class Reader:
 
     def __init__(self) -> None:
         self.ack_sets = AckSets()
-        chunks = Chunks(4, LIMIT, 1_000)
+        chunks = ChunkAssembler(4, LIMIT, 1_000)
         self.reader = EntryReader(TOPIC, 2, self.ack_sets, chunks, options=OPTIONS, now_ms=lambda: 0)
 
     def read(self, rest: bytes, *, entry: int = 7, count: int = 0, remaining: int | None = None) -> Read:
         """Read all of an entry of ledger 3; ``remaining`` is what the broker says of its batch."""
         words = () if remaining is None else words_of(remaining)
-        permits, found = self.reader.read(MessageHead(1, 3, entry, count, words), rest)
+        permits, found = self.reader.read(MessageCommand(1, 3, entry, count, words), rest)
         if not isinstance(found, UnreadEntry):
             return Read(permits, [] if found is None else [found])
         deliveries: list[Delivery] = []
@@ -70,7 +70,7 @@ def metadata(**fields: Any) -> pb.MessageMetadata:
 def batch(size: int = SIZE, *, compacted: frozenset[int] = frozenset(), **fields: Any) -> bytes:
     """Return an entry of ``size`` messages, each with its index as payload."""
     messages = ((pb.SingleMessageMetadata(compacted_out=index in compacted), b"%d" % index) for index in range(size))
-    return encode_rest(metadata(num_messages_in_batch=size, **fields), encode_batch(messages))
+    return encode_headers_and_payload(metadata(num_messages_in_batch=size, **fields), encode_batch(messages))
 
 
 def indexes(arrival: Read) -> list[int]:
@@ -83,7 +83,7 @@ def indexes(arrival: Read) -> list[int]:
 
 def test_a_plain_message() -> None:
     """It has its id, its payload, its count and its time, and nothing else."""
-    permits, (delivery,) = Reader().read(encode_rest(metadata(), b"hello"), count=4)
+    permits, (delivery,) = Reader().read(encode_headers_and_payload(metadata(), b"hello"), count=4)
     assert permits == 1
     assert (delivery.id, delivery.id.topic, delivery.id.batch_size) == (MessageId(3, 7, 2), TOPIC, 0)
     assert (delivery.data, delivery.redelivery_count, delivery.publish_time_ms) == (b"hello", 4, 9)
@@ -93,7 +93,7 @@ def test_a_plain_message() -> None:
 
 def test_a_plain_delivery_is_like_any_other() -> None:
     """It can be shown, copied, pickled and changed in a copy; its properties are nobody else's."""
-    _, (delivery,) = Reader().read(encode_rest(metadata(), b"hello"), count=4)
+    _, (delivery,) = Reader().read(encode_headers_and_payload(metadata(), b"hello"), count=4)
     assert type(delivery) is PlainDelivery
     told: dict[str, Any] = {"publish_time_ms": 9, "topic": TOPIC, "producer_name": "p", "sequence_id": 7}
     ordinary = Delivery(MessageId(3, 7, 2, topic=TOPIC), b"hello", redelivery_count=4, **told)
@@ -108,7 +108,7 @@ def test_a_plain_delivery_is_like_any_other() -> None:
 
 def test_who_sent_a_message() -> None:
     """O15: producer, sequence id, schema version and cluster, of lone messages and of each one of a batch."""
-    lone = encode_rest(metadata(schema_version=b"\x01", replicated_from="east"), b"hello")
+    lone = encode_headers_and_payload(metadata(schema_version=b"\x01", replicated_from="east"), b"hello")
     _, (delivery,) = Reader().read(lone)
     assert (delivery.producer_name, delivery.sequence_id) == ("p", 7)
     assert (delivery.schema_version, delivery.replicated_from) == (b"\x01", "east")
@@ -118,7 +118,7 @@ def test_who_sent_a_message() -> None:
         (pb.SingleMessageMetadata(sequence_id=11, null_value=True), b""),
     ]
     of_batch = metadata(num_messages_in_batch=3, schema_version=b"\x02", replicated_from="west")
-    _, deliveries = Reader().read(encode_rest(of_batch, encode_batch(members)))
+    _, deliveries = Reader().read(encode_headers_and_payload(of_batch, encode_batch(members)))
     assert [each.sequence_id for each in deliveries] == [9, 7, 11]
     assert {each.producer_name for each in deliveries} == {"p"}
     assert {(each.schema_version, each.replicated_from) for each in deliveries} == {(b"\x02", "west")}
@@ -133,7 +133,7 @@ def test_a_message_with_all_there_is() -> None:
     of_message = metadata(
         properties=[pb.KeyValue(key="a", value="1")], partition_key="k", ordering_key=b"o", event_time=5
     )
-    _, (delivery,) = Reader().read(encode_rest(of_message, b"hello"))
+    _, (delivery,) = Reader().read(encode_headers_and_payload(of_message, b"hello"))
     assert (delivery.properties, delivery.key, delivery.ordering_key) == ({"a": "1"}, "k", "o")
     assert (delivery.event_time_ms, delivery.publish_time_ms) == (5, 9)
 
@@ -180,11 +180,11 @@ def test_nothing_before_the_first_wanted_message_of_its_batch() -> None:
     ("rest", "permits"),
     [
         (b"", 1),
-        (encode_rest(metadata(), b"hello")[:-1], 1),
+        (encode_headers_and_payload(metadata(), b"hello")[:-1], 1),
         (batch()[:-1], SIZE),
-        (encode_rest(metadata(compression=9), b"hello"), 1),
-        (encode_rest(metadata(compression=9, num_messages_in_batch=5), b"hello"), 5),
-        (encode_rest(metadata(encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")]), b"?"), 1),
+        (encode_headers_and_payload(metadata(compression=9), b"hello"), 1),
+        (encode_headers_and_payload(metadata(compression=9, num_messages_in_batch=5), b"hello"), 5),
+        (encode_headers_and_payload(metadata(encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")]), b"?"), 1),
     ],
 )
 def test_what_cannot_be_read_is_one_delivery_that_says_so(rest: bytes, permits: int) -> None:
@@ -206,17 +206,17 @@ def test_what_can_be_read_of_an_unreadable_message_is_told() -> None:
         "ordering_key": b"o",
         "event_time": 5,
     }
-    (delivery,) = Reader().read(encode_rest(metadata(**about), b"?")).deliveries
+    (delivery,) = Reader().read(encode_headers_and_payload(metadata(**about), b"?")).deliveries
     assert delivery.properties == {"colour": "red"}
     assert (delivery.key, delivery.is_key_encoded, delivery.ordering_key) == ("a2V5", True, "o")
     assert (delivery.event_time_ms, delivery.publish_time_ms) == (5, metadata().publish_time)
-    (delivery,) = Reader().read(encode_rest(metadata(**about, num_messages_in_batch=5), b"?")).deliveries
+    (delivery,) = Reader().read(encode_headers_and_payload(metadata(**about, num_messages_in_batch=5), b"?")).deliveries
     assert (delivery.properties, delivery.key, delivery.event_time_ms) == ({}, None, 0)
 
 
 def test_nothing_is_believed_of_what_is_damaged() -> None:
     """Where the checksum is wrong the properties may be wrong too: none are told."""
-    rest = encode_rest(metadata(properties=[pb.KeyValue(key="colour", value="red")]), b"hello")[:-1]
+    rest = encode_headers_and_payload(metadata(properties=[pb.KeyValue(key="colour", value="red")]), b"hello")[:-1]
     (delivery,) = Reader().read(rest).deliveries
     assert isinstance(delivery.error, UndecodableMessageError)
     assert (delivery.properties, delivery.publish_time_ms) == ({}, 0)
@@ -224,17 +224,17 @@ def test_nothing_is_believed_of_what_is_damaged() -> None:
 
 def test_keys_of_bytes_are_told_from_texts() -> None:
     """A key that the producer made of bytes comes as base64, and says so; a text that looks like it does not."""
-    (delivery,) = Reader().read(encode_rest(metadata(partition_key="a2V5"), b"")).deliveries
+    (delivery,) = Reader().read(encode_headers_and_payload(metadata(partition_key="a2V5"), b"")).deliveries
     assert (delivery.key, delivery.is_key_encoded) == ("a2V5", False)
     encoded = metadata(partition_key="a2V5", partition_key_b64_encoded=True)
-    (delivery,) = Reader().read(encode_rest(encoded, b"")).deliveries
+    (delivery,) = Reader().read(encode_headers_and_payload(encoded, b"")).deliveries
     assert (delivery.key, delivery.is_key_encoded) == ("a2V5", True)
 
 
 def test_a_batch_that_is_damaged_in_the_middle() -> None:
     """What comes before is shown, and the rest as messages that cannot be read: each of them can be settled."""
     payload = encode_batch((pb.SingleMessageMetadata(), b"%d" % index) for index in range(3)) + b"\xff" * 20
-    arrival = Reader().read(encode_rest(metadata(num_messages_in_batch=5), payload), remaining=0b11101)
+    arrival = Reader().read(encode_headers_and_payload(metadata(num_messages_in_batch=5), payload), remaining=0b11101)
     assert arrival.permits == 4
     assert [delivery.id.batch_index for delivery in arrival.deliveries] == [0, 2, 3, 4]
     assert [delivery.error is None for delivery in arrival.deliveries] == [True, True, False, False]
@@ -242,7 +242,7 @@ def test_a_batch_that_is_damaged_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize(
-    "rest", [encode_rest(metadata(), b"hello"), b"", batch()], ids=["plain", "unreadable", "batch"]
+    "rest", [encode_headers_and_payload(metadata(), b"hello"), b"", batch()], ids=["plain", "unreadable", "batch"]
 )
 def test_an_id_that_is_none(rest: bytes) -> None:
     """Ids of brokers are below 2**63; one that is not is no message but a fault of the protocol."""
@@ -255,7 +255,7 @@ def test_chunks_that_are_not_in_the_order_of_the_message() -> None:
     reader, deliveries = Reader(), []
     for index, entry in ((0, 9), (1, 4), (2, 6)):
         of_chunk = metadata(num_chunks_from_msg=3, chunk_id=index, uuid="u", total_chunk_msg_size=3)
-        deliveries += reader.read(encode_rest(of_chunk, b"%d" % index), entry=entry).deliveries
+        deliveries += reader.read(encode_headers_and_payload(of_chunk, b"%d" % index), entry=entry).deliveries
     (delivery,) = deliveries
     assert (delivery.data, delivery.id) == (b"012", MessageId(3, 9, 2))
     assert [part.entry for part in delivery.id.parts] == [4, 6, 9]
@@ -276,7 +276,7 @@ def test_chunks_are_one_message() -> None:
             partition_key="k",
         )
         part = packed[index * 9 :] if index == 2 else packed[index * 9 : index * 9 + 9]
-        arrival = reader.read(encode_rest(of_chunk, part), entry=index)
+        arrival = reader.read(encode_headers_and_payload(of_chunk, part), entry=index)
         assert arrival.permits == 1
         deliveries += arrival.deliveries
     (delivery,) = deliveries
@@ -313,9 +313,9 @@ def test_mutations_of_recorded_entries_never_raise(frames_count: int) -> None:
         except ProtocolError:
             continue
         for frame in frames:
-            if frame.rest:
+            if frame.headers_and_payload:
                 remaining = random.Random(count).choice((None, None, 5, 2**70 - 2))
-                arrival = reader.read(frame.rest, entry=count, remaining=remaining)
+                arrival = reader.read(frame.headers_and_payload, entry=count, remaining=remaining)
                 assert arrival.permits >= 0
                 count += len(arrival.deliveries)
     assert count > frames_count // 10

@@ -13,7 +13,7 @@ from pulsar_nack import BrokerError, MessageId
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import SessionEvent
 from pulsar_nack.wire import ClientOptions, SubscribeOptions
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._consumer._multi_topic_consumer import MultiTopicConsumer
 from pulsar_nack.wire._consumer._selection import selection_of
 
@@ -47,7 +47,7 @@ class Maker:
             assert event is SessionEvent.INACTIVE
             self.gone.append(topic)
 
-        core = Core(
+        core = ClientContext(
             pool=None,  # type: ignore[arg-type]
             lookup=lookup,  # type: ignore[arg-type]
             options=ClientOptions(),

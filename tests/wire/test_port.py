@@ -24,7 +24,7 @@ from pulsar_nack import (
 from pulsar_nack.consumer import SupportsNowait
 from pulsar_nack.testing import run
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._consumer._port import traits_of
 from pulsar_nack.wire._consumer._selection import selection_of
 
@@ -55,7 +55,7 @@ class Stage:
 
     def member(
         self,
-        core: Core,
+        core: ClientContext,
         name: str,
         options: SubscribeOptions,
         sink: Any,
@@ -75,7 +75,7 @@ class Stage:
     async def port(self, topic: Any, **settings: Any) -> WirePort:
         """Open a port."""
         discovery: Any = {name: settings.pop(name) for name in ("discovery_interval",) if name in settings}
-        core = Core(
+        core = ClientContext(
             pool=NoPool(),  # type: ignore[arg-type]
             lookup=self.lookup,  # type: ignore[arg-type]
             options=ClientOptions(),

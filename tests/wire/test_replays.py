@@ -23,7 +23,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.wire import Client
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import FakeBroker, as_usual, later, refuse
 from tests.wire.fake_topics import FakeSubscription
 

@@ -11,7 +11,7 @@ import pytest
 
 from pulsar_nack import DeadLetterPolicy, MessageId
 from pulsar_nack.testing import FakePublisher, virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.for_each import for_each
 from tests.tiers import seeds, size
 from tests.wire.fake_broker import FakeBroker, refuse

@@ -1,4 +1,4 @@
-"""Programs that start before their brokers do: what may pass by itself is tried again, for the time of one request."""
+"""Programs that start before their brokers: transient errors are retried for the time of one request."""
 
 from __future__ import annotations
 

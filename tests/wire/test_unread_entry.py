@@ -13,10 +13,10 @@ import pytest
 
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer import _unread_entry as unread
 from pulsar_nack.wire._consumer._delivery_factory import DeliveryFactory
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._compression import compress
 from tests.wire.consuming import TOPIC, consuming
 from tests.wire.fake_broker import FakeBroker
@@ -78,7 +78,7 @@ async def test_what_is_here_counts_whatever_its_producer_claims(rest: bytes) -> 
         assert 1 <= len(port._inbox) <= 10
         for _ in range(50):
             await (await consumer.receive(timeout=10)).ack()
-        assert port._core.prefetched.bytes == 0
+        assert port._context.prefetched.bytes == 0
 
 
 @virtual_time
@@ -162,7 +162,7 @@ async def test_an_entry_that_cannot_be_read_now_is_read_by_the_next_call(
         assert (got, errors) == ([divmod(number, messages) for number in range(3 * messages)], 1)
         port: Any = consumer._port
         (member,) = port._consumers
-        assert (member.queue.messages, member.queue.bytes, port._core.prefetched.bytes) == (0, 0, 0)
+        assert (member.queue.messages, member.queue.bytes, port._context.prefetched.bytes) == (0, 0, 0)
         assert member.queue.permits.out + member.queue.permits._free == member.queue.permits.size
 
 

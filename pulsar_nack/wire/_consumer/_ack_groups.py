@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, cast
 
 from ...consumer import AcksDone
 from ...errors import ConnectionLostError
-from .. import _pulsar_pb2 as pb
+from .._protocol import _pulsar_pb2 as pb
 
 T = TypeVar("T")
 Done = Callable[[Exception | None], None]

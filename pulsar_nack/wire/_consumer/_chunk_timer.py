@@ -10,8 +10,8 @@ from typing import Final
 from ..._delays import delay_ms
 from ..._foreign import shown
 from ...ids import Position
-from .._connection._core import Core
-from .._protocol._chunks import Chunks
+from .._connection._context import ClientContext
+from .._protocol._chunks import ChunkAssembler
 from ._subscribe_options import SubscribeOptions
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
@@ -27,17 +27,17 @@ class ChunkTimer:
 
     def __init__(
         self,
-        core: Core,
+        context: ClientContext,
         topic: str,
         options: SubscribeOptions,
         give_back: Callable[[Sequence[tuple[int, int]]], None],
     ) -> None:
-        self.chunks = Chunks(
+        self.chunks = ChunkAssembler(
             options.max_pending_chunked, options.max_chunked_bytes, delay_ms(options.chunk_timeout, "chunk_timeout")
         )
         self._topic = topic
-        self._loop = core.loop
-        self._now_ms = core.clock.now_ms
+        self._loop = context.loop
+        self._now_ms = context.clock.now_ms
         self._give_back = give_back
         self._timer: asyncio.TimerHandle | None = None
 
@@ -63,17 +63,17 @@ class ChunkTimer:
     def _return_expired(self) -> None:
         self._timer = None
         positions: list[tuple[int, int]] = []
-        for given_up in self.chunks.given_up(self._now_ms()):
-            if given_up.times == _WARN_AFTER:
+        for abandoned in self.chunks.take_abandoned(self._now_ms()):
+            if abandoned.times == _WARN_AFTER:
                 _LOG.warning(
                     "%s: %d of %d chunks of the message %s are here, and were returned to the broker %d times; is its "
                     "producer gone, or max_chunked_bytes too small? Retrying at growing intervals",
                     self._topic,
-                    given_up.here,
-                    given_up.of,
-                    shown(given_up.uuid),
-                    given_up.times,
+                    abandoned.received,
+                    abandoned.expected,
+                    shown(abandoned.uuid),
+                    abandoned.times,
                 )
-            positions += given_up.positions
+            positions += abandoned.positions
         self._give_back(positions)
         self.update()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from ...ids import MessageId, Position
-from .. import _pulsar_pb2 as pb
+from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
 from ._ack_groups import AckGroup
 from ._ack_sets import all_of, words_of

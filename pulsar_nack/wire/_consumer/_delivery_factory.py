@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from ...consumer import Delivery
 from ...ids import MessageId, _delivered_id
-from .. import _pulsar_pb2 as pb
 from .._connection._options import ClientOptions
+from .._protocol import _pulsar_pb2 as pb
 from .._protocol._entries import is_batch, key_of, ordering_key_of, properties_of
-from .._protocol._heads import MessageHead
+from .._protocol._message_commands import MessageCommand
 from ._ack_sets import AckSets
 from ._plain_delivery import (
     QueuedMessage,
@@ -56,7 +56,7 @@ class DeliveryFactory:
     def delivery(
         self,
         message_id: MessageId,
-        command: MessageHead,
+        command: MessageCommand,
         own: Any,
         payload: bytes,
         of_entry: pb.MessageMetadata | None = None,
@@ -87,7 +87,7 @@ class DeliveryFactory:
 
     def unreadable(
         self,
-        command: MessageHead,
+        command: MessageCommand,
         stored: bytes,
         error: Exception,
         message_id: MessageId | None = None,

@@ -10,7 +10,7 @@ from ...consumer import Delivery
 from ...errors import InvalidArgumentError, MissingExtraError, ProtocolError, UndecodableMessageError
 from ...ids import MessageId, Position, _delivered_id
 from .._connection._options import ClientOptions
-from .._protocol._chunks import Chunks, Part, Whole, short_uuid
+from .._protocol._chunks import AssembledMessage, Chunk, ChunkAssembler, short_uuid
 from .._protocol._compression import require_compression
 from .._protocol._entries import (
     Entry,
@@ -21,7 +21,7 @@ from .._protocol._entries import (
     text_of,
     unpack,
 )
-from .._protocol._heads import MessageHead
+from .._protocol._message_commands import MessageCommand
 from ._ack_sets import AckSets, all_of, remaining_of
 from ._delivery_factory import NO_METADATA, DeliveryFactory
 from ._plain_delivery import PlainMessage
@@ -54,7 +54,7 @@ class EntryReader:
         topic: str,
         partition: int,
         ack_sets: AckSets,
-        chunks: Chunks,
+        chunks: ChunkAssembler,
         *,
         options: ClientOptions,
         now_ms: Callable[[], int],
@@ -75,7 +75,7 @@ class EntryReader:
         self._first = None if first is None else (first.ledger, first.entry)
         self._first_index = 0 if first is None else max(first.batch_index, 0)
 
-    def plain(self, command: MessageHead, headers_and_payload: bytes) -> PlainMessage | None:
+    def plain(self, command: MessageCommand, headers_and_payload: bytes) -> PlainMessage | None:
         """Return the message of an entry that is one plain message, the hot path; None for other entries."""
         if self._first is not None:
             return None
@@ -87,7 +87,7 @@ class EntryReader:
             return None
         return parts[1], ledger, entry, count, parts[0]
 
-    def read(self, command: MessageHead, headers_and_payload: bytes) -> Arrival:
+    def read(self, command: MessageCommand, headers_and_payload: bytes) -> Arrival:
         """Read an entry. The delivery of an unreadable one has the error: a MissingExtraError if other processes may be
         able to read it.
 
@@ -100,7 +100,7 @@ class EntryReader:
             else Arrival(1, self.factory.delivery_of(item))
         )
 
-    def read_other(self, command: MessageHead, headers_and_payload: bytes) -> Arrival:
+    def read_other(self, command: MessageCommand, headers_and_payload: bytes) -> Arrival:
         """Read an entry that is not one plain message; see :meth:`read`."""
         try:
             try:
@@ -124,7 +124,7 @@ class EntryReader:
 
     # --- single messages ----------------------------------------------------------------------------------------
 
-    def _arrival(self, command: MessageHead, entry: Entry, stored: bytes) -> Arrival:
+    def _arrival(self, command: MessageCommand, entry: Entry, stored: bytes) -> Arrival:
         overhead = len(stored) - len(entry.payload)
         if entry.is_batch:
             return self._batch(command, entry, stored, overhead)
@@ -134,7 +134,7 @@ class EntryReader:
         return Arrival(1, self._single(command, entry, stored, message_id, overhead))
 
     def _single(
-        self, command: MessageHead, entry: Entry, stored: bytes, message_id: MessageId, overhead: int
+        self, command: MessageCommand, entry: Entry, stored: bytes, message_id: MessageId, overhead: int
     ) -> Delivery | UnreadEntry:
         metadata = entry.metadata
         if metadata.compression:
@@ -146,7 +146,7 @@ class EntryReader:
         return self.factory.delivery(message_id, command, metadata, payload)
 
     @staticmethod
-    def _permits_of(command: MessageHead, size: int) -> int:
+    def _permits_of(command: MessageCommand, size: int) -> int:
         """Return how many permits the broker took for a batch: none for members that it knows to be acknowledged."""
         if not size:
             return 1
@@ -154,7 +154,7 @@ class EntryReader:
 
     # --- batches -----------------------------------------------------------------------------------------------------
 
-    def _batch(self, command: MessageHead, entry: Entry, stored: bytes, overhead: int) -> Arrival:
+    def _batch(self, command: MessageCommand, entry: Entry, stored: bytes, overhead: int) -> Arrival:
         size = entry.metadata.num_messages_in_batch
         whole = all_of(size)
         unacked = remaining_of(command.ack_set, size) if command.ack_set else whole
@@ -173,14 +173,14 @@ class EntryReader:
 
     # --- chunks -----------------------------------------------------------------------------------------------
 
-    def _chunk(self, command: MessageHead, entry: Entry, overhead: int) -> Delivery | UnreadEntry | None:
+    def _chunk(self, command: MessageCommand, entry: Entry, overhead: int) -> Delivery | UnreadEntry | None:
         metadata = entry.metadata
         if not 0 <= metadata.chunk_id < metadata.num_chunks_from_msg:
             impossible = f"chunk: number {metadata.chunk_id} of {metadata.num_chunks_from_msg}"
             return self.factory.unreadable(
                 command, entry.payload, UndecodableMessageError(impossible), metadata=metadata
             )
-        part = Part(
+        part = Chunk(
             uuid=short_uuid(text_of(metadata.uuid)),
             index=metadata.chunk_id,
             count=metadata.num_chunks_from_msg,
@@ -208,7 +208,7 @@ class EntryReader:
             return self.factory.unreadable(command, payload or b"", incomplete, message_id, metadata=metadata)
         return self._single(command, entry._replace(payload=payload or b""), payload or b"", message_id, overhead)
 
-    def _whole_id(self, whole: Whole) -> MessageId:
+    def _whole_id(self, whole: AssembledMessage) -> MessageId:
         """Return the id of a chunked message; its chunks may have been stored in another order than the message's."""
         positions = sorted(whole.positions)
         return MessageId(

@@ -16,9 +16,9 @@ from typing import Any, Final
 from ...consumer import SessionEvent
 from ...errors import BrokerError, ClosedError, MissingExtraError, TopicNotFoundError
 from ...ids import MessageId
-from .._connection._core import Core
-from .._connection._refusals import as_text, told
-from .._connection._together import MOST_AT_ONCE, each_tried, together
+from .._connection._broker_errors import as_text
+from .._connection._context import ClientContext
+from .._connection._retry import MOST_AT_ONCE, gather_or_cancel, gather_settled, retry_transient, with_context
 from ._deleted_topic_consumer import DeletedTopicConsumer
 from ._inbox import WireInbox
 from ._selection import PatternSelection, Selection, name_of
@@ -39,17 +39,17 @@ AnyTopicConsumer = TopicConsumer | DeletedTopicConsumer
 class MultiTopicConsumer:
     """The consumers of all topics and partitions of a selection, with one inbox.
 
-    :param core: the client's
+    :param context: that of the client
     :param options: those of the subscription; each consumer gets a copy with its own queue size and initial position
     """
 
-    def __init__(self, core: Core, selection: Selection, options: SubscribeOptions) -> None:
+    def __init__(self, context: ClientContext, selection: Selection, options: SubscribeOptions) -> None:
         self.inbox = WireInbox(self._check_receivable, self._before_wait)
         self.on_event: Callable[[SessionEvent, str, int], None] | None = None
         """Called with each session event, the topic and the partition."""
         self.is_closed = False
         """Whether calls that wait for a message get an error."""
-        self._core = core
+        self._context = context
         self._selection = selection
         self._options = options
         self._consumers: dict[str, TopicConsumer] = {}
@@ -62,7 +62,7 @@ class MultiTopicConsumer:
         self._unreadable: MissingExtraError | None = None
         self._may_be_missing = False
         self._watcher = (
-            TopicListWatcher(core, selection.namespace, selection.matches)
+            TopicListWatcher(context, selection.namespace, selection.matches)
             if isinstance(selection, PatternSelection)
             else None
         )
@@ -85,18 +85,18 @@ class MultiTopicConsumer:
 
         :raises BrokerError: the first error
         """
-        ends_at = self._core.deadline()
+        ends_at = self._context.deadline()
         wanted = await self.wanted(ends_at)
         options = self._options_for(len(wanted))
         made = {name: self._make_consumer(name, partition, options) for name, partition in wanted.items()}
         try:
-            more_s = self._core.options.request_timeout.total_seconds()
-            await together(
+            more_s = self._context.options.request_timeout.total_seconds()
+            await gather_or_cancel(
                 self._open(name, consumer, ends_at + number // MOST_AT_ONCE * more_s)
                 for number, (name, consumer) in enumerate(made.items())
             )
         except BaseException:
-            await each_tried(consumer.aclose() for consumer in made.values())
+            await gather_settled(consumer.aclose() for consumer in made.values())
             raise
         self._consumers.update(made)
         self._note_only()
@@ -107,9 +107,10 @@ class MultiTopicConsumer:
         :raises BrokerError: the broker gave no answer
         """
         try:
-            return await self._core.patiently(
-                lambda: self._selection.members(self._core.lookup),
-                ends_at=self._core.deadline() if ends_at is None else ends_at,
+            return await retry_transient(
+                self._context,
+                lambda: self._selection.members(self._context.lookup),
+                ends_at=self._context.deadline() if ends_at is None else ends_at,
             )
         except BrokerError as error:
             raise self._subscribing(self._selection.label, error) from error
@@ -121,7 +122,7 @@ class MultiTopicConsumer:
             raise self._subscribing(name, error) from error
 
     def _subscribing(self, name: str, error: BrokerError) -> BrokerError:
-        return told(f"subscribing to {name} as {self._options.subscription!r}", error)
+        return with_context(f"subscribing to {name} as {self._options.subscription!r}", error)
 
     def _options_for(self, count: int, **changes: Any) -> SubscribeOptions:
         """Return the options of one consumer of several."""
@@ -136,7 +137,7 @@ class MultiTopicConsumer:
         """Close all consumers, also those that a cancelled call left half closed; return the first error."""
         if self._watcher is not None:
             self._watcher.close()
-        return await each_tried(consumer.aclose() for consumer in (*self._consumers.values(), *self._closing))
+        return await gather_settled(consumer.aclose() for consumer in (*self._consumers.values(), *self._closing))
 
     # --- discovery ----------------------------------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ class MultiTopicConsumer:
                 await self.refresh()
                 last_error = ""
             except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
-                if self._core.pool.is_closed:
+                if self._context.pool.is_closed:
                     return
                 if last_error != (last_error := repr(error)):
                     _LOG.warning("cannot look for new topics of %s: %s", self._selection.label, as_text(error))
@@ -159,7 +160,7 @@ class MultiTopicConsumer:
 
         :raises BrokerError: the broker gave no answer
         """
-        wanted = await self._selection.members(self._core.lookup)
+        wanted = await self._selection.members(self._context.lookup)
         new = {name: partition for name, partition in wanted.items() if name not in self._consumers}
         await asyncio.gather(*(self._add(name, partition) for name, partition in new.items()))
         if self._selection.only is None:
@@ -171,10 +172,10 @@ class MultiTopicConsumer:
         try:
             await consumer.open()
         except Exception as error:  # noqa: BLE001 - the next refresh tries again
-            await each_tried([consumer.aclose()])
+            await gather_settled([consumer.aclose()])
             _LOG.warning("%s is new, and cannot be consumed yet: %s", name, error)
         except BaseException:
-            await each_tried([consumer.aclose()])
+            await gather_settled([consumer.aclose()])
             raise
         else:
             _LOG.info("%s is new, and consumed from now on", name)
@@ -193,7 +194,7 @@ class MultiTopicConsumer:
             self.inbox.drop(consumer.queue)
             self._report_deleted(consumer.topic, consumer.partition)
         self._closing.update(removed.values())
-        await each_tried(consumer.aclose() for consumer in removed.values())
+        await gather_settled(consumer.aclose() for consumer in removed.values())
         self._closing.difference_update(removed.values())
 
     def _note_only(self) -> None:
@@ -255,7 +256,7 @@ class MultiTopicConsumer:
 
     def _make_consumer(self, name: str, partition: int, options: SubscribeOptions) -> TopicConsumer:
         made = TopicConsumer(
-            self._core,
+            self._context,
             name,
             options,
             self.inbox.put,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...consumer import Delivery
 from ...ids import MessageId
-from .. import _pulsar_pb2 as pb
+from .._protocol import _pulsar_pb2 as pb
 from .._protocol._entries import text_of
 
 PlainMessage = tuple[bytes, int, int, int, bytes]

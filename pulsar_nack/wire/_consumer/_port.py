@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from ...consumer import AcksDone, Delivery, PortTraits, SessionEvent
 from ...errors import ClosedError, InvalidArgumentError, PulsarNackError
 from ...ids import MessageId, Position, _names_message
-from .._connection._core import Core
-from .._connection._together import each_tried, together
+from .._connection._context import ClientContext
+from .._connection._retry import gather_or_cancel, gather_settled
 from .._protocol._topics import normalize
 from ._multi_topic_consumer import AnyTopicConsumer, MultiTopicConsumer
 from ._selection import Selection
 from ._subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
-    from .._producer._publisher import WirePublisher
+    from .._producer._producer import WirePublisher
 
 T = TypeVar("T")
 MAX_IDS: Final = 1_000
@@ -34,11 +34,11 @@ class WirePort:
     request brings back everything that is not acknowledged.
     """
 
-    def __init__(self, core: Core, selection: Selection, options: SubscribeOptions) -> None:
-        self._core = core
+    def __init__(self, context: ClientContext, selection: Selection, options: SubscribeOptions) -> None:
+        self._context = context
         self._selection = selection
         self._options = options
-        self._consumers = MultiTopicConsumer(core, selection, options)
+        self._consumers = MultiTopicConsumer(context, selection, options)
         self._inbox = self._consumers.inbox
         self._discovery: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -46,7 +46,12 @@ class WirePort:
 
     @classmethod
     async def open(
-        cls, core: Core, selection: Selection, options: SubscribeOptions, *, discovery_interval: float = 60.0
+        cls,
+        context: ClientContext,
+        selection: Selection,
+        options: SubscribeOptions,
+        *,
+        discovery_interval: float = 60.0,
     ) -> WirePort:
         """Subscribe to all topics and partitions.
 
@@ -54,7 +59,7 @@ class WirePort:
         :raises BrokerError: subscribing to one of them failed; then none is subscribed
         :raises InvalidArgumentError: there are several, and no receiver queue
         """
-        self = cls(core, selection, options)
+        self = cls(context, selection, options)
         consumers = self._consumers
         if not options.receiver_queue_size and selection.only not in await consumers.wanted():
             raise queue_required()
@@ -109,11 +114,11 @@ class WirePort:
 
         :raises InvalidArgumentError: not a name of a topic
         """
-        from .._producer._publisher import WirePublisher  # late: it imports all that producers need
+        from .._producer._producer import WirePublisher  # late: it imports all that producers need
 
         if topic is not None:
             normalize(topic)
-        return WirePublisher(self._core, initial_subscription)
+        return WirePublisher(self._context, initial_subscription)
 
     def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
         """Call ``told`` with each session event, the topic and the partition."""
@@ -194,7 +199,9 @@ class WirePort:
         if len(ids) == 1:
             await self._consumers.of(ids[0]).acknowledge(list(ids))
             return
-        await together(consumer.acknowledge(its_ids) for consumer, its_ids in self._consumers.grouped(ids).items())
+        await gather_or_cancel(
+            consumer.acknowledge(its_ids) for consumer, its_ids in self._consumers.grouped(ids).items()
+        )
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to a message, in its topic or partition.
@@ -239,14 +246,14 @@ class WirePort:
         self._check_open()
         consumers: list[AnyTopicConsumer]
         consumers = [self._consumers.of(position)] if _names_message(position) else list(self._consumers)
-        await together(consumer.seek(position) for consumer in consumers)
+        await gather_or_cancel(consumer.seek(position) for consumer in consumers)
 
     # --- asking the broker --------------------------------------------------------------------------------------------
 
     async def last_message_ids(self) -> list[MessageId]:
         """Return the id of the last message of each topic or partition; entry -1 for an empty one."""
         self._check_open()
-        return await together(consumer.last_message_id() for consumer in self._consumers)
+        return await gather_or_cancel(consumer.last_message_id() for consumer in self._consumers)
 
     async def held_back(self) -> str | None:
         """Return why the broker sends no more messages though there are more; None: no reason is known.
@@ -256,7 +263,7 @@ class WirePort:
         :raises BrokerError: the broker gave no answer
         """
         self._check_open()
-        answers = await together(consumer.held_back() for consumer in list(self._consumers)[:_MAX_ASKED])
+        answers = await gather_or_cancel(consumer.held_back() for consumer in list(self._consumers)[:_MAX_ASKED])
         return next(filter(None, answers), None)
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -267,7 +274,7 @@ class WirePort:
         :raises BrokerError: the broker refused, as it does while others consume; a later call deletes what is left
         """
         self._check_open()
-        error = await each_tried(consumer.unsubscribe() for consumer in self._consumers)
+        error = await gather_settled(consumer.unsubscribe() for consumer in self._consumers)
         if error is not None:
             raise error
         await self.close()

@@ -17,8 +17,8 @@ from ...consumer import Delivery
 from ...consumer._port import bytes_of
 from ...errors import MissingExtraError
 from ...ids import MessageId
-from .._connection._core import Core
-from .._protocol._heads import MessageHead
+from .._connection._context import ClientContext
+from .._protocol._message_commands import MessageCommand
 from ._acknowledger import Acknowledger
 from ._chunk_timer import ChunkTimer
 from ._entry_reader import EntryReader
@@ -38,7 +38,7 @@ Sink = Callable[[QueuedMessage | UnreadEntry, "ReceiverQueue"], None]
 class ReceiverQueue:
     """Takes the entries of one topic or partition from its sessions, and grants permits.
 
-    :param core: the client's
+    :param context: that of the client
     :param sink: gets messages and unread entries, in order; it reports received ones to :meth:`taken`
     :param position: that of a non-durable subscription; None: it is durable
     :param on_unreadable: called with the error when a message cannot be read because this process lacks something; the
@@ -47,7 +47,7 @@ class ReceiverQueue:
 
     def __init__(
         self,
-        core: Core,
+        context: ClientContext,
         topic: str,
         partition: int,
         options: SubscribeOptions,
@@ -70,8 +70,8 @@ class ReceiverQueue:
         self._acks = acks
         self._position = position
         self._session: ConsumerSession | None = None
-        self._memory = core.prefetched
-        self._max_message_bytes = core.options.max_message_bytes
+        self._memory = context.prefetched
+        self._max_message_bytes = context.options.max_message_bytes
         self._mean_bytes: int | None = None
         self._has_queue = options.receiver_queue_size > 0
         self._only_one_gets_messages = options.only_one_gets_messages
@@ -79,20 +79,20 @@ class ReceiverQueue:
             max(options.receiver_queue_size, 1), None if self._memory.max_bytes is None else self._fitting
         )
         self.permits.is_held = not self._has_queue
-        self._paused = PausedEntries(core.loop, self._request_returned)
-        self._chunks = ChunkTimer(core, topic, options, self._request_returned)
+        self._paused = PausedEntries(context.loop, self._request_returned)
+        self._chunks = ChunkTimer(context, topic, options, self._request_returned)
         self._reader = EntryReader(
             topic,
             partition,
             acks.sets,
             self._chunks.chunks,
-            options=core.options,
-            now_ms=core.clock.now_ms,
-            threads=core.threads,
+            options=context.options,
+            now_ms=context.clock.now_ms,
+            threads=context.threads,
         )
         self._factory = self._reader.factory
         most = sys.maxsize if options.only_one_gets_messages else MAX_ENTRIES  # there one rewind is enough for all
-        self._requests = RedeliveryRequests(core.loop, self._send_redelivery, max_entries=most)
+        self._requests = RedeliveryRequests(context.loop, self._send_redelivery, max_entries=most)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class ReceiverQueue:
 
     # --- arrivals -----------------------------------------------------------------------------------------------------
 
-    def on_message(self, command: MessageHead, headers_and_payload: bytes) -> None:
+    def on_message(self, command: MessageCommand, headers_and_payload: bytes) -> None:
         """Take an entry from the connection, and queue its messages."""
         session = self._session
         if session is None or session.consumer_id != command[0]:
@@ -155,7 +155,7 @@ class ReceiverQueue:
             self._memory.bytes += size
             self._sink(item, self)
 
-    def _on_arrival(self, command: MessageHead, permits: int, found: QueuedMessage | UnreadEntry | None) -> None:
+    def _on_arrival(self, command: MessageCommand, permits: int, found: QueuedMessage | UnreadEntry | None) -> None:
         self.permits.used(permits)
         if self.is_seeking:
             return
@@ -189,7 +189,7 @@ class ReceiverQueue:
         if self._mean_bytes is None:
             self._permit_by_size()
 
-    def _is_acked(self, position: NonDurablePosition, command: MessageHead) -> bool:
+    def _is_acked(self, position: NonDurablePosition, command: MessageCommand) -> bool:
         """Return whether an entry was acknowledged in an earlier session; if so, acknowledge it in this one too."""
         is_acked = position.arrived((command.ledger, command.entry))
         if is_acked:
@@ -197,7 +197,7 @@ class ReceiverQueue:
         return is_acked
 
     def _without_returns(
-        self, command: MessageHead, found: QueuedMessage | UnreadEntry | None
+        self, command: MessageCommand, found: QueuedMessage | UnreadEntry | None
     ) -> QueuedMessage | UnreadEntry | None:
         """Subtract from the redelivery count how often the entry was returned before the application got it."""
         times = self._paused.times_returned((command.ledger, command.entry))
@@ -208,7 +208,7 @@ class ReceiverQueue:
         found.redelivery_count = max(command.redelivery_count - times, 0)
         return found
 
-    def _return_arrived(self, command: MessageHead, permits: int, found: QueuedMessage | UnreadEntry | None) -> None:
+    def _return_arrived(self, command: MessageCommand, permits: int, found: QueuedMessage | UnreadEntry | None) -> None:
         """Return an entry to the broker, with all incomplete chunked messages, as nothing is delivered now."""
         self._free(permits)
         if self._only_one_gets_messages:

@@ -9,7 +9,7 @@ from typing import Final
 from ...consumer._patterns import TopicPattern
 from ...errors import InvalidArgumentError, TopicNotFoundError
 from .._connection._lookup import Lookup
-from .._connection._together import together
+from .._connection._retry import gather_or_cancel
 from .._protocol._topics import TopicName, normalize, partition_name, split_partition
 
 _SYSTEM_PREFIX: Final = "__"
@@ -33,7 +33,7 @@ class TopicListSelection:
     async def members(self, lookup: Lookup) -> dict[str, int]:
         """Return the full names of all topics, or of their partitions with the numbers; -1: no partition."""
         found: dict[str, int] = {}
-        for members in await together(_members_of(lookup, topic) for topic in self.topics):
+        for members in await gather_or_cancel(_members_of(lookup, topic) for topic in self.topics):
             found.update(members)
         return found
 
@@ -70,7 +70,7 @@ class PatternSelection:
                 found[name] = number
             else:
                 parts.setdefault(topic, {})[name] = number
-        counts = await together(_count(lookup, topic) for topic in parts)
+        counts = await gather_or_cancel(_count(lookup, topic) for topic in parts)
         for (topic, listed), count in zip(parts.items(), counts, strict=True):
             found |= {partition_name(topic, number): number for number in range(count)} or listed
         return found

@@ -10,10 +10,10 @@ from typing import Final, Protocol
 from ..._foreign import shown
 from ...errors import BrokerError, ConnectionLostError
 from ...ids import MessageId
-from .. import _pulsar_pb2 as pb
 from .._connection._connection import Connection
+from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
-from .._protocol._heads import MessageHead
+from .._protocol._message_commands import MessageCommand
 from . import _commands as commands
 from ._ack_groups import AckGroup
 from ._subscribe_options import SubscribeOptions
@@ -26,7 +26,7 @@ class SessionOwner(Protocol):
     """Gets the events of sessions. Each event names its session, which may not be the present one."""
 
     @property
-    def on_message(self) -> Callable[[MessageHead, bytes], None]:
+    def on_message(self) -> Callable[[MessageCommand, bytes], None]:
         """Return what takes the entries that arrive."""
         ...
 
@@ -48,7 +48,7 @@ class ConsumerSession:
 
     def __init__(self, connection: Connection, owner: SessionOwner, topic: str) -> None:
         self.connection = connection
-        self.consumer_id = connection.consumer_id()
+        self.consumer_id = connection.consumers.next_id()
         self.is_closed = False
         self.is_active: bool | None = None
         """Whether this consumer of a Failover subscription gets the messages; None: the broker did not say."""
@@ -59,7 +59,7 @@ class ConsumerSession:
         self.on_message = owner.on_message  # called directly: the hot path
         self._owner = owner
         self._topic = topic
-        self._has_receipts = connection.protocol_version >= _FIRST_WITH_RECEIPTS
+        self._has_receipts = connection.connected.protocol_version >= _FIRST_WITH_RECEIPTS
 
     @classmethod
     async def begin(
@@ -78,7 +78,7 @@ class ConsumerSession:
         :raises BrokerError: no answer, or the connection broke
         """
         self = cls(connection, owner, topic)
-        connection.add_consumer(self.consumer_id, self)
+        connection.consumers.add(self.consumer_id, self)
         request_id = connection.request_id()
         try:
             await connection.request(
@@ -143,7 +143,7 @@ class ConsumerSession:
             with contextlib.suppress(BrokerError):  # without a connection the broker has closed it already
                 await self.request(commands.close, timeout=timeout)
         finally:
-            self.connection.remove_consumer(self.consumer_id)
+            self.connection.consumers.remove(self.consumer_id)
 
     def drop(self) -> None:
         """Close the consumer at the broker without waiting for the answer."""
@@ -152,7 +152,7 @@ class ConsumerSession:
 
     def _abandon(self) -> None:
         self.is_closed = True
-        self.connection.remove_consumer(self.consumer_id)
+        self.connection.consumers.remove(self.consumer_id)
         self._send(encode_command(commands.close(self.consumer_id, self.connection.request_id())))
 
     def _send(self, data: bytes) -> None:

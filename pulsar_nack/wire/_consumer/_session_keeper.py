@@ -18,10 +18,11 @@ from typing import Final
 from ...consumer import SessionEvent
 from ...errors import BrokerRefusedError, ClosedError, ConnectionLostError, TopicNotFoundError
 from ...ids import MessageId, _names_message
-from .. import _pulsar_pb2 as pb
-from .._connection._core import Core
-from .._connection._refusals import as_text, is_busy, is_of_no_consumer, is_transient
-from .._protocol._heads import MessageHead
+from .._connection._broker_errors import as_text, is_busy, is_transient, is_unknown_consumer
+from .._connection._context import ClientContext
+from .._connection._retry import reconnect, retry_transient
+from .._protocol import _pulsar_pb2 as pb
+from .._protocol._message_commands import MessageCommand
 from . import _commands as commands
 from ._acknowledger import Acknowledger
 from ._non_durable_position import NonDurablePosition, id_after, id_before
@@ -39,7 +40,7 @@ _LOG: Final = logging.getLogger("pulsar_nack.wire")
 class SessionKeeper:
     """The sessions of one consumer, one after the other.
 
-    :param core: the client's
+    :param context: that of the client
     :param queue: gets the entries that arrive, and the sessions
     :param acks: gets the sessions
     :param position: that of a non-durable subscription; None: it is durable
@@ -50,7 +51,7 @@ class SessionKeeper:
 
     def __init__(
         self,
-        core: Core,
+        context: ClientContext,
         topic: str,
         options: SubscribeOptions,
         *,
@@ -61,14 +62,14 @@ class SessionKeeper:
         on_missing: Callable[[], None],
     ) -> None:
         self.session: ConsumerSession | None = None
-        self.on_message: Callable[[MessageHead, bytes], None] = queue.on_message
+        self.on_message: Callable[[MessageCommand, bytes], None] = queue.on_message
         self.subscribed_times = 0
         self.failed_attempts = 0
         self.last_error: Exception | None = None
         self.missing: TopicNotFoundError | None = None
         """The broker's error while the topic is deleted; subscribing is tried again and again."""
-        self._core = core
-        self._loop = core.loop
+        self._context = context
+        self._loop = context.loop
         self._topic = topic
         self._options = options
         self._queue = queue
@@ -112,7 +113,7 @@ class SessionKeeper:
         :raises BrokerError: it cannot be reached
         :raises ClosedError: the consumer is closed
         """
-        await self._core.patiently(self._try_to_open, ends_at=ends_at)
+        await retry_transient(self._context, self._try_to_open, ends_at=ends_at)
 
     async def _try_to_open(self) -> None:
         self.check_open()
@@ -132,7 +133,7 @@ class SessionKeeper:
             subscribing.cancel()
             await asyncio.wait([subscribing])
         session = self.session
-        limit = min(_CLOSE_TIMEOUT_S, self._core.options.request_timeout.total_seconds())
+        limit = min(_CLOSE_TIMEOUT_S, self._context.options.request_timeout.total_seconds())
         try:
             async with asyncio.timeout(limit):
                 if session is not None:
@@ -163,7 +164,7 @@ class SessionKeeper:
 
     async def _subscribe(self) -> None:
         moved_to, self._moved_to = self._moved_to, None
-        connection = await self._core.connection(self._topic, moved_to)
+        connection = await self._context.connection(self._topic, moved_to)
         position = self._position
         start = None if position is None else position.begin()
         session = await ConsumerSession.begin(
@@ -261,7 +262,8 @@ class SessionKeeper:
             await self._may_subscribe.wait()
             await self._subscribe()
 
-        await self._core.reconnect(
+        await reconnect(
+            self._context,
             subscribe,
             lambda: self.session is not None or self._closing is not None,
             self._note_failure,
@@ -332,7 +334,7 @@ class SessionKeeper:
         :raises BrokerError: the broker refused, or did not answer in time
         :raises ClosedError: the consumer is closed
         """
-        ends_at = self._loop.time() + self._core.options.request_timeout.total_seconds()
+        ends_at = self._loop.time() + self._context.options.request_timeout.total_seconds()
         while True:
             session = await self._next_session(ends_at)
             if is_seek:
@@ -343,7 +345,7 @@ class SessionKeeper:
                 if self._loop.time() >= ends_at:
                     raise
             except BrokerRefusedError as error:
-                is_closed = session is not self.session and is_of_no_consumer(error)
+                is_closed = session is not self.session and is_unknown_consumer(error)
                 if not is_closed or self._loop.time() >= ends_at:
                     raise
             finally:

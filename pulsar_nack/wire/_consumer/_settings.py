@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ...ids import MessageId
     from ...ledger import LogStore
     from ...nack import HookLike
+    from .._connection._options import SchemaInfo
     from .._producer._options import AccessMode, Compression, ProducerOptions
     from .._producer._routing import Hashing, Router
-    from .._protocol._schema_info import SchemaInfo
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _OTHER_NAMES: Final = {"durable_subscription": "durable"}

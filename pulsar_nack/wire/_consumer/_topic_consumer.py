@@ -18,7 +18,7 @@ from typing import Final
 from ...consumer import SessionEvent
 from ...errors import BrokerError, BrokerRefusedError, InvalidArgumentError, MissingExtraError, TopicNotFoundError
 from ...ids import MessageId, Position
-from .._connection._core import Core
+from .._connection._context import ClientContext
 from . import _commands as commands
 from ._acknowledger import Acknowledger
 from ._non_durable_position import NonDurablePosition
@@ -38,7 +38,7 @@ _MANY: Final = 100
 class TopicConsumer:
     """Consumes one topic or partition; all calls in the client's loop.
 
-    :param core: the client's
+    :param context: that of the client
     :param topic: the full name, of a partition too
     :param options: of the subscription
     :param sink: gets messages and unread entries in order, synchronously
@@ -52,7 +52,7 @@ class TopicConsumer:
 
     def __init__(
         self,
-        core: Core,
+        context: ClientContext,
         topic: str,
         options: SubscribeOptions,
         sink: Sink,
@@ -64,15 +64,22 @@ class TopicConsumer:
     ) -> None:
         self.topic = topic
         self.partition = partition
-        self._request_timeout_s = core.options.request_timeout.total_seconds()
+        self._request_timeout_s = context.options.request_timeout.total_seconds()
         self._options = options
         self._position = None if options.durable else NonDurablePosition(options.start_message_id)
-        self.acks = Acknowledger(core.loop, topic, options, position=self._position, check_open=self.check_open)
+        self.acks = Acknowledger(context.loop, topic, options, position=self._position, check_open=self.check_open)
         self.queue = ReceiverQueue(
-            core, topic, partition, options, sink, acks=self.acks, position=self._position, on_unreadable=on_unreadable
+            context,
+            topic,
+            partition,
+            options,
+            sink,
+            acks=self.acks,
+            position=self._position,
+            on_unreadable=on_unreadable,
         )
         self.sessions = SessionKeeper(
-            core,
+            context,
             topic,
             options,
             queue=self.queue,

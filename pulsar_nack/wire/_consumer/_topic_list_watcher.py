@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from ...errors import BrokerError, BrokerRefusedError, ConnectionLostError
-from .. import _pulsar_pb2 as pb
+from .._connection._broker_errors import is_transient
 from .._connection._connection import Connection
-from .._connection._core import Core
-from .._connection._refusals import is_transient
+from .._connection._context import ClientContext
+from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
@@ -35,8 +35,8 @@ class TopicListWatcher:
     :param is_wanted: returns whether a topic or partition matters, by its full name
     """
 
-    def __init__(self, core: Core, namespace: str, is_wanted: Callable[[str], bool]) -> None:
-        self._core = core
+    def __init__(self, context: ClientContext, namespace: str, is_wanted: Callable[[str], bool]) -> None:
+        self._context = context
         self._namespace = namespace
         self._is_wanted = is_wanted
         self._connection: Connection | None = None
@@ -66,20 +66,20 @@ class TopicListWatcher:
         if self.is_open or self._is_refused:
             return
         try:
-            connection = await self._core.pool.service()
-            if connection.features.supports_topic_watchers:
+            connection = await self._context.pool.service()
+            if connection.connected.feature_flags.supports_topic_watchers:
                 await self._watch(connection)
                 self._changed.set()
         except Exception as error:  # the discovery logs more serious errors
-            if self._core.pool.is_closed:
+            if self._context.pool.is_closed:
                 raise
             is_final = isinstance(error, BrokerRefusedError) and not is_transient(error)
             self._is_refused = is_final or self._lost >= _MOST_LOST
             _LOG.log(logging.INFO if self._is_refused else logging.DEBUG, "%s is not watched: %s", self, error)
 
     async def _watch(self, connection: Connection) -> None:
-        watcher_id = connection.watcher_id()
-        connection.add_watcher(watcher_id, self)
+        watcher_id = connection.watchers.next_id()
+        connection.watchers.add(watcher_id, self)
         command = pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST)
         command.watchTopicList.request_id = request_id = connection.request_id()
         command.watchTopicList.watcher_id = watcher_id
@@ -90,7 +90,7 @@ class TopicListWatcher:
             await connection.request(command, request_id)
         except BrokerRefusedError:
             self._connection = None
-            connection.remove_watcher(watcher_id)
+            connection.watchers.remove(watcher_id)
             raise
         except BaseException as error:
             self._lost += isinstance(error, BrokerError)
@@ -103,7 +103,7 @@ class TopicListWatcher:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        connection.remove_watcher(self._watcher_id)
+        connection.watchers.remove(self._watcher_id)
         command = pb.BaseCommand(type=pb.BaseCommand.WATCH_TOPIC_LIST_CLOSE)
         command.watchTopicListClose.request_id = connection.request_id()
         command.watchTopicListClose.watcher_id = self._watcher_id

@@ -18,8 +18,9 @@ from ...consumer import Delivery
 from ...consumer._port import OF_A_PROPERTY, bytes_of
 from ...errors import MissingExtraError, UndecodableMessageError
 from ...ids import MessageId, _delivered_id
-from .._protocol._entries import Entry, Member, unpack
-from .._protocol._heads import MessageHead
+from .._protocol._batches import Member
+from .._protocol._entries import Entry, unpack
+from .._protocol._message_commands import MessageCommand
 from ._ack_sets import all_of
 from ._delivery_factory import DeliveryFactory
 from ._plain_delivery import plain_member
@@ -64,7 +65,7 @@ class UnreadEntry:
     def __init__(
         self,
         factory: DeliveryFactory,
-        command: MessageHead,
+        command: MessageCommand,
         entry: Entry,
         stored: bytes,
         overhead: int,

@@ -1,4 +1,4 @@
-"""What a connection tells the consumers and producers on it, and what becomes of them when one of them has a fault."""
+"""Which commands the consumers and producers of a connection get, and what happens when one of them raises."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from pulsar_nack.errors import ConnectionLostError, ProtocolError
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._protocol._heads import MessageHead
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._message_commands import MessageCommand
 from tests.wire.fake_broker import Call, FakeBroker, refuse
 from tests.wire.frames import command, frame
 
@@ -21,18 +21,18 @@ SECURE = "pulsar+ssl://broker:6651"
 
 
 class Recorder:
-    """A consumer or producer that notes what it is told; ``fault`` is raised at each call."""
+    """A consumer or producer that records its calls and raises ``fault`` in each."""
 
     def __init__(self, fault: Exception | None = None) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.fault = fault
 
-    def _note(self, *told: Any) -> None:
-        self.told.append(told)
+    def _note(self, *call: Any) -> None:
+        self.calls.append(call)
         if self.fault is not None:
             raise self.fault
 
-    def on_message(self, head: MessageHead, rest: bytes) -> None:
+    def on_message(self, head: MessageCommand, rest: bytes) -> None:
         self._note("message", head.entry, bytes(rest))
 
     def on_closed_by_broker(self, assigned_url: str | None) -> None:
@@ -65,10 +65,10 @@ class Stage:
         self.link = broker.links[0]
         self.opened: Call = broker.calls[0]
         self.consumer, self.producer = Recorder(), Recorder()
-        connection.add_consumer(1, self.consumer)
-        connection.add_producer(1, self.producer)
+        connection.consumers.add(1, self.consumer)
+        connection.producers.add(1, self.producer)
 
-    async def tell(self, kind: str, **fields: Any) -> None:
+    async def send(self, kind: str, **fields: Any) -> None:
         """Let the broker send a command."""
         self.opened.reply(kind, **fields)
         await asyncio.sleep(0.01)
@@ -90,89 +90,89 @@ async def open_stage(url: str = "pulsar://broker:6650") -> Stage:
 
 @virtual_time
 async def test_messages_go_to_their_consumer() -> None:
-    """Each message goes to whom it is for; those of a consumer that is gone are dropped."""
+    """Each message goes to its consumer; those of a removed consumer are dropped."""
     stage = await open_stage()
     other = Recorder()
-    stage.connection.add_consumer(2, other)
+    stage.connection.consumers.add(2, other)
     for consumer_id, entry in ((1, 0), (2, 1), (3, 2), (1, 3)):
         await stage.message(consumer_id, entry)
-    stage.connection.remove_consumer(1)
+    stage.connection.consumers.remove(1)
     await stage.message(1, 4)
-    assert stage.consumer.told == [("message", 0, b"rest"), ("message", 3, b"rest")]
-    assert other.told == [("message", 1, b"rest")]
+    assert stage.consumer.calls == [("message", 0, b"rest"), ("message", 3, b"rest")]
+    assert other.calls == [("message", 1, b"rest")]
     await stage.connection.aclose()
-    assert other.told[-1] == ("lost", ConnectionLostError)
-    assert len(stage.consumer.told) == 2
+    assert other.calls[-1] == ("lost", ConnectionLostError)
+    assert len(stage.consumer.calls) == 2
 
 
 @virtual_time
 async def test_receipts_go_to_their_producer() -> None:
-    """Receipts and refusals of sends go to whom they are for; others are dropped."""
+    """Receipts and send errors go to their producer; others are dropped."""
     stage = await open_stage()
-    await stage.tell("SEND_RECEIPT", producer_id=1, sequence_id=5)
-    await stage.tell("SEND_RECEIPT", producer_id=2, sequence_id=6)
-    await stage.tell("SEND_ERROR", producer_id=1, sequence_id=7, error=9, message="damaged")
-    await stage.tell("SEND_ERROR", producer_id=2, sequence_id=8, error=9, message="damaged")
-    stage.connection.remove_producer(1)
-    await stage.tell("SEND_RECEIPT", producer_id=1, sequence_id=9)
-    assert stage.producer.told == [("receipt", 5), ("refused", 7, "damaged")]
+    await stage.send("SEND_RECEIPT", producer_id=1, sequence_id=5)
+    await stage.send("SEND_RECEIPT", producer_id=2, sequence_id=6)
+    await stage.send("SEND_ERROR", producer_id=1, sequence_id=7, error=9, message="damaged")
+    await stage.send("SEND_ERROR", producer_id=2, sequence_id=8, error=9, message="damaged")
+    stage.connection.producers.remove(1)
+    await stage.send("SEND_RECEIPT", producer_id=1, sequence_id=9)
+    assert stage.producer.calls == [("receipt", 5), ("refused", 7, "damaged")]
     await stage.connection.aclose()
 
 
 @virtual_time
 async def test_news_of_a_topic() -> None:
-    """Who becomes active, and the end of a topic, are told to the consumer concerned."""
+    """A consumer gets the change of the active consumer and the end of its topic."""
     stage = await open_stage()
-    await stage.tell("ACTIVE_CONSUMER_CHANGE", consumer_id=1, is_active=True)
-    await stage.tell("ACTIVE_CONSUMER_CHANGE", consumer_id=1, is_active=False)
-    await stage.tell("ACTIVE_CONSUMER_CHANGE", consumer_id=2, is_active=True)
-    await stage.tell("REACHED_END_OF_TOPIC", consumer_id=1)
-    await stage.tell("REACHED_END_OF_TOPIC", consumer_id=2)
-    assert stage.consumer.told == [("active", True), ("active", False), ("end",)]
+    await stage.send("ACTIVE_CONSUMER_CHANGE", consumer_id=1, is_active=True)
+    await stage.send("ACTIVE_CONSUMER_CHANGE", consumer_id=1, is_active=False)
+    await stage.send("ACTIVE_CONSUMER_CHANGE", consumer_id=2, is_active=True)
+    await stage.send("REACHED_END_OF_TOPIC", consumer_id=1)
+    await stage.send("REACHED_END_OF_TOPIC", consumer_id=2)
+    assert stage.consumer.calls == [("active", True), ("active", False), ("end",)]
     await stage.connection.aclose()
 
 
 @pytest.mark.parametrize(("url", "where"), [("pulsar://broker:6650", "pulsar://new"), (SECURE, "pulsar+ssl://new")])
 @virtual_time
 async def test_closed_by_the_broker(url: str, where: str) -> None:
-    """Whom the broker closes is told where to, by the address of its own kind, and hears nothing any more."""
+    """A handler that the broker closes gets the new address, with or without TLS as its own, and no later command."""
     stage = await open_stage(url)
     places = {"assignedBrokerServiceUrl": "pulsar://new", "assignedBrokerServiceUrlTls": "pulsar+ssl://new"}
-    await stage.tell("CLOSE_CONSUMER", consumer_id=1, request_id=0, **places)
-    await stage.tell("CLOSE_PRODUCER", producer_id=1, request_id=0, **places)
+    await stage.send("CLOSE_CONSUMER", consumer_id=1, request_id=0, **places)
+    await stage.send("CLOSE_PRODUCER", producer_id=1, request_id=0, **places)
     for kind, field in (("CLOSE_CONSUMER", "consumer_id"), ("CLOSE_PRODUCER", "producer_id")):
-        await stage.tell(kind, **{field: 1, "request_id": 0})
+        await stage.send(kind, **{field: 1, "request_id": 0})
     await stage.message(1, 0)
     await stage.connection.aclose()
-    assert stage.consumer.told == [("closed", where)]
-    assert stage.producer.told == [("closed", where)]
+    assert stage.consumer.calls == [("closed", where)]
+    assert stage.producer.calls == [("closed", where)]
 
 
 @virtual_time
 async def test_closed_without_a_place() -> None:
-    """A broker that does not tell where a topic goes leaves that open."""
+    """Without an assigned broker the address is None."""
     stage = await open_stage()
-    await stage.tell("CLOSE_CONSUMER", consumer_id=1, request_id=0)
-    await stage.tell("CLOSE_PRODUCER", producer_id=1, request_id=0)
-    assert stage.consumer.told == stage.producer.told == [("closed", None)]
+    await stage.send("CLOSE_CONSUMER", consumer_id=1, request_id=0)
+    await stage.send("CLOSE_PRODUCER", producer_id=1, request_id=0)
+    assert stage.consumer.calls == stage.producer.calls == [("closed", None)]
     await stage.connection.aclose()
 
 
 @virtual_time
 async def test_topics_that_migrate() -> None:
-    """A topic that goes to another cluster is told to its consumer, and to its producer as being closed."""
+    """A topic that migrates to another cluster is reported to its consumer; its producer is closed."""
     stage = await open_stage()
     for kind in (pb.CommandTopicMigrated.Consumer, pb.CommandTopicMigrated.Producer):
         for number in (1, 2):
-            await stage.tell("TOPIC_MIGRATED", resource_id=number, resource_type=kind, brokerServiceUrl="pulsar://far")
-    assert stage.consumer.told == [("migrated", "pulsar://far")]
-    assert stage.producer.told == [("closed", "pulsar://far")]
+            await stage.send("TOPIC_MIGRATED", resource_id=number, resource_type=kind, brokerServiceUrl="pulsar://far")
+    assert stage.consumer.calls == [("migrated", "pulsar://far")]
+    assert stage.producer.calls == [("closed", "pulsar://far")]
     await stage.connection.aclose()
 
 
 @virtual_time
-async def test_all_are_told_of_the_loss() -> None:
-    """A lost connection is told to all who are on it, once each, and to the one who opened it."""
+async def test_all_are_called_about_the_loss() -> None:
+    """All handlers of a lost connection are called once, and so is its owner."""
     broker = FakeBroker()
     closed: list[Connection] = []
     connection = await Connection.open(
@@ -182,30 +182,30 @@ async def test_all_are_told_of_the_loss() -> None:
     broker.cut(ConnectionResetError("reset by peer"))
     connection.close()
     await connection.aclose()
-    assert stage.consumer.told == stage.producer.told == [("lost", ConnectionLostError)]
+    assert stage.consumer.calls == stage.producer.calls == [("lost", ConnectionLostError)]
     assert closed == [connection]
     with pytest.raises(ConnectionLostError, match="broke: reset by peer"):
-        connection.add_consumer(1, Recorder())
+        connection.consumers.add(1, Recorder())
     with pytest.raises(ConnectionLostError, match="broke: reset by peer"):
         connection.expect(1)
 
 
 @virtual_time
 async def test_a_fault_of_a_user() -> None:
-    """A consumer that raises is reported, and everything begins anew: the others are told of the loss, all of them."""
+    """A consumer that raises is reported, and the connection is closed: all other handlers are called."""
     stage = await open_stage()
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     fault = RuntimeError("a fault")
-    stage.connection.add_consumer(2, Recorder(fault))
+    stage.connection.consumers.add(2, Recorder(fault))
     await stage.message(2, 0)
     assert [each["exception"] for each in reported] == [fault, fault]
-    assert stage.consumer.told == stage.producer.told == [("lost", ConnectionLostError)]
+    assert stage.consumer.calls == stage.producer.calls == [("lost", ConnectionLostError)]
     await stage.connection.aclose()
 
 
 @virtual_time
-async def test_nothing_is_told_after_the_end() -> None:
+async def test_nothing_is_called_after_the_end() -> None:
     """What comes in the same bytes after a command that ends the connection is not looked at."""
     stage = await open_stage()
     bad = command("CONNECTED")
@@ -218,7 +218,7 @@ async def test_nothing_is_told_after_the_end() -> None:
     with pytest.raises(ConnectionLostError, match="CONNECTED on a connection that is open") as caught:
         await waiting
     assert isinstance(caught.value.__cause__, ProtocolError)
-    assert stage.consumer.told == [("end",), ("lost", ProtocolError)]
+    assert stage.consumer.calls == [("end",), ("lost", ProtocolError)]
     await stage.connection.aclose()
 
 
@@ -241,13 +241,13 @@ async def test_kinds_that_nobody_knows() -> None:
     stage.link.transport.deliver(b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x63")  # number 99
     await asyncio.sleep(0.1)
     assert stage.connection.is_open
-    assert stage.consumer.told == []
+    assert stage.consumer.calls == []
     await stage.connection.aclose()
 
 
 @virtual_time
 async def test_receipts_by_expectation() -> None:
-    """Who sends by itself gets the answer by its request id, a refusal or a loss likewise; one let go harms nobody."""
+    """``expect`` returns the response, refusal or loss by request id; a cancelled one affects no other."""
     stage = await open_stage()
     connection = stage.connection
     numbers = [connection.request_id() for _ in range(4)]
@@ -255,7 +255,7 @@ async def test_receipts_by_expectation() -> None:
     let_go.cancel()
     for number in numbers[:3]:
         failed = {"error": 0, "message": "no"} if number == numbers[1] else {}
-        await stage.tell("ACK_RESPONSE", consumer_id=1, request_id=number, **failed)
+        await stage.send("ACK_RESPONSE", consumer_id=1, request_id=number, **failed)
     assert (await good).ackResponse.request_id == numbers[0]
     with pytest.raises(Exception, match="UnknownError: no"):
         await bad
@@ -277,6 +277,6 @@ async def test_a_producer_that_has_to_wait_its_turn() -> None:
     task = asyncio.create_task(stage.connection.request(asked, request_id))
     await asyncio.sleep(300)
     assert not task.done()
-    await stage.tell("PRODUCER_SUCCESS", request_id=request_id, producer_name="p")
+    await stage.send("PRODUCER_SUCCESS", request_id=request_id, producer_name="p")
     assert (await task).producer_success.producer_name == "p"
     await stage.connection.aclose()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_command
-from pulsar_nack.wire._protocol._heads import HeadReader, MessageHead, head_of
+from pulsar_nack.wire._protocol._message_commands import MessageCommand, MessageCommandReader, to_message_command
 from tests.wire.recorded import recorded
 
 NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1), st.sampled_from([127, 128, 2**14, 2**21, 2**63]))
@@ -56,11 +56,11 @@ MANY = st.lists(
 @example([command(1, 700, entry, partition=-1) for entry in (126, 127, 128, 129, 16_383, 16_384, 2**21 - 1, 2**21)])
 def test_reads_what_a_parser_reads(commands: list[pb.BaseCommand]) -> None:
     """One after the other, whatever came before, each head is what the parser says."""
-    reader = HeadReader()
+    reader = MessageCommandReader()
     for each in commands:
         data = each.SerializeToString()
         read = reader.read(b"xx" + data + b"rest", 2, 2 + len(data))
-        assert read in {None, head_of(each.message)}
+        assert read in {None, to_message_command(each.message)}
         usual = each.message.message_id.partition in range(-1, 128)
         assert (read is not None) or not usual
 
@@ -68,7 +68,7 @@ def test_reads_what_a_parser_reads(commands: list[pb.BaseCommand]) -> None:
 @given(MANY, st.data())
 def test_changed_bytes_are_read_as_a_parser_reads_them(commands: list[pb.BaseCommand], data: st.DataObject) -> None:
     """After usual ones a command with one byte changed, or cut off, is left to the parser, or read as it reads it."""
-    reader = HeadReader()
+    reader = MessageCommandReader()
     for each in commands:
         reader.read(each.SerializeToString(), 0, each.ByteSize())
     changed = bytearray(commands[-1].SerializeToString())
@@ -79,27 +79,27 @@ def test_changed_bytes_are_read_as_a_parser_reads_them(commands: list[pb.BaseCom
         del changed[at:]
     read = reader.read(bytes(changed), 0, len(changed))
     if read is not None:
-        assert read == head_of(pb.BaseCommand.FromString(bytes(changed)).message)
+        assert read == to_message_command(pb.BaseCommand.FromString(bytes(changed)).message)
 
 
 @pytest.mark.parametrize(
     "fields", [{"ack_set": [5]}, {"consumer_epoch": 3}, {"batch_index": 1}], ids=lambda fields: next(iter(fields))
 )
 def test_the_parser_reads_what_is_not_usual(fields: dict[str, Any]) -> None:
-    """A head with more than the usual fields tells them too, between usual ones."""
+    """A command with more than the usual fields is read completely, also between usual ones."""
     usual = command(1, 7, 9, partition=-1)
     stream = b"".join(encode_command(each) for each in (usual, command(1, 7, 10, **fields), usual))
-    heads = [frame[0] for frame in FrameDecoder().feed_heads(stream)]
-    assert heads[0] == heads[2] == MessageHead(1, 7, 9)
-    assert heads[1] == MessageHead(1, 7, 10, 0, tuple(fields.get("ack_set", ())), fields.get("consumer_epoch"))
+    heads = [frame[0] for frame in FrameDecoder().feed_fast(stream)]
+    assert heads[0] == heads[2] == MessageCommand(1, 7, 9)
+    assert heads[1] == MessageCommand(1, 7, 10, 0, tuple(fields.get("ack_set", ())), fields.get("consumer_epoch"))
 
 
 def test_recorded_heads_are_usual() -> None:
     """What brokers sent to clients is read without a parser, but for ack sets."""
     messages = [each for each in recorded() if each.command.type == pb.BaseCommand.MESSAGE]
     assert messages
-    reader = HeadReader()
+    reader = MessageCommandReader()
     for each in messages:
         data = each.command.SerializeToString()
         is_usual = not each.command.message.ack_set and not each.command.message.HasField("consumer_epoch")
-        assert (reader.read(data, 0, len(data)) == head_of(each.command.message)) is is_usual
+        assert (reader.read(data, 0, len(data)) == to_message_command(each.command.message)) is is_usual
