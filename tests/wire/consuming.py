@@ -14,7 +14,7 @@ from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._consumer._plain_delivery import QueuedMessage
+from pulsar_nack.wire._consumer._deliveries import QueuedMessage
 from pulsar_nack.wire._consumer._receiver_queue import ReceiverQueue
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer

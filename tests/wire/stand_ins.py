@@ -8,7 +8,7 @@ from typing import Any
 
 from pulsar_nack import BrokerError, Delivery, MessageId, Position
 from pulsar_nack.consumer import AcksDone
-from pulsar_nack.wire._consumer._plain_delivery import QueuedMessage
+from pulsar_nack.wire._consumer._deliveries import QueuedMessage
 from pulsar_nack.wire._consumer._unread_entry import QueuedEntry, UnreadEntry
 from pulsar_nack.wire._protocol._topics import namespace_of
 

@@ -16,8 +16,8 @@ from pulsar_nack import MessageId, MissingExtraError, ProtocolError, Undecodable
 from pulsar_nack.consumer import Delivery
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, words_of
+from pulsar_nack.wire._consumer._deliveries import PlainBatchMember, PlainDelivery
 from pulsar_nack.wire._consumer._entry_reader import EntryReader
-from pulsar_nack.wire._consumer._plain_delivery import PlainBatchMember, PlainDelivery
 from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from pulsar_nack import Delivery, MessageId
+from pulsar_nack.wire._consumer._deliveries import QueuedMessage
 from pulsar_nack.wire._consumer._inbox import WireInbox
-from pulsar_nack.wire._consumer._plain_delivery import QueuedMessage
 
 from .stand_ins import FakeMember
 

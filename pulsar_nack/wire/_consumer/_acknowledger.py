@@ -39,7 +39,6 @@ class _BatchMember(NamedTuple):
 class Acknowledger:
     """Acknowledges the messages of one topic or partition.
 
-    :param position: that of a non-durable subscription; None: it is durable
     :param check_open: raises ClosedError once the consumer is closed
     """
 
@@ -48,11 +47,11 @@ class Acknowledger:
         loop: asyncio.AbstractEventLoop,
         topic: str,
         options: SubscribeOptions,
-        *,
-        position: NonDurablePosition | None,
         check_open: Callable[[], None],
     ) -> None:
         self.sets = AckSets()
+        self.position = None if options.durable else NonDurablePosition(options.start_message_id)
+        """Where the next session of a non-durable subscription begins."""
         self.is_closed = False
         """Whether ``check_open`` raises."""
         self.is_topic_missing = False
@@ -61,7 +60,6 @@ class Acknowledger:
         self._loop = loop
         self._topic = topic
         self._options = options
-        self._position = position
         self._check_open = check_open
         self._groups = AckGroupingTracker(loop, options.ack_group_ms)
         self._members_done = self._on_members_done  # one object, so that members of different calls share a group
@@ -111,7 +109,7 @@ class Acknowledger:
             self._check_open()
         if self.is_topic_missing:
             self._loop.call_soon(done, [token], None)
-        elif message_id[3] >= 0 or self._position is not None or message_id.is_chunked:
+        elif message_id[3] >= 0 or self.position is not None or message_id.is_chunked:
             self._acknowledge_noting(message_id, token, done)
         else:
             if self.sets.sets:
@@ -158,15 +156,15 @@ class Acknowledger:
         if error is not None:
             for member in members:
                 self.sets.failed(member.id, member.generation)
-        elif self._position is not None:
-            self._position.acked(member.id[:2] for member in members if not member.remaining)
+        elif self.position is not None:
+            self.position.acked(member.id[:2] for member in members if not member.remaining)
         for _, group in groupby(members, key=lambda member: id(member.done)):
             same_call = list(group)
             same_call[0].done([member.token for member in same_call], error)
 
     def _add_all(self, entries: Mapping[tuple[int, int], int], done: Done, ids: Iterable[MessageId] = ()) -> None:
         """Send entries; note the outcome of these ids when the broker answers."""
-        generation, position = self.sets.generation, self._position
+        generation, position = self.sets.generation, self.position
 
         def answered(error: Exception | None) -> None:
             if error is not None:
@@ -179,7 +177,7 @@ class Acknowledger:
         self._groups.add_all(entries, answered)
 
     def _add_cumulative(self, place: tuple[int, int], remaining: int, done: Done) -> None:
-        position = self._position
+        position = self.position
 
         def answered(error: Exception | None) -> None:
             if error is None and position is not None:

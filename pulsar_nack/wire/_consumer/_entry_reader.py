@@ -23,8 +23,7 @@ from .._protocol._entries import (
 )
 from .._protocol._message_commands import MessageCommand
 from ._ack_sets import AckSets, all_of, remaining_of
-from ._delivery_factory import NO_METADATA, DeliveryFactory
-from ._plain_delivery import PlainMessage
+from ._deliveries import NO_METADATA, DeliveryFactory, PlainMessage
 from ._unread_entry import UnreadEntry
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from ...consumer import Delivery
-from ._plain_delivery import QueuedMessage
+from ._deliveries import QueuedMessage
 from ._receiver_queue import ReceiverQueue
 from ._unread_entry import QueuedEntry, UnreadEntry
 

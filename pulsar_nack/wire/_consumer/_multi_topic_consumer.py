@@ -204,12 +204,7 @@ class MultiTopicConsumer:
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     def pause(self, *, is_idle: bool) -> None:
-        """Return prefetched messages to the broker, for other consumers, and fetch nothing until :meth:`resume`.
-
-        Messages that still arrive are returned too. On Exclusive and Failover all of them stay.
-
-        :param is_idle: no message is in flight; a later call may say so
-        """
+        """Return prefetched and arriving messages to the broker until :meth:`resume`; see :class:`WirePort`."""
         self._is_paused = True
         for consumer in self:
             self._pause(consumer, is_idle=is_idle)

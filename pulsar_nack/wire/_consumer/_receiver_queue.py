@@ -21,11 +21,11 @@ from .._connection._context import ClientContext
 from .._protocol._message_commands import MessageCommand
 from ._acknowledger import Acknowledger
 from ._chunk_timer import ChunkTimer
+from ._deliveries import QueuedMessage
 from ._entry_reader import EntryReader
 from ._flow import Permits
 from ._non_durable_position import NonDurablePosition
 from ._paused_entries import PausedEntries
-from ._plain_delivery import QueuedMessage
 from ._redelivery_requests import MAX_ENTRIES, Place, RedeliveryRequests, places_of
 from ._session import ConsumerSession
 from ._subscribe_options import SubscribeOptions
@@ -40,7 +40,6 @@ class ReceiverQueue:
 
     :param context: that of the client
     :param sink: gets messages and unread entries, in order; it reports received ones to :meth:`taken`
-    :param position: that of a non-durable subscription; None: it is durable
     :param on_unreadable: called with the error when a message cannot be read because this process lacks something; the
         message is not delivered, and this queue is to be paused
     """
@@ -54,7 +53,6 @@ class ReceiverQueue:
         sink: Sink,
         *,
         acks: Acknowledger,
-        position: NonDurablePosition | None,
         on_unreadable: Callable[[MissingExtraError], None] | None,
     ) -> None:
         self.epoch = 0
@@ -68,7 +66,7 @@ class ReceiverQueue:
         self._sink = sink
         self._on_unreadable = on_unreadable
         self._acks = acks
-        self._position = position
+        self._position = acks.position
         self._session: ConsumerSession | None = None
         self._memory = context.prefetched
         self._max_message_bytes = context.options.max_message_bytes

@@ -43,7 +43,6 @@ class SessionKeeper:
     :param context: that of the client
     :param queue: gets the entries that arrive, and the sessions
     :param acks: gets the sessions
-    :param position: that of a non-durable subscription; None: it is durable
     :param on_event: called with each event of a session
     :param on_missing: called when the topic turns out to be deleted and may not be created again, and when the
         consumer ended without :meth:`aclose`
@@ -57,7 +56,6 @@ class SessionKeeper:
         *,
         queue: ReceiverQueue,
         acks: Acknowledger,
-        position: NonDurablePosition | None,
         on_event: Callable[[SessionEvent], None],
         on_missing: Callable[[], None],
     ) -> None:
@@ -74,7 +72,7 @@ class SessionKeeper:
         self._options = options
         self._queue = queue
         self._acks = acks
-        self._position = position
+        self._position = acks.position
         self._on_event = on_event
         self._on_missing = on_missing
         self._was_active = False

@@ -21,7 +21,6 @@ from ...ids import MessageId, Position
 from .._connection._context import ClientContext
 from . import _commands as commands
 from ._acknowledger import Acknowledger
-from ._non_durable_position import NonDurablePosition
 from ._receiver_queue import ReceiverQueue, Sink
 from ._redelivery_requests import places_of
 from ._session_keeper import SessionKeeper
@@ -66,8 +65,8 @@ class TopicConsumer:
         self.partition = partition
         self._request_timeout_s = context.options.request_timeout.total_seconds()
         self._options = options
-        self._position = None if options.durable else NonDurablePosition(options.start_message_id)
-        self.acks = Acknowledger(context.loop, topic, options, position=self._position, check_open=self.check_open)
+        self.acks = Acknowledger(context.loop, topic, options, self.check_open)
+        self._position = self.acks.position
         self.queue = ReceiverQueue(
             context,
             topic,
@@ -75,7 +74,6 @@ class TopicConsumer:
             options,
             sink,
             acks=self.acks,
-            position=self._position,
             on_unreadable=on_unreadable,
         )
         self.sessions = SessionKeeper(
@@ -84,7 +82,6 @@ class TopicConsumer:
             options,
             queue=self.queue,
             acks=self.acks,
-            position=self._position,
             on_event=lambda event: None if on_event is None else on_event(event, topic, partition),
             on_missing=lambda: None if on_missing is None else on_missing(self),
         )

@@ -22,8 +22,7 @@ from .._protocol._batches import Member
 from .._protocol._entries import Entry, unpack
 from .._protocol._message_commands import MessageCommand
 from ._ack_sets import all_of
-from ._delivery_factory import DeliveryFactory
-from ._plain_delivery import plain_member
+from ._deliveries import DeliveryFactory, plain_member
 
 READ_AT_ONCE: Final = 100
 """Most messages of a batch that are read together."""
