@@ -129,7 +129,8 @@ def picture(world: World) -> bytes:
         parts.append((sorted(worker.hand), sorted(worker.acking), len(worker.calls)))
         parts += [draw.of(part) for part in vars(consumer).values() if _is_looked_into(part)]
         parts += [
-            (each.is_connected, draw.of(each.acks._groups), draw.of(each.acks.sets)) for each in consumer.port._consumers
+            (each.is_connected, draw.of(each.acks._groups), draw.of(each.acks.sets))
+            for each in consumer.port._consumers
         ]
     return blake2b(repr(parts).encode(), digest_size=16).digest()
 
