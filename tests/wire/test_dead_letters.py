@@ -363,6 +363,4 @@ def test_schemas_that_are_none(field: str, wrong: dict[str, Any]) -> None:
     """What is wrong with one is named; types that are not known here go by their numbers."""
     with pytest.raises(InvalidArgumentError, match=f"^{field}: "):
         SchemaInfo(**wrong)
-    told = pb.Schema()
-    SchemaInfo(99, b"x").fill(told)
-    assert SchemaInfo.of(told) == SchemaInfo(99, b"x")
+    assert SchemaInfo.of(SchemaInfo(99, b"x").to_protobuf()) == SchemaInfo(99, b"x")

@@ -152,25 +152,24 @@ class Handshake:
 
 
 def _connect(method: str, data: bytes, proxy_to: str | None) -> pb.BaseCommand:
-    command = pb.BaseCommand(type=pb.BaseCommand.CONNECT)
-    connect = command.connect
-    connect.client_version = CLIENT_VERSION
-    connect.protocol_version = PROTOCOL_VERSION
-    if method != "none":
-        connect.auth_method_name = method
-        connect.auth_data = data
-    if proxy_to is not None:
-        connect.proxy_to_broker_url = proxy_to
-    connect.feature_flags.supports_auth_refresh = True
-    connect.feature_flags.supports_broker_entry_metadata = True
-    connect.feature_flags.supports_partial_producer = True
-    return command
+    has_data = method != "none"
+    body = pb.CommandConnect(
+        client_version=CLIENT_VERSION,
+        protocol_version=PROTOCOL_VERSION,
+        auth_method_name=method if has_data else None,
+        auth_data=data if has_data else None,
+        proxy_to_broker_url=proxy_to,
+        feature_flags=pb.FeatureFlags(
+            supports_auth_refresh=True, supports_broker_entry_metadata=True, supports_partial_producer=True
+        ),
+    )
+    return pb.BaseCommand(type=pb.BaseCommand.CONNECT, connect=body)
 
 
 def _auth_response(method: str, data: bytes) -> pb.BaseCommand:
-    command = pb.BaseCommand(type=pb.BaseCommand.AUTH_RESPONSE)
-    command.authResponse.client_version = CLIENT_VERSION
-    command.authResponse.protocol_version = PROTOCOL_VERSION
-    command.authResponse.response.auth_method_name = method
-    command.authResponse.response.auth_data = data
-    return command
+    body = pb.CommandAuthResponse(
+        client_version=CLIENT_VERSION,
+        protocol_version=PROTOCOL_VERSION,
+        response=pb.AuthData(auth_method_name=method, auth_data=data),
+    )
+    return pb.BaseCommand(type=pb.BaseCommand.AUTH_RESPONSE, authResponse=body)

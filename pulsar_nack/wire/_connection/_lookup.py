@@ -67,11 +67,10 @@ class Lookup:
         """
         connection = await self._pool.service()
         request_id = connection.request_id()
-        command = pb.BaseCommand(type=pb.BaseCommand.PARTITIONED_METADATA)
-        command.partitionMetadata.topic = topic
-        command.partitionMetadata.request_id = request_id
+        body = pb.CommandPartitionedTopicMetadata(topic=topic, request_id=request_id)
         if not create:
-            command.partitionMetadata.metadata_auto_creation_enabled = False
+            body.metadata_auto_creation_enabled = False
+        command = pb.BaseCommand(type=pb.BaseCommand.PARTITIONED_METADATA, partitionMetadata=body)
         answer = await self._request(connection, command, request_id)
         partitions, most = answer.partitionMetadataResponse.partitions, self._options.max_partitions
         if partitions > most:
@@ -93,10 +92,8 @@ class Lookup:
         wanted = _compiled(pattern)
         connection = await self._pool.service()
         request_id = connection.request_id()
-        command = pb.BaseCommand(type=pb.BaseCommand.GET_TOPICS_OF_NAMESPACE)
-        command.getTopicsOfNamespace.namespace = namespace
-        command.getTopicsOfNamespace.request_id = request_id
-        command.getTopicsOfNamespace.mode = _MODES[mode]
+        body = pb.CommandGetTopicsOfNamespace(namespace=namespace, request_id=request_id, mode=_MODES[mode])
+        command = pb.BaseCommand(type=pb.BaseCommand.GET_TOPICS_OF_NAMESPACE, getTopicsOfNamespace=body)
         answer = await self._request(connection, command, request_id)
         return await self._matching(answer.getTopicsOfNamespaceResponse.topics, wanted, namespace)
 
@@ -129,11 +126,8 @@ class Lookup:
         """
         connection = await self._pool.service()
         request_id = connection.request_id()
-        command = pb.BaseCommand(type=pb.BaseCommand.GET_SCHEMA)
-        command.getSchema.topic = topic
-        command.getSchema.request_id = request_id
-        if version is not None:
-            command.getSchema.schema_version = version
+        body = pb.CommandGetSchema(topic=topic, request_id=request_id, schema_version=version)
+        command = pb.BaseCommand(type=pb.BaseCommand.GET_SCHEMA, getSchema=body)
         answer = await self._request(connection, command, request_id)
         return SchemaInfo.of(answer.getSchemaResponse.schema)
 
@@ -141,12 +135,13 @@ class Lookup:
         self, connection: Connection, topic: str, *, authoritative: bool
     ) -> pb.CommandLookupTopicResponse:
         request_id = connection.request_id()
-        command = pb.BaseCommand(type=pb.BaseCommand.LOOKUP)
-        command.lookupTopic.topic = topic
-        command.lookupTopic.request_id = request_id
-        command.lookupTopic.authoritative = authoritative
-        if self._options.listener_name is not None:
-            command.lookupTopic.advertised_listener_name = self._options.listener_name
+        body = pb.CommandLookupTopic(
+            topic=topic,
+            request_id=request_id,
+            authoritative=authoritative,
+            advertised_listener_name=self._options.listener_name,
+        )
+        command = pb.BaseCommand(type=pb.BaseCommand.LOOKUP, lookupTopic=body)
         return (await self._request(connection, command, request_id)).lookupTopicResponse
 
     async def _request(self, connection: Connection, command: pb.BaseCommand, request_id: int) -> pb.BaseCommand:

@@ -144,12 +144,14 @@ class SchemaInfo:
             raise InvalidArgumentError("name", self.name, "a str without lone surrogates")
         check_strings("properties", self.properties)
 
-    def fill(self, schema: pb.Schema) -> None:
-        """Write the schema into the protocol's form."""
-        schema.name, schema.schema_data = self.name, self.data
-        schema.type = self.type if isinstance(self.type, int) else _SCHEMA_TYPES[self.type]
-        for key, value in self.properties.items():
-            schema.properties.add(key=key, value=value)
+    def to_protobuf(self) -> pb.Schema:
+        """Return the schema in the protocol's form."""
+        return pb.Schema(
+            name=self.name,
+            schema_data=self.data,
+            type=self.type if isinstance(self.type, int) else _SCHEMA_TYPES[self.type],
+            properties=[pb.KeyValue(key=key, value=value) for key, value in self.properties.items()],
+        )
 
     @classmethod
     def of(cls, schema: pb.Schema) -> Self:

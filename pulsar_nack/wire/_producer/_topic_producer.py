@@ -74,24 +74,21 @@ class ProducerSession:
         """
         self = cls(connection, producer)
         connection.producers.add(self.producer_id, self)
-        command = pb.BaseCommand(type=pb.BaseCommand.PRODUCER)
-        body = command.producer
-        body.topic = producer.topic
-        body.producer_id = self.producer_id
-        body.request_id = request_id = connection.request_id()
-        body.epoch = epoch
-        body.user_provided_producer_name = options.name is not None
-        body.producer_access_mode = options.access_mode_type
-        if name is not None:
-            body.producer_name = name
-        if topic_epoch is not None:
-            body.topic_epoch = topic_epoch
-        if options.initial_subscription is not None:
-            body.initial_subscription_name = options.initial_subscription
-        if options.schema_info is not None:
-            options.schema_info.fill(body.schema)
-        for key, value in options.properties.items():
-            body.metadata.add(key=key, value=value)
+        request_id = connection.request_id()
+        body = pb.CommandProducer(
+            topic=producer.topic,
+            producer_id=self.producer_id,
+            request_id=request_id,
+            producer_name=name,
+            metadata=[pb.KeyValue(key=key, value=value) for key, value in options.properties.items()],
+            schema=None if options.schema_info is None else options.schema_info.to_protobuf(),
+            epoch=epoch,
+            user_provided_producer_name=options.name is not None,
+            producer_access_mode=options.access_mode_type,
+            topic_epoch=topic_epoch,
+            initial_subscription_name=options.initial_subscription,
+        )
+        command = pb.BaseCommand(type=pb.BaseCommand.PRODUCER, producer=body)
         try:
             answer = await connection.request(command, request_id)
         except BaseException:
@@ -124,10 +121,8 @@ class ProducerSession:
             self.connection.send(encode_command(self._close_command(self.connection.request_id())))
 
     def _close_command(self, request_id: int) -> pb.BaseCommand:
-        command = pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER)
-        command.close_producer.producer_id = self.producer_id
-        command.close_producer.request_id = request_id
-        return command
+        body = pb.CommandCloseProducer(producer_id=self.producer_id, request_id=request_id)
+        return pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER, close_producer=body)
 
     # --- called by the connection ----------------------------------------------------------------------------------
 
