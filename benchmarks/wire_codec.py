@@ -20,8 +20,8 @@ from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._ack_sets import AckSets
 from pulsar_nack.wire._consumer._commands import acknowledge, redeliver
-from pulsar_nack.wire._consumer._deliveries import EntryReader
-from pulsar_nack.wire._consumer._unread import AT_ONCE, Unread
+from pulsar_nack.wire._consumer._entry_reader import EntryReader
+from pulsar_nack.wire._consumer._unread_entry import READ_AT_ONCE, UnreadEntry
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._chunks import ChunkAssembler
@@ -95,8 +95,8 @@ def read_all(frames: list[Any], read: EntryReader) -> None:
     """Make deliveries of all."""
     for head, rest in frames:
         found = read.read(head, rest).found
-        while isinstance(found, Unread) and found.messages:
-            found.take(AT_ONCE)
+        while isinstance(found, UnreadEntry) and found.messages:
+            found.take(READ_AT_ONCE)
 
 
 def read_bytes(data: bytes, read: EntryReader) -> None:

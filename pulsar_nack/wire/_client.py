@@ -25,9 +25,9 @@ from ._connection._lookup import Lookup
 from ._connection._options import ClientOptions, SchemaInfo
 from ._connection._pool import ClientStatistics, Pool
 from ._connection._retry import gather_settled, retry_transient
-from ._consumer._port import WirePort, no_queue, traits_of
+from ._consumer._port import WirePort, queue_required, traits_of
 from ._consumer._selection import selection_of
-from ._consumer._settings import ProducerSettings, Settings, client_options, producer_options, split
+from ._consumer._settings import ProducerSettings, SubscribeSettings, client_options, producer_options, split_settings
 from ._consumer._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
 from ._protocol._topics import normalize, normalize_namespace
 
@@ -105,7 +105,7 @@ class Client(NotCopied):
         *,
         consumer_type: SubscriptionType = "shared",
         discovery_interval: Delay = 60.0,
-        **settings: Unpack[Settings],
+        **settings: Unpack[SubscribeSettings],
     ) -> Subscribing:
         """Subscribe, on a Shared subscription by default.
 
@@ -125,12 +125,12 @@ class Client(NotCopied):
         :raises BrokerError: when entered or awaited: subscribing failed; with the broker's text and the number of tries
         """
         selection = selection_of(topic)
-        of_consumer, of_subscription = split(settings)
+        of_consumer, of_subscription = split_settings(settings)
         if consumer_type not in TYPES:
             raise InvalidArgumentError("consumer_type", consumer_type, f"one of {', '.join(TYPES)}")
         options = SubscribeOptions(subscription=subscription, type=consumer_type, **of_subscription)
         if not options.receiver_queue_size and selection.only is None:
-            raise no_queue()
+            raise queue_required()
         interval = delay_ms(discovery_interval, "discovery_interval") / 1000
         if not interval:
             raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")

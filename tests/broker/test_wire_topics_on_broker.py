@@ -84,7 +84,7 @@ async def test_topics_of_a_pattern_come_and_go(client: Client, admin: Admin, top
 async def has_left(consumer: Consumer, topic: str) -> None:
     """Wait until a topic is not consumed any more."""
     async with asyncio.timeout(patience(5)):
-        while topic in {member.topic for member in consumer.port._members}:
+        while topic in {member.topic for member in consumer.port._consumers}:
             await asyncio.sleep(0.05)
 
 
@@ -95,7 +95,7 @@ async def test_topics_of_a_pattern_are_told_at_once(client: Client, admin: Admin
     await produce(client, first, [b"before"])
     pattern = re.compile(f"{re.escape(topic)}-.*")
     async with client.subscribe(pattern, "sub", discovery_interval=3600) as consumer:
-        assert len(consumer.port._members) == 1
+        assert len(consumer.port._consumers) == 1
         await asyncio.sleep(1)
         for name in (second, parted):
             if name == parted:

@@ -14,10 +14,11 @@ from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._consumer._delivery import Item
+from pulsar_nack.wire._consumer._plain_delivery import QueuedMessage
+from pulsar_nack.wire._consumer._receiver_queue import ReceiverQueue
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
-from pulsar_nack.wire._consumer._unread import Unread, read_some
+from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeSubscription, FakeTopic
 
@@ -29,15 +30,15 @@ class Arrived:
     """What a consumer has delivered; what came in an earlier epoch and was not taken is dropped."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Item, TopicConsumer, int]] = deque()
+        self._waiting: deque[tuple[QueuedMessage, ReceiverQueue, int]] = deque()
         self._came = asyncio.Event()
 
-    def put(self, found: Item | Unread, consumer: TopicConsumer) -> None:
+    def put(self, found: QueuedMessage | UnreadEntry, queue: ReceiverQueue) -> None:
         """Take one, or read all messages of an entry; to be given as the sink."""
-        while isinstance(found, Unread) and found.messages:
-            self._waiting += [(each, consumer, consumer.epoch) for each in read_some(found, consumer)]
-        if not isinstance(found, Unread):
-            self._waiting.append((found, consumer, consumer.epoch))
+        while isinstance(found, UnreadEntry) and found.messages:
+            self._waiting += [(each, queue, queue.epoch) for each in queue.read_some(found)]
+        if not isinstance(found, UnreadEntry):
+            self._waiting.append((found, queue, queue.epoch))
         self._came.set()
 
     async def take(self, count: int = 1) -> list[Delivery]:
@@ -54,13 +55,13 @@ class Arrived:
         """Take what is here."""
         taken: list[Delivery] = []
         while self._waiting and len(taken) < most:
-            item, consumer, epoch = self._waiting.popleft()
-            if consumer.epoch == epoch:
-                taken.append(consumer.taken(item))
+            item, queue, epoch = self._waiting.popleft()
+            if queue.epoch == epoch:
+                taken.append(queue.taken(item))
         return taken
 
     def __len__(self) -> int:
-        return sum(consumer.epoch == epoch for _, consumer, epoch in self._waiting)
+        return sum(queue.epoch == epoch for _, queue, epoch in self._waiting)
 
 
 class Consuming:
@@ -93,7 +94,7 @@ class Consuming:
         """Return a consumer that is not open; from the earliest message on unless told otherwise."""
         settings = SubscribeOptions(NAME, **{"initial_position": "earliest", **options})
         put = (self.arrived if arrived is None else arrived).put
-        consumer = TopicConsumer(self.core, TOPIC, settings, put, told=told)
+        consumer = TopicConsumer(self.core, TOPIC, settings, put, on_event=told)
         self.consumers.append(consumer)
         return consumer
 

@@ -185,7 +185,7 @@ async def test_arrives_whole_and_is_done_whole() -> None:
         before, whole = await made.arrived.take(2)
         assert (whole.data, whole.key, len(whole.id.chunks)) == (b"0123456789", "k", 5)
         assert whole.id.position == made.topic.entries[-1].place
-        await consumer.redeliver([whole.id])
+        consumer.redeliver_nowait([whole.id])
         (again,) = await made.arrived.take()
         assert (again.id, again.data, again.redelivery_count) == (whole.id, whole.data, 1)
         await consumer.acknowledge([whole.id])
@@ -245,7 +245,7 @@ async def test_a_part_that_is_missing_blocks_nothing(caplog: pytest.LogCaptureFi
         gaps = [round(call.at - began_at, -1) for call in told[:8]]
         assert gaps == [10, 30, 70, 150, 310, 630, 1_270, 1_910]
         assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert "4 of 5 parts" in caplog.text
+        assert "4 of 5 chunks" in caplog.text
         assert made.subscription.acked == set()
         assert made.permits() in {1, 2}
         assert consumer.is_connected

@@ -154,7 +154,7 @@ def test_a_patterns_consumer_creates_no_topic_again() -> None:
             broker.delete(f"{BASE}orders-0")
             await asyncio.sleep(1)
             assert list(broker.topics) == [f"{BASE}orders-1"]
-            assert [member.topic for member in consumer.port._members] == [f"{BASE}orders-1"]
+            assert [member.topic for member in consumer.port._consumers] == [f"{BASE}orders-1"]
 
     for seed in range(size(200, fast=10)):
         random.seed(seed)
@@ -171,7 +171,7 @@ async def test_a_pattern_asks_only_for_partitions_that_it_saw() -> None:
         Client(broker.url, dial=broker.dial) as client,
         client.subscribe(re.compile("orders-.*"), "s") as consumer,
     ):
-        assert {member.topic.removeprefix(BASE) for member in consumer.port._members} == {
+        assert {member.topic.removeprefix(BASE) for member in consumer.port._consumers} == {
             "orders-1",
             "orders-2-partition-0",
             "orders-2-partition-1",

@@ -47,7 +47,7 @@ async def consuming(publish: Any, count: int = COUNT, **settings: Any) -> AsyncI
 async def arrived(consumer: Consumer, count: int) -> None:
     """Wait until so many messages are at the port: permits are given for half of its queue at a time."""
     port: Any = consumer.port
-    while sum(member._queued for member in port._members) < count:
+    while sum(member.queue.messages for member in port._consumers) < count:
         await asyncio.sleep(0.01)
 
 

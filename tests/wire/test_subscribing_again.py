@@ -35,7 +35,7 @@ def active(consumer: TopicConsumer) -> bool | None:
 async def subscribed(consumer: TopicConsumer, times: int) -> None:
     """Wait until a consumer has subscribed so many times."""
     async with asyncio.timeout(100):
-        while consumer.subscribed_times < times or not consumer.is_connected:
+        while consumer.sessions.subscribed_times < times or not consumer.is_connected:
             await asyncio.sleep(0.001)
 
 
@@ -48,9 +48,9 @@ async def test_what_was_not_taken_is_dropped_and_comes_again() -> None:
         consumer = await made.open(receiver_queue_size=8)
         taken = await made.arrived.take(3)
         await consumer.acknowledge([taken[0].id])
-        epoch = consumer.epoch
+        epoch = consumer.queue.epoch
         made.broker.cut()
-        assert (consumer.epoch, consumer.is_connected) == (epoch + 1, False)
+        assert (consumer.queue.epoch, consumer.is_connected) == (epoch + 1, False)
         assert len(made.arrived) == 0
         await subscribed(consumer, 2)
         await asyncio.sleep(1)
@@ -120,7 +120,7 @@ async def test_a_redelivery_without_a_connection() -> None:
         consumer = await made.open()
         (delivery,) = await made.arrived.take()
         made.broker.cut()
-        await consumer.redeliver([delivery.id])
+        consumer.redeliver_nowait([delivery.id])
         assert [again.id for again in await made.arrived.take()] == [delivery.id]
         await asyncio.sleep(1)
         assert made.broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES") == []
@@ -135,7 +135,7 @@ async def test_a_redelivery_that_is_lost() -> None:
         consumer = await made.open()
         (delivery,) = await made.arrived.take()
         made.broker.next("REDELIVER_UNACKNOWLEDGED_MESSAGES", cut)
-        await consumer.redeliver([delivery.id])
+        consumer.redeliver_nowait([delivery.id])
         assert [again.id for again in await made.arrived.take()] == [delivery.id]
 
 
@@ -148,12 +148,12 @@ async def test_backoff_is_bounded_and_ends() -> None:
         await asyncio.sleep(60)
         attempts = len(made.broker.dialled) - 1
         assert 30 <= attempts <= 70
-        assert isinstance(consumer.last_error, ConnectionLostError)
+        assert isinstance(consumer.sessions.last_error, ConnectionLostError)
         made.broker.node(URL).start()
         began = now()
         await subscribed(consumer, 2)
         assert now() - began < 2.1
-        assert consumer.last_error is None
+        assert consumer.sessions.last_error is None
 
 
 @virtual_time
@@ -370,7 +370,7 @@ async def test_what_else_is_raised_is_tried_again() -> None:
         assert not acking.done()
         who.fails = False
         await acking
-        assert consumer.failed_attempts > 3
+        assert consumer.sessions.failed_attempts > 3
         assert made.subscription.acked == {(7, 0)}
 
 
@@ -398,11 +398,11 @@ async def test_sessions_that_do_not_last() -> None:
         made.broker.always("FLOW", cut)
         made.broker.cut()
         await asyncio.sleep(100)
-        assert 10 <= consumer.subscribed_times <= 30
+        assert 10 <= consumer.sessions.subscribed_times <= 30
         made.broker.normally("FLOW")
         assert [delivery.data for delivery in await made.arrived.take()] == [b"a"]
         await asyncio.sleep(2)
-        began, times = now(), consumer.subscribed_times
+        began, times = now(), consumer.sessions.subscribed_times
         made.broker.cut()
         await subscribed(consumer, times + 1)
         assert now() - began < 0.2
@@ -452,7 +452,7 @@ async def test_seek() -> None:
         await consumer.seek(450)
         assert [delivery.data for delivery in await made.arrived.take(5)] == [b"5", b"6", b"7", b"8", b"9"]
         await moved_to_the_beginning(made, consumer)
-        assert consumer.subscribed_times == 4
+        assert consumer.sessions.subscribed_times == 4
 
 
 @virtual_time
@@ -640,7 +640,7 @@ async def test_failover_that_was_lost_meanwhile() -> None:
         await asyncio.sleep(0.1)
         assert active(consumer) is False
         assert told == [SessionEvent.BEGAN, SessionEvent.LOST, SessionEvent.INACTIVE, SessionEvent.BEGAN]
-        await consumer.redeliver([MessageId(7, 0)])
+        consumer.redeliver_nowait([MessageId(7, 0)])
         await asyncio.sleep(0.1)
         assert made.broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES") == []
 

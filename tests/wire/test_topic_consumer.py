@@ -303,7 +303,7 @@ async def test_acked_indexes_are_not_shown_again() -> None:
         consumer = await made.open(receiver_queue_size=4)
         ids = [delivery.id for delivery in await made.arrived.take(3)]
         await consumer.acknowledge(ids[:2])
-        await consumer.redeliver([ids[2]])
+        consumer.redeliver_nowait([ids[2]])
         again = await made.arrived.take()
         assert [(delivery.data, delivery.redelivery_count) for delivery in again] == [(b"c", 1)]
         await asyncio.sleep(1)
@@ -360,7 +360,7 @@ async def test_redelivers_chosen_entries() -> None:
         consumer = await made.open()
         ids = [delivery.id for delivery in await made.arrived.take(5)]
         began = now()
-        await consumer.redeliver([ids[3], ids[1], ids[3]])
+        consumer.redeliver_nowait([ids[3], ids[1], ids[3]])
         again = await made.arrived.take(2)
         assert now() - began == pytest.approx(2 * made.broker.latency)
         assert [(delivery.id, delivery.redelivery_count) for delivery in again] == [(ids[1], 1), (ids[3], 1)]
@@ -376,14 +376,14 @@ async def test_requests_for_redelivery_are_gathered() -> None:
             made.topic.publish(b"a")
         consumer = await made.open(receiver_queue_size=5_000)
         ids = [delivery.id for delivery in await made.arrived.take(2_102)]
-        await consumer.redeliver(ids[:1])
+        consumer.redeliver_nowait(ids[:1])
         await asyncio.sleep(0.0003)
         for each in ids[1:101]:
-            await consumer.redeliver([each])
+            consumer.redeliver_nowait([each])
         await asyncio.sleep(0.0003)
-        await consumer.redeliver(ids[101:102])
+        consumer.redeliver_nowait(ids[101:102])
         await asyncio.sleep(1)
-        await consumer.redeliver(ids[102:])
+        consumer.redeliver_nowait(ids[102:])
         await asyncio.sleep(1)
         told = made.broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES")
         assert [len(command.message_ids) for command in told] == [1, 101, 1_000, 1_000]
@@ -399,7 +399,7 @@ async def test_redelivery_rewinds_where_one_consumer_gets_all() -> None:
         consumer = await made.open(type="exclusive", receiver_queue_size=4)
         first, *_ = await made.arrived.take(2)
         await consumer.acknowledge([first.id])
-        await consumer.redeliver([first.id])
+        consumer.redeliver_nowait([first.id])
         await asyncio.sleep(1)
         again = await made.arrived.take(4)
         assert [delivery.data for delivery in again] == [b"1", b"2", b"3", b"4"]
@@ -418,7 +418,7 @@ async def test_messages_of_an_old_epoch_are_dropped() -> None:
         consumer = await made.open(type="exclusive", receiver_queue_size=4)
         (first,) = await made.arrived.take()
         made.topic.publish(b"1")  # on its way
-        await consumer.redeliver([first.id])
+        consumer.redeliver_nowait([first.id])
         await asyncio.sleep(0)
         again = await made.arrived.take(2)
         assert [delivery.data for delivery in again] == [b"0", b"1"]
@@ -445,7 +445,7 @@ async def test_closing_gives_back_and_confirms() -> None:
         with pytest.raises(ClosedError):
             await consumer.acknowledge([first.id])
         with pytest.raises(ClosedError):
-            await consumer.redeliver([first.id])
+            consumer.redeliver_nowait([first.id])
         with pytest.raises(ClosedError):
             await consumer.seek(0)
         await consumer.aclose()

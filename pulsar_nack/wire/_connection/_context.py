@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ...clock import Clock
-from .._consumer._prefetched import Prefetched
+from .._consumer._flow import MemoryLimitController
 
 if TYPE_CHECKING:
     from ._connection import Connection
@@ -35,12 +35,12 @@ class ClientContext:
     options: ClientOptions
     loop: asyncio.AbstractEventLoop
     clock: Clock
-    prefetched: Prefetched = field(init=False)
+    prefetched: MemoryLimitController = field(init=False)
     threads: ThreadPoolExecutor = field(init=False)
     """Starts its threads on demand. The loop's own executor may be full of user code that waits for these threads."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prefetched", Prefetched(self.options.max_prefetched_bytes or None))
+        object.__setattr__(self, "prefetched", MemoryLimitController(self.options.max_prefetched_bytes or None))
         object.__setattr__(self, "threads", ThreadPoolExecutor(_THREADS, thread_name_prefix="pulsar-nack-wire"))
 
     async def aclose(self) -> None:

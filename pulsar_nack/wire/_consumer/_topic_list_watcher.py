@@ -1,7 +1,7 @@
-"""Watching a namespace: brokers since Pulsar 2.11 tell when topics are created or deleted, on request.
+"""Watches the topics of a namespace: since Pulsar 2.11 a broker reports created and deleted topics on request.
 
-What the broker tells is taken as a hint to look: the patterns that it knows are not those of Python, so it watches all
-topics of the namespace. A watch ends with its connection; where there is none, or the broker cannot, there is polling.
+A report is only a hint to look. The broker's patterns differ from Python's, so all topics of the namespace are watched.
+A watch ends with its connection. Without a connection, or with an older broker, topics are looked for at intervals.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .._protocol._frames import encode_command
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _GATHER_S: Final = 0.05
-"""Changes that come so close together are looked at together."""
-_AGAIN_S: Final = 1.0
-"""Before another watch is begun where a connection broke."""
+"""Changes within this time are handled together."""
+_RETRY_S: Final = 1.0
+"""The pause before the next watch after a connection broke."""
 _MOST_LOST: Final = 3
-"""A broker, or a proxy, that so often broke the connection instead of an answer is not asked any more."""
+"""A broker or proxy that broke the connection this often instead of answering is not asked again."""
 
 
-class TopicWatch:
-    """Of one namespace.
+class TopicListWatcher:
+    """Watches one namespace.
 
     :param namespace: ``tenant/namespace``
-    :param is_wanted: tells by its full name whether a topic, or partition, matters
+    :param is_wanted: returns whether a topic or partition matters, by its full name
     """
 
     def __init__(self, core: ClientContext, namespace: str, is_wanted: Callable[[str], bool]) -> None:
@@ -47,22 +47,22 @@ class TopicWatch:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the broker tells of changes now."""
+        """Return whether the broker reports changes now."""
         return self._connection is not None
 
     async def changed(self, timeout: float) -> None:
-        """Return when something has changed, or may have, but after so many seconds at the latest."""
+        """Return when topics have changed, or may have; at the latest after this many seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._open()
                 await self._changed.wait()
-                await asyncio.sleep(_GATHER_S if self.is_open else _AGAIN_S)
+                await asyncio.sleep(_GATHER_S if self.is_open else _RETRY_S)
         except TimeoutError:
             pass
         self._changed.clear()
 
     async def _open(self) -> None:
-        """Ask to be told, unless that is so; what happened before is to be looked at."""
+        """Begin a watch if there is none; then earlier changes are to be looked for."""
         if self.is_open or self._is_refused:
             return
         try:
@@ -70,7 +70,7 @@ class TopicWatch:
             if connection.connected.feature_flags.supports_topic_watchers:
                 await self._watch(connection)
                 self._changed.set()
-        except Exception as error:  # the discovery logs what is worse
+        except Exception as error:  # the discovery logs more serious errors
             if self._core.pool.is_closed:
                 raise
             is_final = isinstance(error, BrokerRefusedError) and not is_transient(error)
@@ -99,7 +99,7 @@ class TopicWatch:
         self._lost = 0
 
     def close(self) -> None:
-        """Have the broker tell no more, without waiting."""
+        """End the watch at the broker, without waiting."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -113,14 +113,14 @@ class TopicWatch:
     def __str__(self) -> str:
         return self._namespace
 
-    # --- what the connection tells ----------------------------------------------------------------------------------
+    # --- events of the connection ----------------------------------------------------------------------------------
 
     def on_topics_changed(self, names: Iterable[str]) -> None:
-        """Have the topics looked at if one of these concerns us."""
+        """Report a change if one of these topics is wanted."""
         if any(map(self._is_wanted, names)):
             self._changed.set()
 
     def on_connection_lost(self, error: Exception) -> None:  # noqa: ARG002
-        """Have the topics looked at, and another watch begun."""
+        """Report a change: topics may change until the next watch begins."""
         self._connection = None
         self._changed.set()

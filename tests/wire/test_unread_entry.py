@@ -14,8 +14,8 @@ import pytest
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
 from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._consumer import _unread
-from pulsar_nack.wire._consumer._deliveries import EntryReader
+from pulsar_nack.wire._consumer import _unread_entry as unread
+from pulsar_nack.wire._consumer._delivery_factory import DeliveryFactory
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._compression import compress
 from tests.wire.consuming import TOPIC, consuming
@@ -35,7 +35,7 @@ async def test_a_batch_of_which_only_the_first_is_shown_leaves_nothing_counted()
             made.topic.publish_batch([bytes(SIZE)] * 300)
             first, *others = await made.arrived.take(300)
             await consumer.acknowledge([each.id for each in others])
-            await consumer.redeliver([first.id])
+            consumer.redeliver_nowait([first.id])
             (again,) = await made.arrived.take(1)
             assert again.id == first.id
             await consumer.acknowledge([again.id])
@@ -122,14 +122,14 @@ def _failing(real: Callable[..., Any], error: Exception, times: int) -> Callable
 @pytest.mark.parametrize(
     ("where", "name", "rest", "messages"),
     [
-        (_unread, "unpack", _packed(b"x"), 1),
-        (_unread, "unpack", _packed(bytes(2 << 20)), 1),
+        (unread, "unpack", _packed(b"x"), 1),
+        (unread, "unpack", _packed(bytes(2 << 20)), 1),
         (ThreadPoolExecutor, "submit", _packed(bytes(2 << 20)), 1),
-        (EntryReader, "delivery", _packed(b"x"), 1),
-        (_unread, "unpack", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
-        (_unread, "plain_member", message_rest(metadata_of(num_messages_in_batch=3), batch_payload([b""] * 3)), 3),
-        (_unread, "plain_member", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
-        (EntryReader, "opened", message_rest(metadata_of(), b"x"), 1),
+        (DeliveryFactory, "delivery", _packed(b"x"), 1),
+        (unread, "unpack", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
+        (unread, "plain_member", message_rest(metadata_of(num_messages_in_batch=3), batch_payload([b""] * 3)), 3),
+        (unread, "plain_member", _packed(batch_payload([b"a", b"b", b"c"]), num_messages_in_batch=3), 3),
+        (DeliveryFactory, "delivery_of", message_rest(metadata_of(), b"x"), 1),
     ],
     ids=["small", "large", "thread", "made", "batch", "member", "packed member", "plain"],
 )
@@ -161,9 +161,9 @@ async def test_an_entry_that_cannot_be_read_now_is_read_by_the_next_call(
             await message.ack()
         assert (got, errors) == ([divmod(number, messages) for number in range(3 * messages)], 1)
         port: Any = consumer._port
-        (member,) = port._members
-        assert (member._queued, member._queued_bytes, port._core.prefetched.bytes) == (0, 0, 0)
-        assert member._permits.out + member._permits._free == member._permits.size
+        (member,) = port._consumers
+        assert (member.queue.messages, member.queue.bytes, port._core.prefetched.bytes) == (0, 0, 0)
+        assert member.queue.permits.out + member.queue.permits._free == member.queue.permits.size
 
 
 async def test_large_messages_come_while_the_threads_of_the_loop_wait_for_them() -> None:

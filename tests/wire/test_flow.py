@@ -12,8 +12,7 @@ from pulsar_nack import InvalidArgumentError, connect
 from pulsar_nack.consumer import Delivery
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._consumer._permits import Permits
-from pulsar_nack.wire._consumer._prefetched import Prefetched
+from pulsar_nack.wire._consumer._flow import MemoryLimitController, Permits
 from tests.wire.consuming import Arrived, consuming
 from tests.wire.fake_broker import cut
 
@@ -70,7 +69,7 @@ def test_without_a_bound_fifty_or_a_twentieth_are_given_back_at_a_time(size: int
 
 def test_free_memory_is_shared_out() -> None:
     """Each of the consumers may use as much as the others of what is left."""
-    prefetched = Prefetched(BOUND)
+    prefetched = MemoryLimitController(BOUND)
     assert prefetched.fitting(100) == 100
     prefetched.consumers, prefetched.bytes = 4, 2_000
     assert prefetched.fitting(100) == 20
@@ -156,7 +155,7 @@ async def test_a_batch_larger_than_what_was_permitted_may_be_dropped_at_once() -
         (first, *_) = await made.arrived.take(10)
         await asyncio.sleep(1)
         assert len(made.arrived) == 10
-        await consumer.redeliver([first.id])
+        consumer.redeliver_nowait([first.id])
         await asyncio.sleep(1)
         assert len(await made.arrived.take(20)) == 20
 

@@ -1,6 +1,7 @@
-"""Cheap deliveries of messages with few fields, which are made when the message is received.
+"""Cheap deliveries of plain messages: those with a payload, but neither keys nor properties.
 
-Until then such a message is a tuple of plain values, which the garbage collector does not track: there may be many.
+Until it is received such a message is a tuple of plain values. The garbage collector does not track those, which
+matters because there may be many. The delivery is made when the message is received.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from ...ids import MessageId
 from .._protocol import _pulsar_pb2 as pb
 from .._protocol._entries import text_of
 
-Fetched = tuple[bytes, int, int, int, bytes]
-"""A prefetched message with few fields: payload, ledger, entry, redelivery count, metadata."""
-Item = Delivery | Fetched
-"""A message in a port, before it is received."""
+PlainMessage = tuple[bytes, int, int, int, bytes]
+"""A prefetched plain message: payload, ledger, entry, redelivery count, metadata."""
+QueuedMessage = Delivery | PlainMessage
+"""A prefetched message, before it is received."""
 
 
 class PlainDelivery(Delivery):
-    """A delivery with neither keys nor properties, of which five fields are set. Copies of it are ordinary ones."""
+    """A delivery with neither keys nor properties, of which five fields are set. Its copies are ordinary deliveries."""
 
     __slots__ = ("_metadata",)
     _metadata: bytes | pb.MessageMetadata  # parsed at the first access to one of its fields
@@ -35,34 +36,34 @@ class PlainDelivery(Delivery):
         is_key_encoded = False
         is_null = False
         properties = property(lambda _: {})
-        publish_time_ms = property(lambda self: self._about().publish_time)
-        producer_name = property(lambda self: producer_name_of(self._about()))
-        sequence_id = property(lambda self: self._about().sequence_id)
-        schema_version = property(lambda self: schema_version_of(self._about()))
-        replicated_from = property(lambda self: replicated_from_of(self._about()))
+        publish_time_ms = property(lambda self: self._parsed().publish_time)
+        producer_name = property(lambda self: producer_name_of(self._parsed()))
+        sequence_id = property(lambda self: self._parsed().sequence_id)
+        schema_version = property(lambda self: schema_version_of(self._parsed()))
+        replicated_from = property(lambda self: replicated_from_of(self._parsed()))
 
-        def _about(self) -> pb.MessageMetadata:
+        def _parsed(self) -> pb.MessageMetadata:
             if isinstance(self._metadata, bytes):
                 self._metadata = pb.MessageMetadata.FromString(self._metadata)
             return self._metadata
 
         def __new__(cls, *values: object, **named: object) -> Delivery:
-            """Make an ordinary delivery, as ``dataclasses.replace`` wants it; :func:`plain_delivery` makes this one."""
+            """Make an ordinary delivery, for ``dataclasses.replace``; :func:`plain_delivery` makes a plain one."""
             return Delivery(*values, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Delivery, tuple(getattr(self, field.name) for field in fields(self))
 
 
-class PlainMember(PlainDelivery):
-    """A :class:`PlainDelivery` of a message of a batch."""
+class PlainBatchMember(PlainDelivery):
+    """The delivery of a plain member of a batch."""
 
     __slots__ = ("_own",)
-    _own: bytes  # its own metadata, beside that of the entry
+    _own: bytes  # the metadata of the member, beside that of the entry
 
     if not TYPE_CHECKING:
         sequence_id = property(
-            lambda self: sequence_id_of(pb.SingleMessageMetadata.FromString(self._own), self._about())
+            lambda self: sequence_id_of(pb.SingleMessageMetadata.FromString(self._own), self._parsed())
         )
 
 
@@ -70,7 +71,7 @@ _new: Callable[[type[PlainDelivery]], Any] = object.__new__
 
 
 def plain_delivery(message_id: MessageId, data: bytes, redelivery_count: int, metadata: bytes, topic: str) -> Delivery:
-    """Return the delivery of a message that has no more than this and its metadata."""
+    """Return the delivery of a plain message."""
     made = _new(PlainDelivery)
     made.id = message_id
     made.data = data
@@ -83,8 +84,8 @@ def plain_delivery(message_id: MessageId, data: bytes, redelivery_count: int, me
 def plain_member(  # noqa: PLR0917 - the hot path of batches
     message_id: MessageId, data: bytes, redelivery_count: int, of_entry: pb.MessageMetadata, own: bytes, topic: str
 ) -> Delivery:
-    """Return the delivery of a message of a batch that has no more than this."""
-    made = _new(PlainMember)
+    """Return the delivery of a plain member of a batch."""
+    made = _new(PlainBatchMember)
     made.id = message_id
     made.data = data
     made.redelivery_count = redelivery_count
@@ -95,20 +96,20 @@ def plain_member(  # noqa: PLR0917 - the hot path of batches
 
 
 def producer_name_of(of_entry: pb.MessageMetadata) -> str | None:
-    """Return the producer's name, None if the metadata of an entry that cannot be read has none."""
+    """Return the producer's name, None if damaged metadata has none."""
     return text_of(of_entry.producer_name) or None
 
 
 def schema_version_of(of_entry: pb.MessageMetadata) -> bytes | None:
-    """Return the version of the schema, None if there is none."""
+    """Return the schema version of an entry, None if it has none."""
     return of_entry.schema_version if of_entry.HasField("schema_version") else None
 
 
 def replicated_from_of(of_entry: pb.MessageMetadata) -> str | None:
-    """Return the cluster that a message was replicated from, None if it was not."""
+    """Return the cluster that an entry was replicated from, None if it was published here."""
     return text_of(of_entry.replicated_from) if of_entry.HasField("replicated_from") else None
 
 
 def sequence_id_of(own: pb.MessageMetadata | pb.SingleMessageMetadata, of_entry: pb.MessageMetadata) -> int:
-    """Return the sequence id of a message; the id of its batch if it has none itself."""
+    """Return the sequence id of a message, or of its batch if the message has none."""
     return own.sequence_id if own.HasField("sequence_id") else of_entry.sequence_id

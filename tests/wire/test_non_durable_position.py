@@ -11,7 +11,7 @@ import pytest
 from pulsar_nack import MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
-from pulsar_nack.wire._consumer._resuming import Resuming
+from pulsar_nack.wire._consumer._non_durable_position import NonDurablePosition
 from tests.tiers import seeds
 from tests.wire.consuming import TOPIC, consuming
 from tests.wire.fake_broker import FakeBroker
@@ -24,9 +24,9 @@ def at(entry: int, index: int = -1) -> MessageId:
     return MessageId(7, entry, -1, index, batch_size=0 if index < 0 else 3)
 
 
-def taken_to(last: int) -> Resuming:
+def taken_to(last: int) -> NonDurablePosition:
     """Return one of which so many entries were taken."""
-    resuming = Resuming(at(1))
+    resuming = NonDurablePosition(at(1))
     assert resuming.begin() == at(1)
     for entry in range(2, last + 1):
         assert not resuming.arrived((7, entry))
@@ -44,21 +44,21 @@ def test_it_goes_on_behind_what_was_taken() -> None:
 def test_what_is_asked_for_decides_where_the_next_session_begins() -> None:
     """Only what was taken does, and what is before the session's beginning takes another session."""
     resuming = taken_to(9)
-    assert not resuming.ask([(7, 5), (7, 50), (6, 1)])
+    assert not resuming.request([(7, 5), (7, 50), (6, 1)])
     resuming.taken(at(5))
     assert resuming.begin() == at(9)
-    assert resuming.ask([(7, 5), (7, 4)])
+    assert resuming.request([(7, 5), (7, 4)])
     assert resuming.begin() == at(3)
     assert not resuming.is_behind
-    assert not resuming.ask([(7, 6)])
-    assert resuming.ask([(7, 3)])
+    assert not resuming.request([(7, 6)])
+    assert resuming.request([(7, 3)])
 
 
 def test_what_is_acknowledged_is_known_while_it_may_come_again() -> None:
     """It is, from the first message that is not acknowledged on, and to the end of a session that was rewound."""
     resuming = taken_to(9)
     resuming.acked([(7, 4), (7, 6), (7, 70)])
-    resuming.ask([(7, 3)])
+    resuming.request([(7, 3)])
     assert resuming.begin() == at(2)
     assert [entry for entry in range(2, 80) if resuming.arrived((7, entry))] == [4, 6]
     resuming.taken(at(3))
@@ -71,7 +71,7 @@ def test_what_is_acknowledged_is_known_while_it_may_come_again() -> None:
 def test_acknowledged_through() -> None:
     """What is acknowledged with all before it is not asked for any more."""
     resuming = taken_to(9)
-    resuming.ask([(7, 3), (7, 8)])
+    resuming.request([(7, 3), (7, 8)])
     resuming.acked_through((7, 5))
     assert resuming.begin() == at(7)
     assert [entry for entry in range(10) if resuming.arrived((7, entry))] == list(range(6))
@@ -82,7 +82,7 @@ def test_in_the_middle_of_a_batch() -> None:
     resuming = taken_to(3)
     resuming.taken(at(4, 1))
     assert resuming.begin() == at(4, 1)
-    assert resuming.ask([(7, 4)])
+    assert resuming.request([(7, 4)])
     assert resuming.begin() == at(3)
 
 
@@ -90,7 +90,7 @@ def test_a_move_forgets_all() -> None:
     """After a seek it begins where that was to, and shows what was acknowledged."""
     resuming = taken_to(9)
     resuming.acked([(7, 4)])
-    resuming.ask([(7, 3)])
+    resuming.request([(7, 3)])
     resuming.move(at(2))
     assert resuming.begin() == at(2)
     assert not resuming.arrived((7, 4))
@@ -98,7 +98,7 @@ def test_a_move_forgets_all() -> None:
 
 def test_from_the_latest_on() -> None:
     """What has arrived and was not taken comes again, though the broker decided where to begin."""
-    resuming = Resuming(None)
+    resuming = NonDurablePosition(None)
     assert resuming.begin() is None
     assert not resuming.arrived((7, 5))
     assert resuming.begin() == at(4)

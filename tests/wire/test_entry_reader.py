@@ -16,9 +16,9 @@ from pulsar_nack import MessageId, MissingExtraError, ProtocolError, Undecodable
 from pulsar_nack.consumer import Delivery
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, words_of
-from pulsar_nack.wire._consumer._deliveries import EntryReader
-from pulsar_nack.wire._consumer._delivery import PlainDelivery, PlainMember
-from pulsar_nack.wire._consumer._unread import Unread
+from pulsar_nack.wire._consumer._entry_reader import EntryReader
+from pulsar_nack.wire._consumer._plain_delivery import PlainBatchMember, PlainDelivery
+from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._chunks import ChunkAssembler
@@ -52,7 +52,7 @@ class Reader:
         """Read all of an entry of ledger 3; ``remaining`` is what the broker says of its batch."""
         words = () if remaining is None else words_of(remaining)
         permits, found = self.reader.read(MessageCommand(1, 3, entry, count, words), rest)
-        if not isinstance(found, Unread):
+        if not isinstance(found, UnreadEntry):
             return Read(permits, [] if found is None else [found])
         deliveries: list[Delivery] = []
         while found.messages:
@@ -124,7 +124,7 @@ def test_who_sent_a_message() -> None:
     assert {(each.schema_version, each.replicated_from) for each in deliveries} == {(b"\x02", "west")}
     assert [each.is_null for each in deliveries] == [False, False, True]
     first = deliveries[0]
-    assert type(first) is PlainMember
+    assert type(first) is PlainBatchMember
     assert copy.copy(first) == pickle.loads(pickle.dumps(first)) == replace(first)
 
 
@@ -164,7 +164,7 @@ def test_what_compaction_took_out_is_counted_and_not_shown() -> None:
     arrival = reader.read(batch(compacted=frozenset({0, 64, 129})))
     assert arrival.permits == SIZE
     assert indexes(arrival) == [index for index in range(SIZE) if index not in (0, 64, 129)]
-    assert reader.ack_sets.narrow((3, 7), all_of(SIZE)) == all_of(SIZE) & ~(1 | 1 << 64 | 1 << 129)
+    assert reader.ack_sets.intersect((3, 7), all_of(SIZE)) == all_of(SIZE) & ~(1 | 1 << 64 | 1 << 129)
 
 
 def test_nothing_before_the_first_wanted_message_of_its_batch() -> None:

@@ -11,125 +11,137 @@ import pytest
 
 from pulsar_nack import BrokerError, MessageId
 from pulsar_nack.clock import LoopClock
-from pulsar_nack.wire import ClientOptions
+from pulsar_nack.consumer import SessionEvent
+from pulsar_nack.wire import ClientOptions, SubscribeOptions
 from pulsar_nack.wire._connection._context import ClientContext
-from pulsar_nack.wire._consumer._many import Members
+from pulsar_nack.wire._consumer._multi_topic_consumer import MultiTopicConsumer
 from pulsar_nack.wire._consumer._selection import selection_of
 
-from .stand_ins import Ended, FakeDirectory, FakeMember
+from .stand_ins import Ended, FakeLookup, FakeMember
 
 BASE = "persistent://public/default/"
 PARTED = f"{BASE}parted-partition-"
 
 
 class Maker:
-    """Makes members and keeps them."""
+    """Stands for the class of topic consumers: makes fakes and keeps them."""
 
-    def __init__(self) -> None:
-        self.made: dict[str, FakeMember] = {}
-        self.told: dict[str, dict[str, Any]] = {}
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pulsar_nack.wire._consumer._multi_topic_consumer.TopicConsumer", self)
+        self.made: dict[str, Any] = {}
+        self.options: dict[str, SubscribeOptions] = {}
         self.fails: dict[str, Mapping[str, Exception]] = {}
         self.gone: list[str] = []
 
-    def __call__(self, name: str, partition: int, **options: Any) -> FakeMember:
-        self.told[name] = options
+    def __call__(
+        self, _core: Any, name: str, options: SubscribeOptions, _sink: Any, *, partition: int, **_: Any
+    ) -> Any:
+        self.options[name] = options
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
         return self.made[name]
 
-    def members(self, topic: Any, directory: FakeDirectory) -> Members:
+    def members(self, topic: Any, lookup: FakeLookup) -> MultiTopicConsumer:
         """Members of a selection, made here."""
 
-        def gone(member: Any) -> None:
-            self.gone.append(member.topic)
+        def on_event(event: SessionEvent, topic: str, _partition: int) -> None:
+            assert event is SessionEvent.INACTIVE
+            self.gone.append(topic)
 
         core = ClientContext(
             pool=None,  # type: ignore[arg-type]
-            lookup=None,  # type: ignore[arg-type]
+            lookup=lookup,  # type: ignore[arg-type]
             options=ClientOptions(),
             loop=asyncio.get_running_loop(),
             clock=LoopClock(),
         )
-        return Members(selection_of(topic), directory, self, subscription="sub", gone=gone, core=core)
+        options = SubscribeOptions("sub", receiver_queue_size=20_000)
+        made = MultiTopicConsumer(core, selection_of(topic), options)
+        made.on_event = on_event
+        return made
 
 
-async def test_all_are_opened() -> None:
-    """Every partition is opened, and knows its number and how many there are."""
-    maker = Maker()
-    members = maker.members("parted", FakeDirectory(parted=3))
+@pytest.fixture
+def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
+    """What makes the consumers of topics."""
+    return Maker(monkeypatch)
+
+
+async def test_all_are_opened(maker: Maker) -> None:
+    """Every partition is opened, knows its number, and has its share of what is prefetched."""
+    members = maker.members("parted", FakeLookup(parted=3))
     await members.open()
     assert [(member.partition, member.is_connected) for member in maker.made.values()] == [
         (number, True) for number in range(3)
     ]
-    assert all(told == {"count": 3, "is_new": False} for told in maker.told.values())
+    options = maker.options.values()
+    assert {(each.receiver_queue_size, each.initial_position) for each in options} == {(16_666, "latest")}
     assert members.may_grow
     assert await members.aclose() is None
     assert not any(member.is_connected for member in maker.made.values())
 
 
-async def test_one_that_fails_closes_all() -> None:
+async def test_one_that_fails_closes_all(maker: Maker) -> None:
     """When one cannot be opened, its own error is raised, with the topic's name, and all are closed."""
-    maker = Maker()
     maker.fails[f"{PARTED}1"] = {"open": BrokerError("full")}
-    members = maker.members("parted", FakeDirectory(parted=3))
+    members = maker.members("parted", FakeLookup(parted=3))
     with pytest.raises(BrokerError, match=rf"^subscribing to {PARTED}1 as 'sub': full$"):
         await members.open()
     assert all(member.calls[-1][0] == "aclose" for member in maker.made.values())
     assert len(members) == 0
 
 
-async def test_closing_goes_on_after_an_error() -> None:
+async def test_closing_goes_on_after_an_error(maker: Maker) -> None:
     """All are closed though one fails, and its error is told."""
-    maker = Maker()
     maker.fails[f"{BASE}a"] = {"aclose": BrokerError("lost")}
-    members = maker.members(["a", "b"], FakeDirectory(a=0, b=0))
+    members = maker.members(["a", "b"], FakeLookup(a=0, b=0))
     await members.open()
     assert str(await members.aclose()) == "lost"
     assert maker.made[f"{BASE}b"].calls[-1] == ("aclose", None)
 
 
-async def test_new_partitions_join() -> None:
+async def test_new_partitions_join(maker: Maker) -> None:
     """A new partition is consumed from its beginning; one that cannot be opened is tried again the next time."""
-    maker, directory = Maker(), FakeDirectory(parted=1)
-    members = maker.members("parted", directory)
+    lookup = FakeLookup(parted=1)
+    members = maker.members("parted", lookup)
     await members.open()
-    directory.topics_by_name[f"{BASE}parted"] = 3
+    lookup.topics_by_name[f"{BASE}parted"] = 3
     maker.fails[f"{PARTED}2"] = {"open": BrokerError("not yet")}
     await members.refresh()
     assert len(members) == 2
-    assert maker.told[f"{PARTED}1"]["is_new"]
+    assert maker.options[f"{PARTED}1"].initial_position == "earliest"
     assert maker.made[f"{PARTED}2"].calls == [("open", None), ("aclose", None)]
     maker.fails.clear()
     await members.refresh()
     assert len(members) == 3
     assert maker.made[f"{PARTED}1"].calls == [("open", None)]
-    directory.topics_by_name[f"{BASE}parted"] = 0
+    lookup.topics_by_name[f"{BASE}parted"] = 0
     await members.refresh()
     assert maker.gone == []
 
 
-async def test_topics_of_a_pattern_come_and_go() -> None:
+async def test_topics_of_a_pattern_come_and_go(maker: Maker) -> None:
     """O9: a topic that matches joins when it appears, and leaves when it is deleted."""
-    maker, directory = Maker(), FakeDirectory(orders=0)
-    members = maker.members(re.compile("orders.*"), directory)
+    lookup = FakeLookup(orders=0)
+    members = maker.members(re.compile("orders.*"), lookup)
     await members.open()
-    directory.topics_by_name |= {f"{BASE}orders-b": 2, f"{BASE}bills": 0}
-    del directory.topics_by_name[f"{BASE}orders"]
+    lookup.topics_by_name |= {f"{BASE}orders-b": 2, f"{BASE}bills": 0}
+    del lookup.topics_by_name[f"{BASE}orders"]
     await members.refresh()
     assert len(members) == 2
     assert maker.gone == [f"{BASE}orders"]
-    assert maker.made[f"{BASE}orders"].calls[-2:] == [("topic_deleted", None), ("aclose", None)]
+    assert maker.made[f"{BASE}orders"].calls[-2:] == [("on_topic_deleted", None), ("aclose", None)]
     with pytest.raises(BrokerError, match="no topic of this consumer"):
         members.of(MessageId(1, 2, topic=f"{BASE}bills"))
 
 
-async def test_a_topic_that_was_deleted_has_nothing_to_do(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_topic_that_was_deleted_has_nothing_to_do(maker: Maker, caplog: pytest.LogCaptureFixture) -> None:
     """What is acknowledged of it is done, what is asked for is forgotten, anew each time; one line says so."""
     caplog.set_level("INFO")
-    maker, directory = Maker(), FakeDirectory(orders=0)
-    members = maker.members(re.compile("orders.*"), directory)
+    lookup = FakeLookup(orders=0)
+    members = maker.members(re.compile("orders.*"), lookup)
     await members.open()
     left = MessageId(1, 2, topic=f"{BASE}orders")
-    del directory.topics_by_name[f"{BASE}orders"]
+    del lookup.topics_by_name[f"{BASE}orders"]
     await members.refresh()
     member = members.of(left)
     answers = Ended()
@@ -146,15 +158,15 @@ async def test_a_topic_that_was_deleted_has_nothing_to_do(caplog: pytest.LogCapt
     ]
     with pytest.raises(BrokerError, match="was deleted"):
         await member.seek(left)
-    directory.topics_by_name[f"{BASE}orders"] = 0
+    lookup.topics_by_name[f"{BASE}orders"] = 0
     await members.refresh()
     assert members.of(left) is maker.made[f"{BASE}orders"]
 
 
-async def test_what_leaves_while_all_is_closed_is_closed_with_it() -> None:
+async def test_what_leaves_while_all_is_closed_is_closed_with_it(maker: Maker) -> None:
     """Looking for topics that is cancelled leaves the end of those that leave to closing, which waits for it."""
-    maker, directory = Maker(), FakeDirectory(orders=0)
-    members = maker.members(re.compile("orders.*"), directory)
+    lookup = FakeLookup(orders=0)
+    members = maker.members(re.compile("orders.*"), lookup)
     await members.open()
     leaving = maker.made[f"{BASE}orders"]
     may_end = asyncio.Event()
@@ -164,8 +176,8 @@ async def test_what_leaves_while_all_is_closed_is_closed_with_it() -> None:
         await may_end.wait()
         leaving.is_connected = False
 
-    leaving.aclose = aclose  # type: ignore[method-assign]
-    del directory.topics_by_name[f"{BASE}orders"]
+    leaving.aclose = aclose
+    del lookup.topics_by_name[f"{BASE}orders"]
     looking = asyncio.create_task(members.refresh())
     while leaving.calls[-1][0] != "aclose":
         await asyncio.sleep(0)
@@ -178,10 +190,9 @@ async def test_what_leaves_while_all_is_closed_is_closed_with_it() -> None:
     assert not leaving.is_connected
 
 
-async def test_ids_of_one_topic() -> None:
+async def test_ids_of_one_topic(maker: Maker) -> None:
     """On one topic any id is of it, unless it names another."""
-    maker = Maker()
-    members = maker.members("plain", FakeDirectory(plain=0))
+    members = maker.members("plain", FakeLookup(plain=0))
     await members.open()
     for message_id in (MessageId(1, 2), MessageId(1, 2, topic="plain"), MessageId(1, 2, topic=f"{BASE}plain")):
         assert members.of(message_id) is maker.made[f"{BASE}plain"]
@@ -189,10 +200,9 @@ async def test_ids_of_one_topic() -> None:
         members.of(MessageId(1, 2, topic="other"))
 
 
-async def test_ids_of_partitions() -> None:
+async def test_ids_of_partitions(maker: Maker) -> None:
     """On a topic with partitions the number of the partition is enough; without it the id is of none."""
-    maker = Maker()
-    members = maker.members("parted", FakeDirectory(parted=2))
+    members = maker.members("parted", FakeLookup(parted=2))
     await members.open()
     for topic in (None, "parted", f"{BASE}parted", f"{PARTED}1"):
         assert members.of(MessageId(1, 2, 1, topic=topic)) is maker.made[f"{PARTED}1"]
@@ -201,10 +211,9 @@ async def test_ids_of_partitions() -> None:
             members.of(wrong)
 
 
-async def test_ids_of_several_topics() -> None:
+async def test_ids_of_several_topics(maker: Maker) -> None:
     """Among several topics an id has to name its own; ids are grouped by their topics."""
-    maker = Maker()
-    members = maker.members(["a", "b"], FakeDirectory(a=0, b=2))
+    members = maker.members(["a", "b"], FakeLookup(a=0, b=2))
     await members.open()
     ids = [MessageId(1, number, topic=f"{BASE}a") for number in range(2)]
     other = MessageId(2, 0, 1, topic="b")

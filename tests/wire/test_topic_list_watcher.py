@@ -30,8 +30,8 @@ async def watching(broker: FakeBroker, **settings: Any) -> AsyncIterator[Any]:
         port = consumer.port
         await consumer.aclose()
         await asyncio.sleep(0.1)
-        assert port._watch is not None
-        assert not port._watch.is_open
+        assert port._consumers._watcher is not None
+        assert not port._consumers._watcher.is_open
         assert [link.watchers for link in broker.links] == [{} for _ in broker.links]
     assert asyncio.all_tasks() == before
 
@@ -77,7 +77,7 @@ async def test_topics_appear_and_go_at_once() -> None:
         assert len(broker.commands("GET_TOPICS_OF_NAMESPACE")) == looked
         broker.delete(f"{BASE}orders-0")
         await asyncio.sleep(1)
-        assert [member.topic for member in consumer.port._members] == [f"{BASE}orders-1"]
+        assert [member.topic for member in consumer.port._consumers] == [f"{BASE}orders-1"]
         (watch,) = broker.commands("WATCH_TOPIC_LIST")
         assert watch.namespace == "public/default"
         assert await comes(consumer, broker, "orders-2") < 0.5
