@@ -13,7 +13,7 @@ SECURE_SCHEME: Final = "pulsar+ssl"
 _DEFAULT_PORTS: Final = {PLAIN_SCHEME: 6650, SECURE_SCHEME: 6651}
 _HOST: Final = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s\[\]:/@?#,]+))(?::(?P<port>[0-9]{1,5}))?")
 _MOST_LETTERS: Final = 300  # of a host with its port; a host name has at most 253
-_EXPECTED: Final = "a URL as pulsar://host:6650 or pulsar+ssl://host:6651, several hosts separated by commas"
+_EXPECTED: Final = "a URL as pulsar://host:6650 or pulsar+ssl://host:6651, with several hosts separated by commas"
 
 
 class Address(NamedTuple):
