@@ -42,7 +42,7 @@ class Arrived:
         self._came.set()
 
     async def take(self, count: int = 1) -> list[Delivery]:
-        """Wait for so many and take them."""
+        """Wait for this many messages and take them."""
         taken: list[Delivery] = []
         while len(taken) < count:
             taken.extend(self.take_nowait(count - len(taken)))
@@ -91,7 +91,7 @@ class Consuming:
         told: Callable[[SessionEvent, str, int], None] | None = None,
         **options: Any,
     ) -> TopicConsumer:
-        """Return a consumer that is not open; from the earliest message on unless told otherwise."""
+        """Return a consumer that is not open; from the earliest message on by default."""
         settings = SubscribeOptions(NAME, **{"initial_position": "earliest", **options})
         put = (self.arrived if arrived is None else arrived).put
         consumer = TopicConsumer(self.core, TOPIC, settings, put, on_event=told)

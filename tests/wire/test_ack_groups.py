@@ -38,8 +38,8 @@ class Sender:
         self.receipts[number].set_result(pb.BaseCommand())
 
 
-class Told:
-    """What a call was told, by number."""
+class Outcomes:
+    """The outcomes that calls got, by number."""
 
     def __init__(self) -> None:
         self.of: dict[int, Exception | None] = {}
@@ -55,7 +55,7 @@ class Told:
         return done
 
     def end(self, numbers: Sequence[int], error: Exception | None) -> None:
-        """Be told of several numbers together; each once."""
+        """Take the outcome of several numbers, each once."""
         for number in numbers:
             self.call(number)(error)
 
@@ -68,34 +68,34 @@ def groups(group_ms: int = 2) -> AckGroupingTracker:
 @virtual_time
 async def test_one_is_sent_in_the_next_turn() -> None:
     """While nothing is unanswered the acknowledgements of one turn go together in the next."""
-    sender, told, acks = Sender(), Told(), groups()
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
     for number in range(3):
-        acks.add((1, number), 0, number, told.ended)
+        acks.add((1, number), 0, number, outcomes.ended)
     assert sender.sent == []
     await asyncio.sleep(0)
     assert sender.sent == [{(1, 0): 0, (1, 1): 0, (1, 2): 0}]
-    assert told.of == {}
+    assert outcomes.of == {}
     sender.confirm()
     await asyncio.sleep(0)
-    assert told.of == {0: None, 1: None, 2: None}
+    assert outcomes.of == {0: None, 1: None, 2: None}
     assert len(acks) == 0
 
 
 @virtual_time
 async def test_others_wait_for_the_receipt_or_the_time() -> None:
     """While one is unanswered others are gathered until its receipt comes, or the group time is over."""
-    sender, told, acks = Sender(), Told(), groups(group_ms=2)
+    sender, outcomes, acks = Sender(), Outcomes(), groups(group_ms=2)
     acks.connected(sender.send_acks)
-    acks.add((1, 0), 0, 0, told.ended)
+    acks.add((1, 0), 0, 0, outcomes.ended)
     await asyncio.sleep(0)
-    acks.add((1, 1), 0, 1, told.ended)
+    acks.add((1, 1), 0, 1, outcomes.ended)
     await asyncio.sleep(0.001)
     assert len(sender.sent) == 1
     sender.confirm()
     await asyncio.sleep(0)
     assert len(sender.sent) == 2
-    acks.add((1, 2), 0, 2, told.ended)
+    acks.add((1, 2), 0, 2, outcomes.ended)
     await asyncio.sleep(0.0019)
     assert len(sender.sent) == 2
     await asyncio.sleep(0.0002)
@@ -105,10 +105,10 @@ async def test_others_wait_for_the_receipt_or_the_time() -> None:
 @virtual_time
 async def test_one_entry_of_several_members() -> None:
     """Members of one entry that go together leave what none of them acknowledges."""
-    sender, told, acks = Sender(), Told(), groups()
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
-    acks.add((1, 0), 0b1110, 0, told.ended)
-    acks.add((1, 0), 0b1101, 1, told.ended)
+    acks.add((1, 0), 0b1110, 0, outcomes.ended)
+    acks.add((1, 0), 0b1101, 1, outcomes.ended)
     acks.flush()
     assert sender.sent == [{(1, 0): 0b1100}]
 
@@ -116,77 +116,77 @@ async def test_one_entry_of_several_members() -> None:
 @virtual_time
 async def test_all_is_sent_again_in_order() -> None:
     """What is unanswered when the connection is lost goes first over the next connection."""
-    sender, told, acks = Sender(), Told(), groups()
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
-    acks.add((1, 0), 0, 0, told.ended)
+    acks.add((1, 0), 0, 0, outcomes.ended)
     acks.flush()
-    acks.add((1, 1), 0, 1, told.ended)
+    acks.add((1, 1), 0, 1, outcomes.ended)
     acks.flush()
     sender.confirm(1)
     await asyncio.sleep(0)
     acks.disconnected()
-    acks.add((1, 2), 0, 2, told.ended)
+    acks.add((1, 2), 0, 2, outcomes.ended)
     await asyncio.sleep(1)
-    assert told.of == {1: None}
+    assert outcomes.of == {1: None}
     other = Sender()
     acks.connected(other.send_acks)
     assert other.sent == [{(1, 0): 0}, {(1, 2): 0}]
     for number in range(2):
         other.confirm(number)
     await asyncio.sleep(0)
-    assert told.of == {0: None, 1: None, 2: None}
+    assert outcomes.of == {0: None, 1: None, 2: None}
 
 
 @virtual_time
 async def test_a_connection_that_breaks_while_sending() -> None:
     """A connection that refuses a group, or whose receipt is the loss, is as one that is lost: it is sent again."""
-    sender, told, acks = Sender(), Told(), groups()
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
-    acks.add((1, 0), 0, 0, told.ended)
+    acks.add((1, 0), 0, 0, outcomes.ended)
     acks.flush()
     sender.receipts[0].set_exception(ConnectionLostError("lost"))
     await asyncio.sleep(0)
     sender.is_lost = True
-    acks.add((1, 1), 0, 1, told.ended)
+    acks.add((1, 1), 0, 1, outcomes.ended)
     acks.flush()
     acks.disconnected()
     other = Sender(gives_receipts=False)
     acks.connected(other.send_acks)
     await asyncio.sleep(0)
     assert other.sent == [{(1, 0): 0}, {(1, 1): 0}]
-    assert told.of == {0: None, 1: None}
+    assert outcomes.of == {0: None, 1: None}
 
 
 @virtual_time
 async def test_errors_are_of_their_group() -> None:
     """An error goes to those calls whose acknowledgements were in the command, also where a call has several."""
-    sender, told, acks = Sender(), Told(), groups()
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
-    acks.add_all({(1, number): 0 for number in range(1_500)}, told.call(0))
-    acks.add((2, 0), 0, 1, told.ended)
+    acks.add_all({(1, number): 0 for number in range(1_500)}, outcomes.call(0))
+    acks.add((2, 0), 0, 1, outcomes.ended)
     acks.flush()
     assert [len(sent) for sent in sender.sent] == [1_000, 501]
     sender.confirm(1)
     await asyncio.sleep(0)
-    assert told.of == {1: None}
+    assert outcomes.of == {1: None}
     error = BrokerError("no")
     sender.receipts[0].set_exception(error)
     await asyncio.sleep(0)
-    assert told.of == {0: error, 1: None}
+    assert outcomes.of == {0: error, 1: None}
 
 
 @virtual_time
 async def test_giving_up() -> None:
     """All that is not confirmed hears of the end, sent or not; nothing is left."""
-    sender, told, acks = Sender(), Told(), groups()
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
-    acks.add((1, 0), 0, 0, told.ended)
+    acks.add((1, 0), 0, 0, outcomes.ended)
     acks.flush()
-    acks.add((1, 1), 0, 1, told.ended)
+    acks.add((1, 1), 0, 1, outcomes.ended)
     settled = asyncio.create_task(acks.settled())
     await asyncio.sleep(0)
     acks.fail(ClosedError("it"))
-    assert [type(error) for error in told.of.values()] == [ClosedError, ClosedError]
+    assert [type(error) for error in outcomes.of.values()] == [ClosedError, ClosedError]
     await settled
     assert len(acks) == 0
     assert sender.receipts[0].cancelled()
@@ -194,11 +194,11 @@ async def test_giving_up() -> None:
 
 @virtual_time
 async def test_cumulative_ones_go_at_once_and_in_order() -> None:
-    """A cumulative acknowledgement is a command of its own, behind what was gathered before it."""
-    sender, told, acks = Sender(), Told(), groups()
+    """A cumulative acknowledgement is a separate command, sent after those collected before it."""
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
     acks.connected(sender.send_acks)
-    acks.add((1, 0), 0, 0, told.ended)
-    acks.add_cumulative((1, 5), 0b10, told.call(1))
+    acks.add((1, 0), 0, 0, outcomes.ended)
+    acks.add_cumulative((1, 5), 0b10, outcomes.call(1))
     assert sender.sent == [{(1, 0): 0}, {(1, 5): 0b10}]
 
 

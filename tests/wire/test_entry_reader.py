@@ -197,7 +197,7 @@ def test_what_cannot_be_read_is_one_delivery_that_says_so(rest: bytes, permits: 
 
 
 def test_what_can_be_read_of_an_unreadable_message_is_told() -> None:
-    """Properties, keys and times of an encrypted message are told; those of a batch are encrypted too."""
+    """Properties, keys and times of an encrypted message are delivered; those of a batch are encrypted too."""
     about: dict[str, Any] = {
         "encryption_keys": [pb.EncryptionKeys(key="k", value=b"v")],
         "properties": [pb.KeyValue(key="colour", value="red")],
@@ -215,7 +215,7 @@ def test_what_can_be_read_of_an_unreadable_message_is_told() -> None:
 
 
 def test_nothing_is_believed_of_what_is_damaged() -> None:
-    """Where the checksum is wrong the properties may be wrong too: none are told."""
+    """If the checksum is wrong the properties may be wrong too: none are delivered."""
     rest = encode_headers_and_payload(metadata(properties=[pb.KeyValue(key="colour", value="red")]), b"hello")[:-1]
     (delivery,) = Reader().read(rest).deliveries
     assert isinstance(delivery.error, UndecodableMessageError)
@@ -251,7 +251,7 @@ def test_an_id_that_is_none(rest: bytes) -> None:
 
 
 def test_chunks_that_are_not_in_the_order_of_the_message() -> None:
-    """They are put together as the message tells; their ids are in order, so that all can be acknowledged."""
+    """They are assembled in the order of the message; their ids are sorted, so that all can be acknowledged."""
     reader, deliveries = Reader(), []
     for index, entry in ((0, 9), (1, 4), (2, 6)):
         of_chunk = metadata(num_chunks_from_msg=3, chunk_id=index, uuid="u", total_chunk_msg_size=3)

@@ -109,7 +109,7 @@ async def test_large_messages_stay_at_the_broker_until_there_is_memory() -> None
 
 @virtual_time
 async def test_small_messages_are_fetched_ahead_as_many_as_they_may() -> None:
-    """The first ones tell how small they are; then the queue is filled without anybody taking one."""
+    """The first messages show how small they are; then the queue is filled though none is taken."""
     async with consuming(max_prefetched_bytes=10 << 20) as made:
         for _ in range(3_000):
             made.topic.publish(b"small")
@@ -147,7 +147,7 @@ async def test_a_batch_counts_by_its_messages() -> None:
 
 @virtual_time
 async def test_a_batch_larger_than_what_was_permitted_may_be_dropped_at_once() -> None:
-    """Where all of it goes back together, as with a rewind, the broker may send again all the same."""
+    """Where all of it goes back together, as with a rewind, the broker may still send again."""
     async with consuming(max_prefetched_bytes=SIZE // 10) as made:
         for _ in range(2):
             made.topic.publish_batch([bytes(SIZE)] * 10)
@@ -181,7 +181,7 @@ async def test_consumers_share_the_memory_and_none_stands_still() -> None:
 
 @virtual_time
 async def test_what_a_lost_connection_drops_is_not_counted_any_more() -> None:
-    """The queue is dropped with its bytes, and filled anew."""
+    """The queue is dropped with its bytes, and filled again."""
     async with consuming(max_prefetched_bytes=BOUND) as made:
         made.broker.max_message_bytes = 2 * SIZE
         for _ in range(50):

@@ -18,7 +18,7 @@ def delivery(number: int) -> Delivery:
 
 
 async def test_messages_come_in_order_and_make_room() -> None:
-    """What arrived is received in its order, and its source is told of each when it is received, not before."""
+    """What arrived is received in its order, and its source gets each when it is received, not before."""
     inbox = WireInbox(lambda: None)
     source: Any = FakeMember("t")
     for number in range(3):

@@ -91,7 +91,7 @@ async def test_one_that_fails_closes_all(maker: Maker) -> None:
 
 
 async def test_closing_goes_on_after_an_error(maker: Maker) -> None:
-    """All are closed though one fails, and its error is told."""
+    """All are closed though one fails, and its error is returned."""
     maker.fails[f"{BASE}a"] = {"aclose": BrokerError("lost")}
     members = maker.members(["a", "b"], FakeLookup(a=0, b=0))
     await members.open()
@@ -135,7 +135,7 @@ async def test_topics_of_a_pattern_come_and_go(maker: Maker) -> None:
 
 
 async def test_a_topic_that_was_deleted_has_nothing_to_do(maker: Maker, caplog: pytest.LogCaptureFixture) -> None:
-    """What is acknowledged of it is done, what is asked for is forgotten, anew each time; one line says so."""
+    """Its acknowledgements succeed, and requests are dropped and reported each time; one log line says so."""
     caplog.set_level("INFO")
     lookup = FakeLookup(orders=0)
     members = maker.members(re.compile("orders.*"), lookup)

@@ -25,7 +25,7 @@ def at(entry: int, index: int = -1) -> MessageId:
 
 
 def taken_to(last: int) -> NonDurablePosition:
-    """Return one of which so many entries were taken."""
+    """Return a position after this many entries were taken."""
     resuming = NonDurablePosition(at(1))
     assert resuming.begin() == at(1)
     for entry in range(2, last + 1):
@@ -132,7 +132,7 @@ class Reading:
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_nothing_that_was_nacked_is_lost(kind: Any) -> None:
-    """After a lost connection it comes at its time, once; what is in work or acknowledged is not shown again."""
+    """After a lost connection it is delivered at its time, once; messages in flight or acknowledged do not come again."""
     reading = Reading(6, consumer_type=kind)
     async with reading.client, reading.subscribe() as consumer:
         messages = [await consumer.receive(timeout=60) for _ in range(6)]
@@ -159,7 +159,7 @@ async def test_nothing_that_was_nacked_is_lost(kind: Any) -> None:
 
 @virtual_time
 async def test_a_request_without_a_connection() -> None:
-    """What comes due while there is none comes with the next one."""
+    """What becomes due without a connection comes with the next one."""
     reading = Reading(3)
     async with reading.client, reading.subscribe() as consumer:
         first, *_ = [await consumer.receive(timeout=60) for _ in range(3)]
@@ -198,7 +198,7 @@ async def test_at_random(seed: int) -> None:
                 try:
                     message = await consumer.receive(timeout=60)
                 except TimeoutError:
-                    assert working  # the others are in work
+                    assert working  # the others are in flight
                 else:
                     assert message.data not in done
                     assert message.data not in {each.data for each in working}

@@ -209,7 +209,7 @@ async def test_it_has_ended_when_all_have(stage: Stage) -> None:
 
 
 async def test_states_of_all(stage: Stage) -> None:
-    """It is connected when all are; on Failover it is active when one of them is, and not known until all tell."""
+    """It is connected when all are; on Failover it is active when one of them is, and unknown until all report it."""
     port = await stage.port("parted", type="failover")
     one, two = (stage.made[f"{BASE}parted-partition-{number}"] for number in range(2))
     assert (port.is_connected, port.is_active) == (True, None)

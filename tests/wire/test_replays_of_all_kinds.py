@@ -222,7 +222,7 @@ async def test_a_lost_connection(form: str, place: str, kind: str) -> None:
 @for_each(("form", "place", "kind"), [(*each, kind) for each in EVERYWHERE for kind in TYPES])
 @virtual_time
 async def test_a_seek_while_acknowledgements_are_on_their_way(form: str, place: str, kind: str) -> None:
-    """O49: all that was being acknowledged is shown again, once, and is unacknowledged at the broker."""
+    """O49: all that was being acknowledged is delivered again, once, and is unacknowledged at the broker."""
     selected, names = PLACES[place]
     broker = a_broker(names)
     publish(broker, form, names)

@@ -28,12 +28,12 @@ def now() -> float:
 
 
 def active(consumer: TopicConsumer) -> bool | None:
-    """Return whether it is the active one, asked anew each time."""
+    """Return whether it is active, read again each time."""
     return consumer.is_active
 
 
 async def subscribed(consumer: TopicConsumer, times: int) -> None:
-    """Wait until a consumer has subscribed so many times."""
+    """Wait until a consumer has subscribed this many times."""
     async with asyncio.timeout(100):
         while consumer.sessions.subscribed_times < times or not consumer.is_connected:
             await asyncio.sleep(0.001)
@@ -41,7 +41,7 @@ async def subscribed(consumer: TopicConsumer, times: int) -> None:
 
 @virtual_time
 async def test_what_was_not_taken_is_dropped_and_comes_again() -> None:
-    """After a lost connection the queue is dropped, permits start anew, and everything unacknowledged comes again."""
+    """After a lost connection the queue is dropped, permits start again, and everything unacknowledged comes again."""
     async with consuming() as made:
         for number in range(20):
             made.topic.publish(b"%d" % number)
@@ -96,7 +96,7 @@ async def test_acks_go_before_permits() -> None:
 
 @virtual_time
 async def test_a_batch_acked_over_two_connections() -> None:
-    """Members acknowledged before and after a lost connection complete their entry, whoever keeps the indexes."""
+    """Members acknowledged before and after a lost connection complete their entry, wherever the indexes are kept."""
     for keeps_indexes in (True, False):
         async with consuming() as made:
             entry = made.topic.publish_batch([b"a", b"b", b"c"])
@@ -174,7 +174,7 @@ async def test_a_topic_moves() -> None:
 
 @virtual_time
 async def test_a_topic_migrates_to_another_cluster() -> None:
-    """The consumer goes to the address that the broker told, and looks the topic up the time after."""
+    """The consumer goes to the address that the broker named, and looks the topic up the next time."""
     async with consuming() as made:
         made.topic.publish(b"a")
         await made.open()
@@ -601,7 +601,7 @@ async def test_a_reader_goes_on_where_it_was() -> None:
 
 @virtual_time
 async def test_failover_tells_when_another_one_takes_over() -> None:
-    """What was not taken is dropped when another consumer becomes active, and whoever wants to know is told."""
+    """What was not taken is dropped when another consumer becomes active, and that is reported."""
     async with consuming() as made:
         for number in range(6):
             made.topic.publish(b"%d" % number)
@@ -623,7 +623,7 @@ async def test_failover_tells_when_another_one_takes_over() -> None:
 
 @virtual_time
 async def test_failover_that_was_lost_meanwhile() -> None:
-    """When another consumer has become active while there was no connection, that is told after subscribing again."""
+    """If another consumer became active while there was no connection, that is reported after subscribing again."""
     async with consuming() as made:
         made.topic.publish(b"0")
         told: list[SessionEvent] = []

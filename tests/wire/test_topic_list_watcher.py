@@ -1,4 +1,4 @@
-"""Topics of a pattern that appear and go, told by a scripted broker as they do."""
+"""Topics of a pattern that appear and go, reported by a scripted broker as they do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE = "persistent://public/default/"
 
 @asynccontextmanager
 async def watching(broker: FakeBroker, **settings: Any) -> AsyncIterator[Any]:
-    """Consume a pattern; look for topics each minute, or when the broker tells. Afterwards nothing is left."""
+    """Consume a pattern; look for topics each minute, or when the broker reports a change."""
     before = asyncio.all_tasks()
     async with (
         Client(broker.url, dial=broker.dial, **settings) as client,
@@ -44,7 +44,7 @@ def create(broker: FakeBroker, name: str) -> None:
 
 
 def telling() -> FakeBroker:
-    """A broker that tells, with a topic."""
+    """A broker that reports changes, with a topic."""
     broker = FakeBroker()
     broker.tells_of_topics = True
     create(broker, "orders-0")
@@ -99,7 +99,7 @@ async def test_many_that_appear_together_are_looked_for_together() -> None:
 
 @virtual_time
 async def test_another_watch_is_begun_where_a_connection_breaks() -> None:
-    """What appeared meanwhile is found with it, and what appears then is told again."""
+    """Topics that appeared meanwhile are found with it, and later ones are reported again."""
     broker = telling()
     async with watching(broker) as consumer:
         await (await consumer.receive(timeout=1)).ack()

@@ -108,7 +108,7 @@ def _packed(payload: bytes, **fields: Any) -> bytes:
 
 
 def _failing(real: Callable[..., Any], error: Exception, times: int) -> Callable[..., Any]:
-    """Return what raises this in one call, the one after so many, and else does what it did."""
+    """Return a function that raises this error in one call, after this many others, else calls the real one."""
     calls = iter(range(1_000_000))
 
     def once(*args: Any, **named: Any) -> Any:
