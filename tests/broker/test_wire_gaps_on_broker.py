@@ -68,7 +68,7 @@ async def test_large_messages_stay_at_the_broker(client: Client, topic: str) -> 
         await produce(client, topic, [bytes(SIZE)] * 40)
         await asyncio.sleep(1)
         assert client._context is not None
-        held = client._context.prefetched
+        held = client._context.memory_limit
         highest, count = held.bytes, 0
         assert 0 < highest <= BOUND
         while count < 40:

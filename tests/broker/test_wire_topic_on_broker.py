@@ -172,7 +172,7 @@ async def test_a_rewind_brings_each_once(service_url: str, topic: str, kind: Any
             await asyncio.sleep(0.01)
             seen = await arrived.take(60)
             assert [delivery.data for delivery in seen] == numbered(400)[10:70]
-        made.core.pool.connections()[0].close(OSError("a test wants it"))
+        made.context.pool.connections()[0].close(OSError("a test wants it"))
         seen = await arrived.take(60)
         assert [delivery.data for delivery in seen] == numbered(400)[10:70]
         consumer.redeliver_nowait([first[10].id])
@@ -313,7 +313,7 @@ async def test_chunked_messages(service_url: str, admin: Admin, topic: str, kind
     async with wire(service_url, topic) as made:
         consumer = await made.open(arrived, type=kind, receiver_queue_size=3)
         await publish(service_url, topic, [b"a"])
-        await publish_chunks(made.core, topic, large, 1_000)
+        await publish_chunks(made.context, topic, large, 1_000)
         await publish(service_url, topic, [b"b"])
         deliveries = await arrived.take(3)
         assert [delivery.data for delivery in deliveries] == [b"a", large, b"b"]
@@ -350,7 +350,7 @@ def make_reader(made: Any, arrived: Arrived, **options: Any) -> Any:
     from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
     from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
 
-    consumer = TopicConsumer(made.core, made.topic, SubscribeOptions("reader", **options), arrived.put)
+    consumer = TopicConsumer(made.context, made.topic, SubscribeOptions("reader", **options), arrived.put)
     made.consumers.append(consumer)
     return consumer
 

@@ -27,15 +27,15 @@ SUBSCRIPTION = "sub"
 class Wire:
     """A client; ``open`` makes consumers of one topic."""
 
-    def __init__(self, core: ClientContext, topic: str) -> None:
-        self.core = core
+    def __init__(self, context: ClientContext, topic: str) -> None:
+        self.context = context
         self.topic = topic
         self.consumers: list[TopicConsumer] = []
 
     async def open(self, arrived: Arrived, **options: Any) -> TopicConsumer:
         """Return a consumer that is subscribed, from the earliest message on."""
         told = SubscribeOptions(SUBSCRIPTION, **{"initial_position": "earliest", **options})
-        consumer = TopicConsumer(self.core, self.topic, told, arrived.put)
+        consumer = TopicConsumer(self.context, self.topic, told, arrived.put)
         self.consumers.append(consumer)
         await consumer.open()
         return consumer
@@ -78,9 +78,11 @@ async def publish_batch(url: str, topic: str, payloads: list[bytes], **settings:
     await publish(url, topic, payloads, **whole, **settings)
 
 
-async def publish_chunks(core: ClientContext, topic: str, payload: bytes, size: int, uuid: str = "chunked-0") -> None:
+async def publish_chunks(
+    context: ClientContext, topic: str, payload: bytes, size: int, uuid: str = "chunked-0"
+) -> None:
     """Send one message in chunks of ``size`` bytes, by commands of the protocol: small chunks need no large message."""
-    connection = await core.lookup.broker(topic)
+    connection = await context.lookup.broker(topic)
     parts = [payload[at : at + size] for at in range(0, len(payload), size)]
     producer, receipts = connection.producers.next_id(), Receipts(len(parts))
     connection.producers.add(producer, receipts)

@@ -71,7 +71,7 @@ class Consuming:
         self.broker = broker
         options = ClientOptions(**settings)
         pool = Pool(broker.url, options, dial=broker.dial)
-        self.core = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+        self.context = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
         self.arrived = Arrived()
         self.consumers: list[TopicConsumer] = []
 
@@ -94,7 +94,7 @@ class Consuming:
         """Return a consumer that is not open; from the earliest message on by default."""
         settings = SubscribeOptions(NAME, **{"initial_position": "earliest", **options})
         put = (self.arrived if arrived is None else arrived).put
-        consumer = TopicConsumer(self.core, TOPIC, settings, put, on_event=told)
+        consumer = TopicConsumer(self.context, TOPIC, settings, put, on_event=told)
         self.consumers.append(consumer)
         return consumer
 
@@ -119,6 +119,6 @@ async def consuming(**settings: Any) -> AsyncIterator[Consuming]:
     finally:
         for consumer in made.consumers:
             await consumer.aclose()
-        await made.core.pool.aclose()
+        await made.context.pool.aclose()
     assert asyncio.all_tasks() == before
     assert made.broker.links == []

@@ -30,7 +30,7 @@ class Made:
         self.broker = broker
         options = ClientOptions(**settings)
         pool = Pool(broker.url, options, dial=broker.dial)
-        self.core = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+        self.context = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
         self.producers: list[Producer] = []
 
     @property
@@ -40,7 +40,7 @@ class Made:
 
     async def open(self, topic: str = TOPIC, **options: Any) -> Producer:
         """Return a producer that is connected."""
-        producer = await Producer.open(self.core, topic, ProducerOptions(**options))
+        producer = await Producer.open(self.context, topic, ProducerOptions(**options))
         self.producers.append(producer)
         return producer
 
@@ -67,6 +67,6 @@ async def producing(**settings: Any) -> AsyncIterator[Made]:
     finally:
         for producer in made.producers:
             await producer.aclose()
-        await made.core.pool.aclose()
+        await made.context.pool.aclose()
     assert asyncio.all_tasks() == before
     assert made.broker.links == []

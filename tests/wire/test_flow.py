@@ -95,7 +95,7 @@ async def test_large_messages_stay_at_the_broker_until_there_is_memory() -> None
             made.topic.publish(bytes(SIZE - 1) + bytes([number]))
         await made.open()
         await asyncio.sleep(1)
-        held = made.core.prefetched
+        held = made.context.memory_limit
         assert BOUND - 2 * SIZE < held.bytes <= BOUND
         assert len(made.arrived) == held.bytes // SIZE
         taken: list[Delivery] = []
@@ -129,7 +129,7 @@ async def test_a_message_larger_than_all_memory_comes_all_the_same() -> None:
         await made.open()
         for _ in range(5):
             await asyncio.sleep(1)
-            assert made.core.prefetched.bytes == SIZE
+            assert made.context.memory_limit.bytes == SIZE
             await made.arrived.take(1)
 
 
@@ -140,9 +140,9 @@ async def test_a_batch_counts_by_its_messages() -> None:
         made.topic.publish_batch([bytes(SIZE)] * 4)
         await made.open()
         await asyncio.sleep(1)
-        assert made.core.prefetched.bytes == 4 * SIZE
+        assert made.context.memory_limit.bytes == 4 * SIZE
         await made.arrived.take(3)
-        assert made.core.prefetched.bytes == SIZE
+        assert made.context.memory_limit.bytes == SIZE
 
 
 @virtual_time
@@ -174,7 +174,7 @@ async def test_consumers_share_the_memory_and_none_stands_still() -> None:
         while taken + len(idle) < 100:
             await busy.take(1)
             taken += 1
-            assert made.core.prefetched.bytes <= 2 * BOUND
+            assert made.context.memory_limit.bytes <= 2 * BOUND
             await asyncio.sleep(0.01)
         assert taken > 50
 
@@ -188,13 +188,13 @@ async def test_what_a_lost_connection_drops_is_not_counted_any_more() -> None:
             made.topic.publish(bytes(SIZE))
         await made.open()
         await asyncio.sleep(1)
-        before = made.core.prefetched.bytes
+        before = made.context.memory_limit.bytes
         made.broker.next("SUBSCRIBE", cut)
         made.broker.cut()
         await asyncio.sleep(0.01)
-        assert (made.core.prefetched.bytes, made.core.prefetched.consumers) == (0, 0)
+        assert (made.context.memory_limit.bytes, made.context.memory_limit.consumers) == (0, 0)
         await asyncio.sleep(10)
-        assert before - SIZE <= made.core.prefetched.bytes <= BOUND
+        assert before - SIZE <= made.context.memory_limit.bytes <= BOUND
         assert len(await made.arrived.take(50)) == 50
 
 

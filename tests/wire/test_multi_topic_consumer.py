@@ -34,7 +34,7 @@ class Maker:
         self.gone: list[str] = []
 
     def __call__(
-        self, _core: Any, name: str, options: SubscribeOptions, _sink: Any, *, partition: int, **_: Any
+        self, _context: Any, name: str, options: SubscribeOptions, _sink: Any, *, partition: int, **_: Any
     ) -> Any:
         self.options[name] = options
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
@@ -47,7 +47,7 @@ class Maker:
             assert event is SessionEvent.INACTIVE
             self.gone.append(topic)
 
-        core = ClientContext(
+        context = ClientContext(
             pool=None,  # type: ignore[arg-type]
             lookup=lookup,  # type: ignore[arg-type]
             options=ClientOptions(),
@@ -55,7 +55,7 @@ class Maker:
             clock=LoopClock(),
         )
         options = SubscribeOptions("sub", receiver_queue_size=20_000)
-        made = MultiTopicConsumer(core, selection_of(topic), options)
+        made = MultiTopicConsumer(context, selection_of(topic), options)
         made.on_event = on_event
         return made
 

@@ -55,7 +55,7 @@ class Stage:
 
     def member(
         self,
-        core: ClientContext,
+        context: ClientContext,
         name: str,
         options: SubscribeOptions,
         sink: Any,
@@ -75,14 +75,14 @@ class Stage:
     async def port(self, topic: Any, **settings: Any) -> WirePort:
         """Open a port."""
         discovery: Any = {name: settings.pop(name) for name in ("discovery_interval",) if name in settings}
-        core = ClientContext(
+        context = ClientContext(
             pool=NoPool(),  # type: ignore[arg-type]
             lookup=self.lookup,  # type: ignore[arg-type]
             options=ClientOptions(),
             loop=asyncio.get_running_loop(),
             clock=LoopClock(),
         )
-        return await WirePort.open(core, selection_of(topic), SubscribeOptions("sub", **settings), **discovery)
+        return await WirePort.open(context, selection_of(topic), SubscribeOptions("sub", **settings), **discovery)
 
     def arrive(self, topic: str, entry: int) -> None:
         """Have a message arrive."""

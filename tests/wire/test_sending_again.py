@@ -280,11 +280,11 @@ async def test_what_the_broker_cannot_tell_is_asked_again_and_stores_nothing() -
         made.broker.deduplicates = True
         producer = await made.open(chunking=True, chunk_max_bytes=PART)
         made.broker.next("SEND", as_usual, as_usual, carried_out_then_cut, *[refuse("PersistenceError", "unsure")] * 6)
-        began = made.core.loop.time()
+        began = made.context.loop.time()
         assert await producer.send(payload(0)) == HAD
         assert list(parts(made).values()) == ["012"]
         assert len(made.broker.commands("SEND")) == 3 + 7
-        assert 3 < made.core.loop.time() - began < 25
+        assert 3 < made.context.loop.time() - began < 25
 
 
 @virtual_time
@@ -306,11 +306,11 @@ async def test_a_session_in_which_something_is_confirmed_is_no_failure() -> None
     """O43: a topic that is unloaded all the time does not slow its producer down while messages get through."""
     async with producing() as made:
         producer = await made.open()
-        began = made.core.loop.time()
+        began = made.context.loop.time()
         for number in range(10):
             await producer.send(b"%d" % number)
             made.broker.move(TOPIC, made.broker.url)
-        assert made.core.loop.time() - began < 2
+        assert made.context.loop.time() - began < 2
 
 
 # --- receipts --------------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ async def test_a_batch_that_is_refused_is_told_by_its_last_message() -> None:
         made.broker.next("SEND", refuse_it)
         results = await sent(producer, range(5))
         assert [getattr(each, "code", None) for each in results] == ["NotAllowedError"] * 5
-        assert made.core.loop.time() < 1
+        assert made.context.loop.time() < 1
 
 
 # --- starting again --------------------------------------------------------------------------------------------------
@@ -465,7 +465,7 @@ async def test_flush_waits_for_all_before(options: dict[str, Any]) -> None:
         assert [future.done() for future in futures] == [True] * 3
         assert isinstance(futures[2].exception(), BrokerRefusedError)
         assert not late.done()
-        assert made.core.loop.time() == pytest.approx(4, abs=0.1)
+        assert made.context.loop.time() == pytest.approx(4, abs=0.1)
         await asyncio.gather(*futures[:2], late)
 
 
@@ -480,7 +480,7 @@ async def test_flush_waits_for_those_that_wait_for_room() -> None:
         await producer.flush()
         assert [each.done() for each in sending] == [True] * 7
         assert made.stored() == [b"%d" % number for number in range(6)]
-        assert made.core.loop.time() < 1
+        assert made.context.loop.time() < 1
 
 
 @virtual_time

@@ -381,7 +381,7 @@ async def test_the_client_is_closed_first() -> None:
         made.topic.publish(b"a")
         consumer = await made.open()
         (delivery,) = await made.arrived.take()
-        await made.core.pool.aclose()
+        await made.context.pool.aclose()
         with pytest.raises(ClosedError):
             await consumer.acknowledge([delivery.id])
         calls = len(made.broker.calls)

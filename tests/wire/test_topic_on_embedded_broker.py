@@ -27,7 +27,7 @@ Run = Callable[[Callable[[str, ClientContext], Coroutine[Any, Any, None]]], None
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run a test with a broker and a client's core on each kind of loop; nothing may be left of it."""
+    """Run a test with a broker and a client's context on each kind of loop; nothing may be left of it."""
     factory = asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
 
     def run_on_it(test: Callable[[str, ClientContext], Coroutine[Any, Any, None]]) -> None:
@@ -59,9 +59,9 @@ async def publish(url: str, count: int) -> None:
 def test_receives_redelivers_and_moves(run: Run) -> None:
     """What was acknowledged does not come again, what was asked for does, and a seek brings what it should."""
 
-    async def test(url: str, core: ClientContext) -> None:
+    async def test(url: str, context: ClientContext) -> None:
         arrived = Arrived()
-        consumer = TopicConsumer(core, TOPIC, SubscribeOptions("s", receiver_queue_size=10), arrived.put)
+        consumer = TopicConsumer(context, TOPIC, SubscribeOptions("s", receiver_queue_size=10), arrived.put)
         await consumer.open()
         await publish(url, 50)
         ids = [delivery.id for delivery in await arrived.take(50)]
@@ -79,16 +79,16 @@ def test_receives_redelivers_and_moves(run: Run) -> None:
 def test_what_is_unacknowledged_comes_again_over_another_connection(run: Run) -> None:
     """When the connection breaks the rest comes again, and acknowledgements go on over the next one."""
 
-    async def test(url: str, core: ClientContext) -> None:
+    async def test(url: str, context: ClientContext) -> None:
         arrived = Arrived()
-        consumer = TopicConsumer(core, TOPIC, SubscribeOptions("s"), arrived.put)
+        consumer = TopicConsumer(context, TOPIC, SubscribeOptions("s"), arrived.put)
         await consumer.open()
         await publish(url, 20)
         ids = [delivery.id for delivery in await arrived.take(20)]
         await consumer.acknowledge(ids[:10])
         acking = asyncio.create_task(consumer.acknowledge(ids[10:12]))
         await asyncio.sleep(0)
-        for connection in core.pool.connections():
+        for connection in context.pool.connections():
             connection.close(OSError("a test wants it"))
         await acking
         assert consumer.sessions.subscribed_times == 2

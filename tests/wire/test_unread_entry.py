@@ -40,7 +40,7 @@ async def test_a_batch_of_which_only_the_first_is_shown_leaves_nothing_counted()
             assert again.id == first.id
             await consumer.acknowledge([again.id])
             await asyncio.sleep(1)
-            assert made.core.prefetched.bytes == 0
+            assert made.context.memory_limit.bytes == 0
             assert made.permits() > 900
 
 
@@ -78,7 +78,7 @@ async def test_what_is_here_counts_whatever_its_producer_claims(rest: bytes) -> 
         assert 1 <= len(port._inbox) <= 10
         for _ in range(50):
             await (await consumer.receive(timeout=10)).ack()
-        assert port._context.prefetched.bytes == 0
+        assert port._context.memory_limit.bytes == 0
 
 
 @virtual_time
@@ -162,7 +162,7 @@ async def test_an_entry_that_cannot_be_read_now_is_read_by_the_next_call(
         assert (got, errors) == ([divmod(number, messages) for number in range(3 * messages)], 1)
         port: Any = consumer._port
         (member,) = port._consumers
-        assert (member.queue.messages, member.queue.bytes, port._context.prefetched.bytes) == (0, 0, 0)
+        assert (member.queue.messages, member.queue.bytes, port._context.memory_limit.bytes) == (0, 0, 0)
         assert member.queue.permits.out + member.queue.permits._free == member.queue.permits.size
 
 

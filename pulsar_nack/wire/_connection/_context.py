@@ -35,12 +35,12 @@ class ClientContext:
     options: ClientOptions
     loop: asyncio.AbstractEventLoop
     clock: Clock
-    prefetched: MemoryLimitController = field(init=False)
+    memory_limit: MemoryLimitController = field(init=False)
     threads: ThreadPoolExecutor = field(init=False)
     """Starts its threads on demand. The loop's own executor may be full of user code that waits for these threads."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prefetched", MemoryLimitController(self.options.max_prefetched_bytes or None))
+        object.__setattr__(self, "memory_limit", MemoryLimitController(self.options.max_prefetched_bytes or None))
         object.__setattr__(self, "threads", ThreadPoolExecutor(_THREADS, thread_name_prefix="pulsar-nack-wire"))
 
     async def aclose(self) -> None:

@@ -68,7 +68,7 @@ class ReceiverQueue:
         self._acks = acks
         self._position = acks.position
         self._session: ConsumerSession | None = None
-        self._memory = context.prefetched
+        self._memory = context.memory_limit
         self._max_message_bytes = context.options.max_message_bytes
         self._mean_bytes: int | None = None
         self._has_queue = options.receiver_queue_size > 0
