@@ -27,7 +27,7 @@ from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._chunks import ChunkAssembler
 from pulsar_nack.wire._protocol._compression import compress
 from pulsar_nack.wire._protocol._entries import decode_entry
-from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_headers_and_payload, encode_message
+from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_frame, encode_headers_and_payload
 
 FRAMES = 200
 BATCH = 1_000
@@ -80,7 +80,7 @@ def frame(of_entry: pb.MessageMetadata, payload: bytes) -> bytes:
     command.message.message_id.ledgerId = 12_345
     command.message.message_id.entryId = 77_777
     command.message.message_id.partition = -1
-    return encode_message(command, of_entry, payload)
+    return encode_frame(command, encode_headers_and_payload(of_entry, payload))
 
 
 def reader() -> EntryReader:

@@ -17,9 +17,9 @@ from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._frames import encode_message
 from tests.consumer.official import official_client
 from tests.wire.consuming import Arrived
+from tests.wire.frames import encode_message
 
 SUBSCRIPTION = "sub"
 

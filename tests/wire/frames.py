@@ -27,6 +27,11 @@ def message_rest(metadata: pb.MessageMetadata, payload: bytes, *, checksum: int 
     return b"\x0e\x01" + struct.pack(">I", crc) + checked
 
 
+def encode_message(command: pb.BaseCommand, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
+    """Return the frame of a command with a message, such as SEND or MESSAGE."""
+    return frame(command, message_rest(metadata, payload))
+
+
 def batch_payload(payloads: Sequence[bytes]) -> bytes:
     """Return the payload of a batch of plain messages."""
     parts = []

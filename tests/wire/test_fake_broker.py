@@ -13,12 +13,12 @@ from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._frames import encode_command, encode_message
+from pulsar_nack.wire._protocol._frames import encode_command
 from pulsar_nack.wire._protocol._message_commands import MessageCommand
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_link import Pipe
 from tests.wire.fake_topics import metadata_of
-from tests.wire.frames import command, read_message
+from tests.wire.frames import command, encode_message, read_message
 
 TOPIC = "persistent://public/default/t"
 

@@ -18,8 +18,8 @@ from pulsar_nack.wire._protocol._frames import (
     PONG,
     FrameDecoder,
     encode_command,
+    encode_frame,
     encode_headers_and_payload,
-    encode_message,
 )
 
 
@@ -29,7 +29,8 @@ def message(entry: int, payload: bytes = b"hello") -> bytes:
     command.message.consumer_id = 1
     command.message.message_id.ledgerId = 12
     command.message.message_id.entryId = entry
-    return encode_message(command, pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2), payload)
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2)
+    return encode_frame(command, encode_headers_and_payload(metadata, payload))
 
 
 def success(request_id: int) -> bytes:

@@ -11,7 +11,7 @@ from pulsar_nack.wire._consumer._ack_sets import remaining_of
 from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._entries import decode_entry, unpack
-from pulsar_nack.wire._protocol._frames import encode_command, encode_headers_and_payload, encode_message
+from pulsar_nack.wire._protocol._frames import encode_command, encode_frame, encode_headers_and_payload
 from tests.for_each import for_each
 from tests.wire.frames import SingleMessage, messages_of
 from tests.wire.recorded import Recorded, of_kind, recorded
@@ -46,7 +46,7 @@ def test_messages_are_written_as_they_were() -> None:
         metadata = pb.MessageMetadata.FromString(one.rest[10 : 10 + size])
         payload = one.rest[10 + size :]
         assert encode_headers_and_payload(metadata, payload) == one.rest
-        assert encode_message(one.command, metadata, payload) == one.frame
+        assert encode_frame(one.command, encode_headers_and_payload(metadata, payload)) == one.frame
         seen.add((one.sender, one.kind, metadata.compression))
     assert len(seen) == 5 * 3
 

@@ -17,7 +17,7 @@ from ...ids import MessageId
 from .._connection._broker_errors import as_text, is_transient
 from .._connection._context import ClientContext
 from .._connection._options import SchemaInfo
-from .._connection._retry import gather_settled, retry_transient, with_context
+from .._connection._retry import gather_or_cancel, gather_settled, retry_transient, with_context
 from .._protocol._compression import require_compression
 from .._protocol._topics import normalize, partition_name
 from ._options import ProducerOptions
@@ -188,8 +188,10 @@ class Producer(ClosesWhenDropped):
         """Pass an admitted message to the producer of a partition."""
         receipt: asyncio.Future[MessageId] = self._context.loop.create_future()
         message.receipt = receipt
+        if self._closing is not None:  # while the message waited
+            self._pending.release(message.size)
+            raise ClosedError("the producer")
         try:
-            self._check_open()
             producer = self._chosen(message)
             producer.check_open()
             producer.queue.send(message)
@@ -202,8 +204,7 @@ class Producer(ClosesWhenDropped):
         producers = self._producers
         if len(producers) == 1:
             return producers[0]
-        is_filling = self._is_filling if self._options.batching else _never
-        return producers[self._router.partition(message.key, len(producers), is_filling=is_filling)]
+        return producers[self._router.partition(message.key, len(producers), is_filling=self._is_filling)]
 
     def _is_filling(self, partition: int) -> bool:
         return bool(self._producers[partition].queue.batches)
@@ -234,13 +235,9 @@ class Producer(ClosesWhenDropped):
         """Return connected producers for topics or partitions; if one fails, close all and raise its error."""
         made = [TopicProducer(self._context, name, self._options, self._on_done) for name in names]
         try:
-            async with asyncio.TaskGroup() as group:
-                for each in made:
-                    group.create_task(_open(each, ends_at), name=f"pulsar_nack.wire producing to {each.topic}")
-        except BaseException as error:
+            await gather_or_cancel((_open(each, ends_at) for each in made), most=len(made))
+        except BaseException:
             await gather_settled(each.aclose() for each in made)  # the caller may be cancelled again
-            if isinstance(error, BaseExceptionGroup):
-                raise error.exceptions[0] from None
             raise
         return made
 
@@ -301,10 +298,6 @@ async def _open(producer: TopicProducer, ends_at: float | None) -> None:
         await producer.open(ends_at)
     except BrokerError as error:
         raise with_context(f"producing to {producer.topic}", error) from error
-
-
-def _never(_: int) -> bool:
-    return False
 
 
 class Producing:

@@ -224,10 +224,5 @@ def encode_headers_and_payload(metadata: pb.MessageMetadata, payload: bytes) -> 
     return b"".join((MAGIC_CHECKSUM, _SIZE.pack(google_crc32c.value(checked)), checked))
 
 
-def encode_message(command: pb.BaseCommand, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
-    """Return the frame of a command with a message: SEND, or MESSAGE in a scripted broker."""
-    return encode_frame(command, encode_headers_and_payload(metadata, payload))
-
-
 PING: Final = encode_command(pb.BaseCommand(type=pb.BaseCommand.PING, ping=pb.CommandPing()))
 PONG: Final = encode_command(pb.BaseCommand(type=pb.BaseCommand.PONG, pong=pb.CommandPong()))
