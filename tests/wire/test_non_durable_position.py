@@ -132,7 +132,7 @@ class Reading:
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_nothing_that_was_nacked_is_lost(kind: Any) -> None:
-    """After a lost connection it is delivered at its time, once; messages in flight or acknowledged do not come again."""
+    """After a lost connection it is delivered at its time, once; those in flight or acknowledged do not come again."""
     reading = Reading(6, consumer_type=kind)
     async with reading.client, reading.subscribe() as consumer:
         messages = [await consumer.receive(timeout=60) for _ in range(6)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from ...consumer import AcksDone
@@ -112,7 +113,8 @@ class AckGroupingTracker:
         group = AckGroup(is_cumulative=True)
         group.entries[position] = remaining
         group.waiting.append(done)
-        self._dispatch(group)
+        self._unanswered[group] = None
+        self._send(group)
 
     def flush(self) -> None:
         """Send the collected acknowledgements now."""
@@ -121,7 +123,8 @@ class AckGroupingTracker:
             self._timer = None
         group, self._open = self._open, None
         if group is not None:
-            self._dispatch(group)
+            self._unanswered[group] = None
+            self._send(group)
 
     def connected(self, send: Send) -> None:
         """Use a new connection; first send again what is unanswered."""
@@ -178,10 +181,6 @@ class AckGroupingTracker:
                 self._timer = self._loop.call_later(self._group_s, self.flush)
         return group
 
-    def _dispatch(self, group: AckGroup) -> None:
-        self._unanswered[group] = None
-        self._send(group)
-
     def _send(self, group: AckGroup) -> None:
         if self._send_group is None:
             return
@@ -193,7 +192,7 @@ class AckGroupingTracker:
             self._loop.call_soon(self._answered, group, None)
             return
         group.receipt = receipt
-        receipt.add_done_callback(lambda receipt: self._on_receipt(group, receipt))
+        receipt.add_done_callback(partial(self._on_receipt, group))
 
     def _on_receipt(self, group: AckGroup, receipt: asyncio.Future[pb.BaseCommand]) -> None:
         if receipt.cancelled() or group.receipt is not receipt:

@@ -53,7 +53,7 @@ class PlainDelivery(Delivery):
             return self._metadata
 
         def __new__(cls, *values: object, **named: object) -> Delivery:
-            """Make an ordinary delivery, for ``dataclasses.replace``; :func:`plain_delivery` makes a plain one."""
+            """Make an ordinary delivery, for ``dataclasses.replace``; the functions below make plain ones."""
             return Delivery(*values, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,17 +73,6 @@ class PlainBatchMember(PlainDelivery):
 
 
 _new: Callable[[type[PlainDelivery]], Any] = object.__new__
-
-
-def plain_delivery(message_id: MessageId, data: bytes, redelivery_count: int, metadata: bytes, topic: str) -> Delivery:
-    """Return the delivery of a plain message."""
-    made = _new(PlainDelivery)
-    made.id = message_id
-    made.data = data
-    made.redelivery_count = redelivery_count
-    made._metadata = metadata
-    made.topic = topic
-    return made  # type: ignore[no-any-return]
 
 
 def plain_member(  # noqa: PLR0917 - the hot path of batches
@@ -141,13 +130,15 @@ class DeliveryFactory:
         self.max_bytes = options.max_frame_bytes
         self.max_metadata_bytes = options.max_metadata_bytes
 
-    def delivery_of(self, item: QueuedMessage) -> Delivery:
+    def delivery_of(self, message: QueuedMessage) -> Delivery:
         """Return the delivery of a prefetched message."""
-        if not isinstance(item, tuple):
-            return item
-        data, ledger, entry, count, metadata = item
-        message_id = _delivered_id((ledger, entry, self.partition, -1), self.extras)
-        return plain_delivery(message_id, data, count, metadata, self.topic)
+        if not isinstance(message, tuple):
+            return message
+        made = _new(PlainDelivery)
+        made.data, ledger, entry, made.redelivery_count, made._metadata = message
+        made.id = _delivered_id((ledger, entry, self.partition, -1), self.extras)
+        made.topic = self.topic
+        return made  # type: ignore[no-any-return]
 
     def delivery(
         self,
