@@ -58,10 +58,8 @@ def subscribe(
 
 def flow(consumer_id: int, permits: int) -> bytes:
     """Return the command that lets the broker send this many more messages."""
-    command = pb.BaseCommand(type=pb.BaseCommand.FLOW)
-    command.flow.consumer_id = consumer_id
-    command.flow.messagePermits = permits
-    return encode_command(command)
+    body = pb.CommandFlow(consumer_id=consumer_id, messagePermits=permits)
+    return encode_command(pb.BaseCommand(type=pb.BaseCommand.FLOW, flow=body))
 
 
 def acknowledge(consumer_id: int, group: AckGroup, request_id: int | None) -> bytes:
@@ -93,10 +91,9 @@ def redeliver(consumer_id: int, positions: Sequence[tuple[int, int]]) -> bytes:
 
 def rewind(consumer_id: int, epoch: int) -> bytes:
     """Return the command that requests all unacknowledged messages again, marked with the epoch."""
-    command = pb.BaseCommand(type=pb.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES)
-    command.redeliverUnacknowledgedMessages.consumer_id = consumer_id
-    command.redeliverUnacknowledgedMessages.consumer_epoch = epoch
-    return encode_command(command)
+    body = pb.CommandRedeliverUnacknowledgedMessages(consumer_id=consumer_id, consumer_epoch=epoch)
+    kind = pb.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES
+    return encode_command(pb.BaseCommand(type=kind, redeliverUnacknowledgedMessages=body))
 
 
 def seek(consumer_id: int, request_id: int, position: MessageId | int) -> pb.BaseCommand:
@@ -116,34 +113,26 @@ def seek(consumer_id: int, request_id: int, position: MessageId | int) -> pb.Bas
 
 def unsubscribe(consumer_id: int, request_id: int) -> pb.BaseCommand:
     """Return the command that deletes the subscription."""
-    command = pb.BaseCommand(type=pb.BaseCommand.UNSUBSCRIBE)
-    command.unsubscribe.consumer_id = consumer_id
-    command.unsubscribe.request_id = request_id
-    return command
+    body = pb.CommandUnsubscribe(consumer_id=consumer_id, request_id=request_id)
+    return pb.BaseCommand(type=pb.BaseCommand.UNSUBSCRIBE, unsubscribe=body)
 
 
 def close(consumer_id: int, request_id: int) -> pb.BaseCommand:
     """Return the command that closes the consumer."""
-    command = pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER)
-    command.close_consumer.consumer_id = consumer_id
-    command.close_consumer.request_id = request_id
-    return command
+    body = pb.CommandCloseConsumer(consumer_id=consumer_id, request_id=request_id)
+    return pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER, close_consumer=body)
 
 
 def last_message_id(consumer_id: int, request_id: int) -> pb.BaseCommand:
     """Return the command that asks for the id of the topic's last message."""
-    command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID)
-    command.getLastMessageId.consumer_id = consumer_id
-    command.getLastMessageId.request_id = request_id
-    return command
+    body = pb.CommandGetLastMessageId(consumer_id=consumer_id, request_id=request_id)
+    return pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID, getLastMessageId=body)
 
 
 def statistics(consumer_id: int, request_id: int) -> pb.BaseCommand:
     """Return the command that asks for the broker's statistics of the consumer."""
-    command = pb.BaseCommand(type=pb.BaseCommand.CONSUMER_STATS)
-    command.consumerStats.consumer_id = consumer_id
-    command.consumerStats.request_id = request_id
-    return command
+    body = pb.CommandConsumerStats(consumer_id=consumer_id, request_id=request_id)
+    return pb.BaseCommand(type=pb.BaseCommand.CONSUMER_STATS, consumerStats=body)
 
 
 def position_of(data: pb.MessageIdData) -> Position:
