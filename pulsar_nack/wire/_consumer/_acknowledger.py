@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from ...consumer import AcksDone
 from ...errors import BrokerError, ClosedError
 from ...ids import MessageId
-from ._ack_groups import AckGroupingTracker, Done, Send
+from ._ack_groups import AckGroupingTracker, Done
 from ._ack_sets import AckSets
 from ._non_durable_position import NonDurablePosition
 from ._subscribe_options import SubscribeOptions
@@ -55,35 +55,25 @@ class Acknowledger:
         self.is_closed = False
         """Whether ``check_open`` raises."""
         self.is_topic_missing = False
+        """Whether the topic does not exist now."""
         self.is_topic_deleted = False
         """Whether the topic is deleted for good."""
         self._loop = loop
         self._topic = topic
         self._options = options
         self._check_open = check_open
-        self._groups = AckGroupingTracker(loop, options.ack_group_ms)
+        self._groups = groups = AckGroupingTracker(loop, options.ack_group_ms)
+        self.connected, self.fail, self.settled = groups.connected, groups.fail, groups.settled
         self._members_done = self._on_members_done  # one object, so that members of different calls share a group
-
-    def connected(self, send: Send) -> None:
-        """Send over a new session, first what is not confirmed."""
-        self._groups.connected(send)
 
     def disconnected(self) -> None:
         """Keep what is not confirmed for the next session; forget the ack sets."""
         self._groups.disconnected()
         self.sets.forget()
 
-    def fail(self, error: Exception | None) -> None:
-        """Fail everything that is not confirmed; None: it succeeds, as there is nothing left to acknowledge."""
-        self._groups.fail(error)
-
     def close(self) -> None:
         """Fail everything that is not confirmed, because the consumer is closed."""
         self.fail(None if self.is_topic_deleted else ClosedError("the consumer"))
-
-    async def settled(self) -> None:
-        """Wait until the broker has answered all earlier acknowledgements."""
-        await self._groups.settled()
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
         """Acknowledge messages; returns when the broker has confirmed it. A cancelled call does not stop it.

@@ -120,9 +120,9 @@ class WirePort:
             normalize(topic)
         return WirePublisher(self._context, initial_subscription)
 
-    def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
-        """Call ``told`` with each session event, the topic and the partition."""
-        self._consumers.on_event = told
+    def watch_sessions(self, on_event: Callable[[SessionEvent, str, int], None]) -> None:
+        """Call ``on_event`` with each session event, the topic and the partition."""
+        self._consumers.on_event = on_event
 
     async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
         """Return the mark-delete position of a topic or partition, None if it is not known."""

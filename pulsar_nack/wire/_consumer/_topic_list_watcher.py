@@ -62,7 +62,7 @@ class TopicListWatcher:
         self._changed.clear()
 
     async def _open(self) -> None:
-        """Begin a watch if there is none; then earlier changes are to be looked for."""
+        """Begin a watch unless there is one; earlier changes then remain to be found."""
         if self.is_open or self._is_refused:
             return
         try:
