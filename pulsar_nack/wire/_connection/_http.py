@@ -82,7 +82,7 @@ async def _connect(parts: SplitResult, tls: ssl.SSLContext | None) -> _Streams:
 
 async def _through(proxy: SplitResult, host: str, port: int, tls: ssl.SSLContext) -> _Streams:
     if proxy.scheme != "http" or not proxy.hostname:
-        raise ConnectionError("the proxy of the environment is no http:// URL")
+        raise ConnectionError("the proxy of the environment is not an http:// URL")
     reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or 80, limit=_MOST_HEAD_BYTES)
     try:
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -74,9 +74,8 @@ class Lookup:
         answer = await self._request(connection, command, request_id)
         partitions, most = answer.partitionMetadataResponse.partitions, self._options.max_partitions
         if partitions > most:
-            raise BrokerError(
-                f"{connection.address}: {topic} has {partitions} partitions, at most {most} are taken (max_partitions)"
-            )
+            problem = f"{topic} has {partitions} partitions, at most {most} are allowed (max_partitions)"
+            raise BrokerError(f"{connection.address}: {problem}")
         return partitions
 
     async def topics(self, namespace: str, *, pattern: str | None = None, mode: TopicsMode = "persistent") -> list[str]:
@@ -100,7 +99,7 @@ class Lookup:
     async def _matching(self, names: Sequence[str], wanted: re.Pattern[str] | None, namespace: str) -> list[str]:
         """Return the matching names that are valid; lets other tasks run in between."""
         if len(names) > self._options.max_topics:
-            most = f"at most {self._options.max_topics} are taken (max_topics)"
+            most = f"at most {self._options.max_topics} are allowed (max_topics)"
             raise BrokerError(f"namespace {namespace} has {len(names)} topics, {most}")
         found: list[str] = []
         invalid: list[str] = []

@@ -107,7 +107,7 @@ class Pool:
             raise BrokerError(f"{self}: a broker named an invalid address: {error}") from error
         if address.is_secure != self.is_secure:
             what = "without TLS" if self.is_secure else "with TLS"
-            raise BrokerError(f"{self}: a broker named {address}, which is {what}: it is not connected to")
+            raise BrokerError(f"{self}: a broker named {address}, which is {what}; the service URL differs")
         return address
 
     async def service(self) -> Connection:

@@ -277,6 +277,6 @@ def _chunked(
 def _check_size(metadata: pb.MessageMetadata, payload: bytes, encoding: EntryEncoding) -> None:
     most, size, more = encoding.max_message_bytes, len(payload), metadata.ByteSize()
     if size > most:
-        raise InvalidArgumentError("data", f"{size} bytes", f"at most {most} bytes, which the broker takes")
+        raise InvalidArgumentError("data", f"{size} bytes", f"at most {most} bytes, the limit of the broker")
     if size + more > most + _METADATA_BYTES:
         raise InvalidArgumentError("properties", f"{more} bytes", f"with the keys at most {_METADATA_BYTES} bytes")

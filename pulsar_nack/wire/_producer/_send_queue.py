@@ -205,7 +205,7 @@ class SendQueue:
         if number is None:
             message.sequence_id = number = self._next_id
         elif number <= self._last_id:
-            expected = f"more than {self._last_id}, that of the message before it: they have to grow"
+            expected = f"more than {self._last_id}, that of the message before it: ids must grow"
             raise InvalidArgumentError("sequence_id", number, expected)
         elif number <= self._failed_id:  # a late receipt for the failed message must not confirm this one
             self._restart(ConnectionLostError(f"sequence id {number} is used again"))

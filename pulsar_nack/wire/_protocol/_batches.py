@@ -56,7 +56,7 @@ def read_batch(
                 size += (header[2] - 1) << 7
         else:
             if middle - start > max_metadata_bytes:
-                problem = f"metadata of {middle - start} bytes, at most {max_metadata_bytes} are taken"
+                problem = f"metadata of {middle - start} bytes, at most {max_metadata_bytes} are allowed"
                 raise _damaged(index, count, f"{problem} (max_metadata_bytes)", is_local=True)
             metadata, size = _parsed(parse, header, index, count)
         at = middle + size
@@ -80,7 +80,7 @@ def check_count(count: int, size: int, most: int) -> None:
     if count != 1 and not 0 < count <= size // _LEAST_MESSAGE_BYTES:
         raise UndecodableMessageError(f"batch: {count} messages in {size} bytes")
     if count > most:
-        problem = f"batch: {count} messages, at most {most} are taken (max_batch_messages)"
+        problem = f"batch: {count} messages, at most {most} are allowed (max_batch_messages)"
         raise UndecodableMessageError(problem, is_local=True)
 
 

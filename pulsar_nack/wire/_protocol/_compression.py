@@ -59,7 +59,7 @@ def decompress(kind: int, data: bytes, size: int, max_bytes: int) -> bytes:
     if codec is None:
         raise UndecodableMessageError(f"payload: compressed by an unknown codec, number {kind}", is_local=True)
     if size > max_bytes:
-        problem = f"payload: {size} bytes before compression, at most {max_bytes} are taken"
+        problem = f"payload: {size} bytes before compression, at most {max_bytes} are allowed"
         raise UndecodableMessageError(problem, is_local=True)
     try:
         result = codec.decompress(data, size, max_bytes)
@@ -69,7 +69,7 @@ def decompress(kind: int, data: bytes, size: int, max_bytes: int) -> bytes:
         problem = f"payload: damaged {codec.name} data, {len(data)} bytes: {shown(str(error))}"
         raise UndecodableMessageError(problem) from error
     if len(result) != size:
-        raise UndecodableMessageError(f"payload: {codec.name} data of {len(result)} bytes, {size} were to come out")
+        raise UndecodableMessageError(f"payload: {codec.name} data of {len(result)} bytes, instead of {size}")
     return result
 
 
@@ -92,7 +92,7 @@ def _unzlib(data: bytes, size: int, max_bytes: int) -> bytes:
     del max_bytes
     result = zlib.decompressobj().decompress(data, size + 1)
     if len(result) > size:
-        raise ValueError(f"more than {size} bytes come out")
+        raise ValueError(f"more than {size} bytes")
     return result
 
 
@@ -144,7 +144,7 @@ def _check_zstd_header(data: bytes, size: int, max_window: int) -> int:
         window = base + (base >> 3) * (data[at] & 7)
         at += 1
         if window > max_window:
-            raise ValueError(f"it needs {window} bytes, at most {max_window} are taken")
+            raise ValueError(f"it needs {window} bytes, at most {max_window} are allowed")
     at += _DICTIONARY_ID_BYTES[descriptor & 3]
     width = _CONTENT_SIZE_BYTES[descriptor >> 6] or int(is_single)
     if width:

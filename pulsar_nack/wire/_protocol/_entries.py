@@ -192,7 +192,7 @@ def unpack(metadata: pb.MessageMetadata, payload: bytes, max_message_bytes: int)
     if metadata.compression:
         return decompress(metadata.compression, payload, metadata.uncompressed_size, max_message_bytes)
     if len(payload) > max_message_bytes:
-        problem = f"payload: {len(payload)} bytes, at most {max_message_bytes} are taken"
+        problem = f"payload: {len(payload)} bytes, at most {max_message_bytes} are allowed"
         raise UndecodableMessageError(problem, is_local=True)
     return payload
 
@@ -222,7 +222,7 @@ def _broker_metadata(data: bytes, most: int) -> tuple[pb.BrokerEntryMetadata, in
     if end > len(data):
         raise UndecodableMessageError(f"broker entry metadata: {end - 6} bytes where {len(data) - 6} are left")
     if end - 6 > most:
-        raise UndecodableMessageError(f"broker entry metadata: {end - 6} bytes, at most {most} are taken")
+        raise UndecodableMessageError(f"broker entry metadata: {end - 6} bytes, at most {most} are allowed")
     try:
         return pb.BrokerEntryMetadata.FromString(data[6:end]), end
     except DecodeError as error:
@@ -283,7 +283,7 @@ def _check_properties(metadata: pb.MessageMetadata, size: int) -> None:
 
 def _check_metadata_size(data: bytes, most: int) -> None:
     if len(data) > most:
-        problem = f"metadata: {len(data)} bytes, at most {most} are taken (max_metadata_bytes)"
+        problem = f"metadata: {len(data)} bytes, at most {most} are allowed (max_metadata_bytes)"
         raise UndecodableMessageError(problem, batch_size=_batch_size_in(data), is_local=True)
 
 

@@ -138,7 +138,7 @@ class FrameDecoder:
         while end - at >= 8:
             total, size = sizes(data, at)
             if total > limit or size > total - 4:
-                what = f"{total} bytes with a command of {size}, where at most {limit} are taken"
+                what = f"{total} bytes with a command of {size}, where at most {limit} are allowed"
                 raise self._wrong(
                     at, "an HTTP response: this is not the port of the binary protocol" if total == _HTTP else what
                 )
@@ -175,10 +175,12 @@ class FrameDecoder:
         Topics are counted by the tag byte before each. The size byte after it may have the same value, hence the 2.
         """
         if data[:2] not in _LISTS_OF_TOPICS:
-            problem = f"a command of {len(data)} bytes, at most {self._max_command_bytes} are taken (max_command_bytes)"
+            problem = (
+                f"a command of {len(data)} bytes, at most {self._max_command_bytes} are allowed (max_command_bytes)"
+            )
             raise self._wrong(at, problem)
         if data.count(b"\x12") + data.count(b"\x1a") > 2 * self._max_topics:
-            raise self._wrong(at, f"more topics than the {self._max_topics} that are taken (max_topics)")
+            raise self._wrong(at, f"more topics than the {self._max_topics} that are allowed (max_topics)")
 
     def _is_known(self, command: pb.BaseCommand, at: int) -> bool:
         """Return whether the kind of a command is known.
