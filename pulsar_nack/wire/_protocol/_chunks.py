@@ -149,9 +149,9 @@ class ChunkAssembler:
         if not self._abandoned or now_ms < self._return_at_ms:
             return []
         self._full_rounds += 1
-        take_abandoned, self._abandoned = self._abandoned, []
+        abandoned, self._abandoned = self._abandoned, []
         self._abandoned_chunks = 0
-        return take_abandoned
+        return abandoned
 
     def next_at(self) -> int | None:
         """Return when :meth:`take_abandoned` has something to return, in ms; None: never."""
@@ -172,8 +172,8 @@ class ChunkAssembler:
     def positions(self) -> list[Position]:
         """Return the positions of all chunks here, also of those that are to be redelivered."""
         partial = (message.positions() for message in self._partial.values())
-        take_abandoned = (each.positions for each in self._abandoned)
-        return [position for positions in (*take_abandoned, *partial) for position in positions]
+        abandoned = (each.positions for each in self._abandoned)
+        return [position for positions in (*abandoned, *partial) for position in positions]
 
     def clear(self) -> None:
         """Drop all messages: the broker sends everything again."""
@@ -237,9 +237,9 @@ class ChunkAssembler:
         if len(self._times_abandoned) > _MOST_REMEMBERED:
             del self._times_abandoned[next(iter(self._times_abandoned))]
         self._return_at_ms = min(self._return_at_ms, due_at_ms) if self._abandoned else due_at_ms
-        take_abandoned = AbandonedMessage(uuid, sorted(message.positions()), len(message.chunks), message.count, times)
-        self._abandoned.append(take_abandoned)
-        self._abandoned_chunks += len(take_abandoned.positions)
+        abandoned = AbandonedMessage(uuid, sorted(message.positions()), len(message.chunks), message.count, times)
+        self._abandoned.append(abandoned)
+        self._abandoned_chunks += len(abandoned.positions)
         if self._abandoned_chunks > _MOST_ABANDONED:
             self._return_at_ms = 0  # now
 
