@@ -27,6 +27,7 @@ from pulsar_nack import (
     SharedSubscription,
     SnapshotError,
 )
+from pulsar_nack.delayed.bucket._recovery import Recovery
 from pulsar_nack.testing import MemoryDelayedCursor, virtual_time
 from tests.for_each import for_each
 
@@ -195,7 +196,7 @@ async def test_opening_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no cursor")
 
     with monkeypatch.context() as patch:
-        patch.setattr(BucketDelayedDeliveryTracker, "_recover", lambda _: properties())
+        patch.setattr(Recovery, "start", lambda *_: properties())
         await goes_on_in_memory(subscription, RuntimeError)
     await and_back_in_buckets(subscription)
 
@@ -344,7 +345,7 @@ async def test_closed_trackers_are_forgotten() -> None:
         gc.collect()
         assert factory.trackers() == [OpenTracker("", "kept", kept)]
         assert factory.statistics().trackers == 1
-        assert len(factory._open._trackers) < 64
+        assert len(factory._registry._trackers) < 64
 
 
 async def test_a_shared_index() -> None:

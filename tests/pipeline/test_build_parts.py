@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pulsar_nack import BucketConfig
 from pulsar_nack.delayed.bucket._index import BucketIndex
-from pulsar_nack.delayed.bucket._segments import SnapshotBuilder
-from pulsar_nack.delayed.bucket._wire import decode_metadata
+from pulsar_nack.delayed.bucket._snapshot_builder import SnapshotBuilder
+from pulsar_nack.delayed.format import decode_metadata
 from pulsar_nack.pipeline._build_cut import Cutter, DuplicatePositionError, Rows, rows_of
 from pulsar_nack.pipeline._build_encode import encode_bucket, varint
 from pulsar_nack.pipeline._build_units import Block, Unit, make_units, split_evenly

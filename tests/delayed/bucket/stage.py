@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, Position
-from pulsar_nack.delayed.bucket._queue import Owner
+from pulsar_nack.delayed.bucket._buckets import AnyBucket
 from pulsar_nack.testing import ManualClock
 
 from .homes import OTHER, Home, MemoryHome
@@ -140,8 +140,8 @@ class Stage:
     def check(self) -> None:
         """Compare what is kept with what it is counted from."""
         index = self.tracker._index
-        owners: list[Owner] = [index.mutable, *index.sealings, *index.buckets]
-        index.queue.turn(index.mutable)
+        owners: list[AnyBucket] = [index.mutable, *index.sealings, *index.buckets]
+        index.queue.change_tail_owner(index.mutable)
         for owner in owners:
             assert owner.loaded == sum(len(run.columns) - run.at for run in index.queue.runs([owner])), owner
         for bucket in index.buckets:

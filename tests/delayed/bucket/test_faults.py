@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import InjectedError, Position
-from pulsar_nack.delayed.bucket._wire import SegmentRow, decode_metadata, encode_indexes, encode_metadata
+from pulsar_nack.delayed.format import SegmentRow, decode_metadata, encode_indexes, encode_metadata
 from pulsar_nack.index import EntrySets
 
 from .stage import Stage, positions

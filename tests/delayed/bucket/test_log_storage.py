@@ -24,7 +24,7 @@ from pulsar_nack import (
     SnapshotNotFoundError,
     SupportsSnapshotListing,
 )
-from pulsar_nack.delayed.bucket._log_snapshot import Footer, decode_footer, groups, split
+from pulsar_nack.delayed.format import Footer, decode_footer, group_records, split_entries
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, ManualClock, MemoryFiles, OsFiles
 
@@ -211,21 +211,21 @@ async def test_cancelled_reads(storage: LogSnapshotStorage) -> None:
         tasks[0].cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert results[1:] == [b"metadata"] * 2
-        storage._handles.drop_all()
+        storage._open_snapshots.drop_all()
 
 
 async def test_few_are_open(storage: LogSnapshotStorage, files: FaultyFiles) -> None:
     """Not more than the bound stay open, the last ones used; reading many at a time works all the same."""
     ids = [await make(storage) for _ in range(6)]
     await asyncio.gather(*(storage.get_bucket_snapshot_metadata(each) for each in ids * 3))
-    assert len(storage._handles) == 2
+    assert len(storage._open_snapshots) == 2
     for each in (ids[0], ids[1], ids[0]):
         await storage.get_bucket_snapshot_metadata(each)
     opened = files.history.count("open")
     await storage.get_bucket_snapshot_segment(ids[0], 1, 3)
     assert files.history.count("open") == opened + 1  # the read itself; opening looks at the file first
     await storage.delete_bucket_snapshot(ids[0])
-    assert len(storage._handles) == 1
+    assert len(storage._open_snapshots) == 1
 
 
 async def test_a_failed_opening_is_tried_again(storage: LogSnapshotStorage, files: FaultyFiles) -> None:
@@ -352,10 +352,10 @@ async def test_holds_on_simulated_files_too() -> None:
 
 def test_splits_and_groups() -> None:
     """Records are no larger than asked for, groups neither but for a single record, and nothing is lost of them."""
-    records, parts = split([b"abc", b"", b"0123456789", b"x"], 4)
+    records, parts = split_entries([b"abc", b"", b"0123456789", b"x"], 4)
     assert (records, parts) == ([b"abc", b"", b"0123", b"4567", b"89", b"x"], {2: 3})
-    assert list(groups(records, 12)) == [[b"abc", b""], [b"0123"], [b"4567"], [b"89", b"x"]]
-    assert list(groups([], 12)) == []
+    assert list(group_records(records, 12)) == [[b"abc", b""], [b"0123"], [b"4567"], [b"89", b"x"]]
+    assert list(group_records([], 12)) == []
     footer = Footer("k", "t", "c", 4, parts)
     assert decode_footer(footer.encode(), "log") == footer
     assert footer.records == len(records)

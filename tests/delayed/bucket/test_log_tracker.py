@@ -26,7 +26,7 @@ from pulsar_nack import (
     SnapshotNotFoundError,
     WallClock,
 )
-from pulsar_nack.delayed.bucket._log_snapshot import decode_footer
+from pulsar_nack.delayed.format import decode_footer
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger._record import SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import FaultyFiles, ManualClock, OsFiles

@@ -10,14 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import BucketConfig
-from pulsar_nack.delayed.bucket._columns import Columns, Index
-from pulsar_nack.delayed.bucket._immutable import ImmutableBucket
-from pulsar_nack.delayed.bucket._keys import NamedSnapshot, free_key, named_snapshots
-from pulsar_nack.delayed.bucket._merge import MergeFeed, choose_pair
-from pulsar_nack.delayed.bucket._mutable import MutableBucket, SealRule
+from pulsar_nack.delayed.bucket._buckets import ImmutableBucket, MutableBucket, SealRule
+from pulsar_nack.delayed.bucket._merge import StreamMerger, choose_pair
 from pulsar_nack.delayed.bucket._queue import TAIL, DueQueue
-from pulsar_nack.delayed.bucket._segments import Snapshot, SnapshotBuilder
-from pulsar_nack.delayed.bucket._wire import decode_metadata, decode_segment
+from pulsar_nack.delayed.bucket._snapshot_builder import NewSnapshot, SnapshotBuilder
+from pulsar_nack.delayed.format import (
+    Columns,
+    Index,
+    NamedSnapshot,
+    decode_metadata,
+    decode_segment,
+    free_key,
+    named_snapshots,
+)
 from pulsar_nack.index import NEVER
 from tests.for_each import for_each
 
@@ -29,7 +34,7 @@ def bucket_of(start: int, end: int, size: int, snapshot_id: int = 1) -> Immutabl
     return ImmutableBucket(f"{start}_{end}", snapshot_id, (start, end), mins=[10], maxs=[20], counts=[size])
 
 
-def cut(times: list[int], step: int, most: int, piece: int = 100) -> Snapshot:
+def cut(times: list[int], step: int, most: int, piece: int = 100) -> NewSnapshot:
     """Cut indexes with these times, given in pieces."""
     builder = SnapshotBuilder(step, most)
     indexes = [(at, 1, entry) for entry, at in enumerate(times)]
@@ -105,7 +110,7 @@ def test_queue_gives_the_earliest(steps: list[Index | list[Index] | None]) -> No
         assert queue.earliest == (model[0][0] if model else NEVER)
         assert [owner.loaded for owner in owners] == counts
         assert (queue.bytes > 0) == bool(model)
-    queue.turn(owners[1])
+    queue.change_tail_owner(owners[1])
     assert sum(len(list(run.rest())) for run in queue.runs([owners[0]])) == counts[0]
     queue.drop([owners[0]])
     assert (owners[0].loaded, owners[1].loaded) == (0, counts[1])
@@ -151,7 +156,7 @@ def test_merge_of_pieces(sources: list[list[list[Index]]]) -> None:
     for source, ordered in zip(sources, flat, strict=True):
         left = iter(ordered)
         pieces.append([[next(left) for _ in piece] for piece in source])
-    feed, merged = MergeFeed(len(sources)), list[Index]()
+    feed, merged = StreamMerger(len(sources)), list[Index]()
     while True:
         while (wanted := feed.wanted()) is not None:
             feed.feed(wanted, Columns(pieces[wanted].pop(0)) if pieces[wanted] else None)
@@ -198,7 +203,7 @@ def test_names_that_are_none(key: str, value: str) -> None:
 
 def test_when_to_seal() -> None:
     """A bucket with enough indexes is sealed at a new ledger, at its largest size, or when it is old; never before."""
-    rule = SealRule(least=3, most=5, oldest_ms=100)
+    rule = SealRule(min_size=3, max_size=5, max_age_ms=100)
     bucket = MutableBucket()
     for number in range(3):
         bucket.add(7, 1_000 + number)
@@ -218,7 +223,7 @@ def test_rule_of_a_config() -> None:
     """The rule is read from the config; a bucket is never sealed below the least size."""
     assert SealRule.of(BucketConfig()) == SealRule(50_000, 100_000, 300_000)
     config = BucketConfig(delayed_delivery_min_index_count_per_bucket=70, max_indexes_per_bucket=50)
-    assert SealRule.of(config).most == 70
+    assert SealRule.of(config).max_size == 70
 
 
 def test_a_bucket_is_used_up_segment_by_segment() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pulsar_nack import Position, SnapshotFormatError
-from pulsar_nack.delayed.bucket._jobs import MOST_READING
-from pulsar_nack.delayed.bucket._wire import decode_metadata, encode_metadata
+from pulsar_nack.delayed.bucket._snapshots import MAX_READS
+from pulsar_nack.delayed.format import decode_metadata, encode_metadata
 
 from .stage import Stage, positions
 
@@ -337,7 +337,7 @@ async def test_some_snapshots_are_read_at_a_time() -> None:
     gate = stage.storage.faults.hold("metadata")
     task = asyncio.create_task(stage.run().__aenter__())
     await stage.idle_except("metadata")
-    assert stage.storage.faults.calls["metadata"] == MOST_READING
+    assert stage.storage.faults.calls["metadata"] == MAX_READS
     gate.set()
     await task
     assert stage.count == 100
@@ -428,13 +428,13 @@ async def test_some_segments_are_loaded_at_a_time() -> None:
         gate = stage.storage.faults.hold("segment")
         stage.clock.set(10_005)
         await stage.idle_except("segment")
-        assert stage.storage.faults.calls["segment"] == MOST_READING
+        assert stage.storage.faults.calls["segment"] == MAX_READS
         stage.clock.advance(99)
         await stage.idle_except("segment")
-        assert stage.storage.faults.calls["segment"] == MOST_READING
+        assert stage.storage.faults.calls["segment"] == MAX_READS
         stage.clock.advance(1)
         await stage.idle_except("segment")
-        assert stage.storage.faults.calls["segment"] == 3 * MOST_READING
+        assert stage.storage.faults.calls["segment"] == 3 * MAX_READS
         gate.set()
         await stage.idle()
         assert len(set(await stage.drain())) == 400

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import BucketDelayedDeliveryTracker, MissingExtraError, SnapshotFormatError
-from pulsar_nack.delayed.bucket._columns import Columns, Index
-from pulsar_nack.delayed.bucket._wire import (
+from pulsar_nack.delayed.format import (
     STEP,
+    Columns,
+    Index,
     SegmentRow,
     decode_metadata,
     decode_segment,
@@ -122,7 +123,7 @@ def test_random_bytes_never_surprise(data: bytes) -> None:
 async def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without protobuf, opening a tracker names the extra that installs it."""
     messages.cache_clear()
-    monkeypatch.delattr("pulsar_nack.delayed.bucket._snapshot_pb2", raising=False)
-    monkeypatch.setitem(sys.modules, "pulsar_nack.delayed.bucket._snapshot_pb2", None)
+    monkeypatch.delattr("pulsar_nack.delayed.format._snapshot_pb2", raising=False)
+    monkeypatch.setitem(sys.modules, "pulsar_nack.delayed.format._snapshot_pb2", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[bucket\]'"):
         await BucketDelayedDeliveryTracker.open(MemorySnapshotStorage(), MemoryDelayedCursor())

@@ -1,4 +1,4 @@
-"""Which positions are held, by the thousand where they come by the thousand."""
+"""Sets of positions: built from indexes or bitmaps, and dumped as the bitmaps of a snapshot's metadata."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _MEASURED: Final = 64
 _SWEEP: Final = 512
 
 
-class Pending(EntrySets):
-    """A set of positions, for many at once.
+class PositionSet(EntrySets):
+    """A set of positions with bulk operations.
 
-    A bitmap of which more and more is taken out grows: a run becomes two. So ledgers are measured, and compressed, in
-    turn, one for each :data:`_SWEEP` positions that went.
+    A bitmap grows while entries are removed, since each removal may split a run in two. So the ledgers are compressed
+    and measured in turn, one for every :data:`_SWEEP` removed positions.
     """
 
-    __slots__ = ("_sweep", "_went")
+    __slots__ = ("_removed", "_sweep")
 
     def __init__(self) -> None:
         super().__init__()
         self._sweep: list[int] = []
-        self._went = 0
+        self._removed = 0
 
     def discard(self, ledger: int, entry: int) -> bool:
-        """Take an entry out; return whether it was there."""
+        """Remove an entry; return whether it was in the set."""
         was_there = super().discard(ledger, entry)
-        self._note(was_there)
+        self._count_removed(was_there)
         return was_there
 
-    def _note(self, went: int) -> None:
-        self._went += went
-        while self._went >= _SWEEP:
-            self._went -= _SWEEP
+    def _count_removed(self, count: int) -> None:
+        self._removed += count
+        while self._removed >= _SWEEP:
+            self._removed -= _SWEEP
             if not self._sweep:
                 self._sweep = list(self._ledgers)
             if self._sweep:
                 self._measure(self._sweep.pop())
 
     def add_new(self, ledger: int, entries: array[int]) -> bool:
-        """Add entries (typecode ``I``) that are all new; False, nothing changed, when one is not, or comes twice."""
+        """Add entries (typecode ``I``) if all are new and distinct; otherwise change nothing and return False."""
         if ledger != self._last:
             self._measure(self._last)
             self._last = ledger
@@ -62,7 +62,7 @@ class Pending(EntrySets):
         return True
 
     def add_all(self, indexes: Iterable[Index]) -> None:
-        """Add the positions of some indexes, new or not. About 100 ns each."""
+        """Add the positions of indexes. About 100 ns each."""
         grouped: dict[int, list[int]] = {}
         for _, ledger, entry in indexes:
             if (entries := grouped.get(ledger)) is None:
@@ -78,9 +78,9 @@ class Pending(EntrySets):
             self._count += len(held) - before
 
     def join(self, ledger: int, portable: bytes) -> int:
-        """Add the entries of a portable bitmap, not measured; return how many are new. About 2 us, and O(bytes).
+        """Add the entries of a portable bitmap without measuring it; return how many are new. About 2 us, and O(bytes).
 
-        :raises ValueError: the bytes are not a bitmap; nothing has changed
+        :raises ValueError: the bytes are not a bitmap; nothing was changed
         """
         held = self._ledgers.get(ledger)
         if held is None:
@@ -97,7 +97,7 @@ class Pending(EntrySets):
         return len(held) - before
 
     def compress(self, step: int) -> Iterator[None]:
-        """Measure and compress all ledgers, so many in a step. About 10 us each."""
+        """Compress and measure all ledgers, ``step`` of them at a time. About 10 us each."""
         ledgers = list(self._ledgers)
         for at in range(0, len(ledgers), step):
             for ledger in ledgers[at : at + step]:
@@ -105,7 +105,7 @@ class Pending(EntrySets):
             yield
 
     def take_out(self, indexes: Sequence[Sequence[int]]) -> list[Position]:
-        """Take out the positions of some indexes; return those that were in it. About 250 ns each."""
+        """Remove the positions of indexes; return those that were in the set. About 250 ns each."""
         find = self._ledgers.get
         taken = []
         for index in indexes:
@@ -117,23 +117,23 @@ class Pending(EntrySets):
         for ledger in {position[0] for position in taken}:
             if not self._ledgers[ledger]:
                 self._drop(ledger)
-        self._note(len(taken))
+        self._count_removed(len(taken))
         return taken
 
-    def living(self, indexes: Sequence[Index]) -> list[Index]:
-        """Return the indexes whose positions are in it. About 100 ns each."""
+    def held_of(self, indexes: Sequence[Index]) -> list[Index]:
+        """Return the indexes whose positions are in the set. About 100 ns each."""
         find = self._ledgers.get
         return [index for index in indexes if index[2] in find(index[1], ())]
 
     def includes(self, other: EntrySets) -> bool:
-        """Return whether all of another one is in it. O(ledgers), and the bitmaps' own comparing."""
+        """Return whether this set includes another one. O(ledgers), plus the comparison of bitmaps."""
         return all(
-            (held := self._ledgers.get(ledger)) is not None and asked.issubset(held)
-            for ledger, asked in other._ledgers.items()
+            (held := self._ledgers.get(ledger)) is not None and entries.issubset(held)
+            for ledger, entries in other._ledgers.items()
         )
 
     def take_over(self, other: EntrySets) -> int:
-        """Move all of another one here; return how many are new. Below 1 us a ledger that is not here, 3 for others."""
+        """Move another set into this one; return how many positions are new. 1 us for a new ledger, 3 us otherwise."""
         before = self._count
         both = self._ledgers.keys() & other._ledgers.keys()
         for ledger, added in other._ledgers.items():
@@ -149,7 +149,7 @@ class Pending(EntrySets):
             self._count += len(held) - here
             if len(both) <= _MEASURED:
                 self._measure(ledger)
-            else:  # at most, about
+            else:  # an upper bound
                 self._sizes[ledger] += other._sizes[ledger]
                 self.bytes += other._sizes[ledger]
         other.clear()

@@ -1,4 +1,4 @@
-"""Delayed indexes by the thousand: three columns of 8 bytes each, in order of time."""
+"""Delayed indexes in order of time, packed in three columns of 8 bytes each."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import gt
 
 Index = tuple[int, int, int]
-"""When (epoch ms), ledger, entry. Its order is that in which messages come out."""
+"""Delivery time (epoch ms), ledger, entry. Messages come out in this order."""
 
 
 class Columns:
-    """Times (epoch ms), ledgers and entries of the same length; whoever appends keeps them in order."""
+    """Columns of times (epoch ms), ledgers and entries, of equal length; the caller appends in order."""
 
     __slots__ = ("entries", "ledgers", "times")
 
@@ -24,13 +24,13 @@ class Columns:
 
     @classmethod
     def of_ledger(cls, ledger: int, entries: array[int], times: array[int]) -> Columns:
-        """Return indexes of one ledger, given in any order. 40 ns each in order, up to 300 ns otherwise."""
+        """Return the indexes of one ledger, given in any order. 40 ns each in order, up to 300 ns otherwise."""
         columns = cls()
         if any(map(gt, entries, entries[1:])):
             order = sorted(range(len(entries)), key=entries.__getitem__)
             entries, times = _in_order(entries, order), _in_order(times, order)
         if any(map(gt, times, times[1:])):
-            order = sorted(range(len(times)), key=times.__getitem__)  # stable: of the same time the first entry first
+            order = sorted(range(len(times)), key=times.__getitem__)  # stable: entries of equal times stay in order
             entries, times = _in_order(entries, order), _in_order(times, order)
         columns.times, columns.entries = array("q", times), array("q", entries)
         columns.ledgers = array("q", (ledger,)) * len(times)
@@ -46,30 +46,30 @@ class Columns:
         return self.rest(0)
 
     def rest(self, at: int) -> Iterator[Index]:
-        """Return the indexes from place ``at`` on."""
+        """Return the indexes from offset ``at`` on."""
         yield from zip(self.times[at:], self.ledgers[at:], self.entries[at:], strict=True)
 
     def part(self, at: int, to: int) -> Columns:
-        """Return a copy of those from place ``at`` to before ``to``."""
+        """Return a copy of the indexes from offset ``at`` to before ``to``."""
         part = Columns()
         part.times, part.ledgers, part.entries = self.times[at:to], self.ledgers[at:to], self.entries[at:to]
         return part
 
     def extend(self, indexes: Sequence[Index]) -> None:
-        """Add many at the end."""
+        """Append indexes."""
         self.times.fromlist([index[0] for index in indexes])
         self.ledgers.fromlist([index[1] for index in indexes])
         self.entries.fromlist([index[2] for index in indexes])
 
     def append(self, index: Index) -> None:
-        """Add one at the end."""
+        """Append an index."""
         self.times.append(index[0])
         self.ledgers.append(index[1])
         self.entries.append(index[2])
 
     @property
     def bytes(self) -> int:
-        """Return about how much memory they take."""
+        """Return about how much memory the columns take."""
         return 24 * len(self.times) + 300
 
 

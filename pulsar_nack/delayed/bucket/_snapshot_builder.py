@@ -1,4 +1,4 @@
-"""Cuts indexes that come in order of time into the segments of a snapshot. Pure, and in small steps."""
+"""Cuts indexes that arrive in order of time into the segments of a snapshot. Pure, and in small steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ._columns import Index
-from ._pending import Pending
-from ._wire import SegmentRow, encode_indexes, encode_metadata
+from ..format import Index, PositionSet, SegmentRow, encode_indexes, encode_metadata
 
 
-class Snapshot(NamedTuple):
-    """What is to be stored: entry 0, the entries after it, and for each of these its times and size."""
+class NewSnapshot(NamedTuple):
+    """A snapshot to be stored: its metadata and segments, and the times and size of each segment."""
 
     metadata: bytes
     segments: list[bytes]
@@ -22,10 +20,10 @@ class Snapshot(NamedTuple):
 
 
 class SnapshotBuilder:
-    """Takes indexes in order of time. A segment's window of ``step_ms`` starts at its own first time.
+    """Builds a snapshot from indexes in order of time.
 
-    :param step_ms: a segment's times are less than this apart
-    :param max_indexes: most indexes in a segment; -1: no bound
+    :param step_ms: the times of a segment span less than this, from the segment's first time
+    :param max_indexes: the maximum of indexes in a segment; -1: unlimited
     """
 
     def __init__(self, step_ms: int, max_indexes: int) -> None:
@@ -40,12 +38,12 @@ class SnapshotBuilder:
 
     def _begin(self) -> None:
         self._parts: list[bytes] = []
-        self._positions = Pending()
+        self._positions = PositionSet()
         self._first_at = self._last_at = 0
         self._count = 0
 
     def add(self, indexes: Sequence[Index]) -> None:
-        """Add some more, none of them earlier than those before. About 0.5 us each."""
+        """Add indexes, none of them earlier than those before. About 0.5 us each."""
         at = 0
         while at < len(indexes):
             if not self._count:
@@ -58,22 +56,22 @@ class SnapshotBuilder:
             at = end
 
     def add_segment(self, segment: bytes, row: SegmentRow, *, min_at: int, count: int) -> None:
-        """Add a whole segment as it is, not earlier than what was added before.
+        """Add a whole segment as it is, not earlier than the indexes before.
 
         :param min_at: its earliest time, or a lower bound of it
         """
         if self._count:
             self._close()
-        self._put(segment, row._replace(min_at=min_at), min_at, count)  # Pulsar's later releases do not read it without
+        self._put(segment, row._replace(min_at=min_at), min_at, count)  # later releases of Pulsar need min_at
 
-    def finish(self) -> Snapshot:
-        """Return the snapshot; without segments when nothing was added."""
+    def finish(self) -> NewSnapshot:
+        """Return the snapshot; it has no segments if nothing was added."""
         if self._count:
             self._close()
-        return Snapshot(b"".join(self._metadata), self._segments, self._mins, self._maxs, self._counts)
+        return NewSnapshot(b"".join(self._metadata), self._segments, self._mins, self._maxs, self._counts)
 
     def _end(self, indexes: Sequence[Index], at: int) -> int:
-        """Return up to where the indexes from a place on belong to the segment that is being made."""
+        """Return the end of the indexes, from ``at`` on, that belong to the current segment."""
         end = len(indexes)
         if self._max_indexes > 0:
             end = min(end, at + self._max_indexes - self._count)

@@ -1,8 +1,7 @@
 """Pulsar's protobuf form of a snapshot (see ``_snapshot.proto``). Needs the extra ``bucket``.
 
-Encoding a segment piece by piece is allowed by the form itself: the parts of a repeated field, written one after the
-other, are one message. So nothing here has to hold the loop for long; what is long is a generator that may be halted
-after each step.
+A segment can be encoded piece by piece: the concatenated parts of a repeated field are one message. So nothing here
+blocks the loop for long; whatever takes long is a generator that can pause after each step.
 """
 
 from __future__ import annotations
@@ -18,21 +17,22 @@ from ...index import MAX_ENTRY
 from ._columns import Columns, Index
 
 STEP: Final = 256
-"""How many indexes are worked on in one go: some tenths of a millisecond.
+"""How many indexes are processed before other tasks run: some tenths of a millisecond.
 
-Objects are made of these only, and let go before others have their turn: so few do not make Python's collector look
-for garbage, which would hold the loop for up to 20 ms now and then.
+Only this many objects exist at a time, and they are released before other tasks run. More would trigger Python's
+garbage collector, which blocks the loop for up to 20 ms.
 """
 
-_INT63_MAX: Final = 2**63 - 1
+INT64_MAX: Final = 2**63 - 1
+"""The largest ledger id and time."""
 _SEGMENT: Final = "snapshot segment"
 _METADATA: Final = "snapshot metadata"
 
 
 class SegmentRow(NamedTuple):
-    """What the metadata tell of a segment.
+    """The metadata of one segment.
 
-    ``min_at`` is None where the writer did not know it yet; bitmaps are portable, by ledger.
+    ``min_at`` is None in snapshots of older brokers. ``bitmaps`` has a portable bitmap for each ledger.
     """
 
     min_at: int | None
@@ -42,7 +42,7 @@ class SegmentRow(NamedTuple):
 
 @cache
 def messages() -> ModuleType:
-    """Return the generated classes.
+    """Return the module of the generated protobuf classes.
 
     :raises MissingExtraError: protobuf is not installed
     """
@@ -54,11 +54,11 @@ def messages() -> ModuleType:
 
 
 def encode_indexes(indexes: Iterable[Index]) -> bytes:
-    """Return a part of a segment: parts that are joined make a whole."""
+    """Return a part of a segment; concatenated parts are a segment."""
     part = messages().SnapshotSegment()
     add = part.indexes.add
     for at, ledger, entry in indexes:
-        index = add()  # with the fields as arguments it takes a third longer
+        index = add()  # passing the fields as arguments takes a third longer
         index.timestamp = at
         index.ledger_id = ledger
         index.entry_id = entry
@@ -66,28 +66,28 @@ def encode_indexes(indexes: Iterable[Index]) -> bytes:
 
 
 def encode_metadata(rows: Iterable[SegmentRow]) -> bytes:
-    """Return entry 0 of a snapshot, or a part of it: parts that are joined make a whole."""
+    """Return entry 0 of a snapshot, or a part of it; concatenated parts are an entry."""
     metadata = messages().SnapshotMetadata()
     for row in rows:
-        written = metadata.metadata_list.add(max_schedule_timestamp=row.max_at)
+        segment = metadata.metadata_list.add(max_schedule_timestamp=row.max_at)
         if row.min_at is not None:
-            written.min_schedule_timestamp = row.min_at
+            segment.min_schedule_timestamp = row.min_at
         for ledger, bitmap in row.bitmaps.items():
-            written.delayed_index_bit_map[ledger] = bitmap
+            segment.delayed_index_bit_map[ledger] = bitmap
     return bytes(metadata.SerializeToString())
 
 
 def decode_segment(data: bytes) -> Generator[None, None, Columns]:
-    """Read a segment, in steps; its indexes come out in order of time.
+    """Read a segment in steps and return its indexes in order of time.
 
-    :raises SnapshotFormatError: the bytes are no segment, or not a sound one
+    :raises SnapshotFormatError: the bytes are not a sound segment
     """
     read = _parse(messages().SnapshotSegment(), data, _SEGMENT).indexes
     columns = Columns()
     for at in range(0, len(read), STEP):
         part = read[at : at + STEP]
-        columns.times.extend(_column(part, "timestamp", _INT63_MAX))
-        columns.ledgers.extend(_column(part, "ledger_id", _INT63_MAX))
+        columns.times.extend(_column(part, "timestamp", INT64_MAX))
+        columns.ledgers.extend(_column(part, "ledger_id", INT64_MAX))
         columns.entries.extend(_column(part, "entry_id", MAX_ENTRY))
         del part
         yield
@@ -97,7 +97,7 @@ def decode_segment(data: bytes) -> Generator[None, None, Columns]:
 
 
 def decode_metadata(data: bytes) -> list[SegmentRow]:
-    """Read entry 0 of a snapshot in one go; the errors are those of :func:`read_metadata`."""
+    """Read entry 0 of a snapshot at once; it raises what :func:`read_metadata` raises."""
     steps = read_metadata(data)
     while True:
         try:
@@ -108,9 +108,9 @@ def decode_metadata(data: bytes) -> list[SegmentRow]:
 
 
 def read_metadata(data: bytes) -> Generator[None, None, list[SegmentRow]]:
-    """Read entry 0 of a snapshot, in steps. The bitmaps are looked at by who uses them.
+    """Read entry 0 of a snapshot in steps. The bitmaps are not checked.
 
-    :raises SnapshotFormatError: the bytes are no metadata, or not sound ones
+    :raises SnapshotFormatError: the bytes are not sound metadata
     """
     rows: list[SegmentRow] = []
     bitmaps = 0
@@ -150,7 +150,7 @@ def _column(indexes: Sequence[Any], field: str, highest: int) -> list[int]:
 
 
 def _check_row(row: SegmentRow, number: int) -> None:
-    if row.max_at > _INT63_MAX or (row.min_at is not None and row.min_at > row.max_at):
+    if row.max_at > INT64_MAX or (row.min_at is not None and row.min_at > row.max_at):
         raise SnapshotFormatError(_METADATA, f"segment {number + 1} is from {row.min_at} to {row.max_at}")
-    if any(ledger > _INT63_MAX for ledger in row.bitmaps):
-        raise SnapshotFormatError(_METADATA, f"segment {number + 1} has a ledger above {_INT63_MAX}")
+    if any(ledger > INT64_MAX for ledger in row.bitmaps):
+        raise SnapshotFormatError(_METADATA, f"segment {number + 1} has a ledger above {INT64_MAX}")

@@ -1,0 +1,92 @@
+"""Background tasks that have an owner: it waits for them, or cancels them together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from ._wake_up import WakeUp, interval_clock
+from .backoff import Exponential
+from .clock import Clock, WallClock
+
+_T = TypeVar("_T")
+_BACKOFF: Final = Exponential(0.1, 30)
+
+
+class TaskOwner:
+    """Owns tasks. A task is busy until it ends, except while it backs off before its next attempt.
+
+    :param clock: measures backoff; a clock that may be set, such as the default, is replaced by the loop's
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = WallClock() if clock is None else clock
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._busy = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    def start(self, work: Coroutine[Any, Any, _T], *, for_caller: bool = False) -> asyncio.Task[_T]:
+        """Run a coroutine as a task.
+
+        :param for_caller: the error belongs to the caller, who awaits the task shielded, and is dropped if the caller
+            is gone; otherwise an error that nobody retrieves goes to the loop's exception handler
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        self._begin()
+        task.add_done_callback(self._ended_for_caller if for_caller else self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._end()
+
+    def _ended_for_caller(self, task: asyncio.Task[Any]) -> None:
+        self._ended(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def back_off(self, failures: int) -> None:
+        """Wait before the next attempt: about 0.1 s after the first failure, twice as long each time, at most 30 s."""
+        woken = asyncio.get_running_loop().create_future()
+
+        def wake(_: int) -> None:
+            if not woken.done():
+                self._begin()
+                woken.set_result(None)
+
+        clock = interval_clock(self._clock)
+        wake_up = WakeUp(clock, wake)
+        now_ms = clock.now_ms()
+        wake_up.set(now_ms + round(float(_BACKOFF(failures - 1)) * 1000), now_ms)
+        self._end()
+        try:
+            await woken
+        finally:
+            wake_up.cancel()
+            if woken.cancelled():
+                self._begin()
+
+    async def idle(self) -> None:
+        """Wait until every task has ended or backs off."""
+        while not self._is_idle.is_set():
+            await self._is_idle.wait()
+            await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self) -> None:
+        self._busy += 1
+        self._is_idle.clear()
+
+    def _end(self) -> None:
+        self._busy -= 1
+        if not self._busy:
+            self._is_idle.set()
