@@ -22,7 +22,7 @@ from _report import Report
 
 from pulsar_nack import Consumer, Message, MessageId
 from pulsar_nack.clock import WallClock
-from pulsar_nack.consumer._durable import DurableNacks
+from pulsar_nack.consumer.durable import DurableNacks
 from pulsar_nack.testing import FakePort
 
 TASKS = (1, 20, 500)

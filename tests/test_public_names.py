@@ -26,6 +26,7 @@ PUBLIC = {
     "pulsar_nack.clock",
     "pulsar_nack.config",
     "pulsar_nack.consumer",
+    "pulsar_nack.consumer.durable",
     "pulsar_nack.cursor",
     "pulsar_nack.delayed",
     "pulsar_nack.delayed.bucket",

@@ -1,19 +1,18 @@
-"""Which logs make up a consumer's state, and how they are found again.
+"""The generations of logs that make up a consumer's state, and their recovery.
 
 ::
 
-    nacks-owner               held open by the one consumer that uses the store; empty
-    nacks-0000000003-base     the picture of everything up to log 3; it counts once it is sealed
-    nacks-0000000004          changes after it; sealed, for another one was begun
-    nacks-0000000005          changes after those; appended to
+    nacks-owner               the consumer that owns the store keeps it open; empty
+    nacks-0000000003-base     a base: the snapshot of everything up to log 3; valid once it is sealed
+    nacks-0000000004          the changes after the base; sealed, since there is a next log
+    nacks-0000000005          the changes after those; appended to
 
-A log is sealed before the first change goes to the next one. The seal of a base is the one commit point of a
-compaction: from then on older logs do not count, and are deleted. Everything is opened for writing, also what is only
-read: that makes it durable before anything is deleted in its favour, and tells another writer.
+A log is sealed before the first change is written to the next one. The seal of a base is the commit point of a
+compaction: the older logs are obsolete then, and are deleted. All logs are opened for writing, even if they are only
+read: this makes them durable before older ones are deleted, and detects another writer.
 
-The store that all of this is done on is a part that its consumer took (:data:`STATE`): on object storage, which logs
-there are changes through the owner's part only. So what was listed is what there is until the end of the opening, or
-the next step is refused.
+The consumer works on its owned part of the store (:data:`STATE`). On object storage only the owner can create and
+delete logs there. So the listed logs do not change until the state is open, or the next step is refused.
 """
 
 from __future__ import annotations
@@ -36,16 +35,17 @@ from ...errors import (
     LogVersionError,
 )
 from ...ledger import Log, LogStore
-from ._memory import Memory
-from ._records import VERSION, UnreadableRecordError, decode
+from ._records import RECORD_VERSION, UnreadableRecordError, decode_record
+from ._state import DurableState
 
 STATE: Final = "nacks"
-"""The name under which a durable consumer takes its part of a store."""
-OWNER: Final = "nacks-owner"
-SLICE_S: Final = 0.004
+"""The name that a durable consumer owns in a store."""
+OWNER_LOG: Final = "nacks-owner"
+MAX_STEP_S: Final = 0.004
+"""How long a piece of work may take before other tasks run."""
 _NAME: Final = re.compile(r"nacks-(\d{10})(-base)?")
-_LOOK_AT_CLOCK: Final = 32
-IN_USE: Final = "another consumer uses this durable state; each consumer needs a path, or a store, of its own"
+_CHECK_TIME_EACH: Final = 32
+IN_USE: Final = "another consumer uses this durable state; each consumer needs its own path or store"
 
 
 def log_name(number: int) -> str:
@@ -54,13 +54,13 @@ def log_name(number: int) -> str:
 
 
 def base_name(number: int) -> str:
-    """Return the name of the picture of everything up to and including a log."""
+    """Return the name of the snapshot of everything up to and including a log."""
     return f"{log_name(number)}-base"
 
 
 @dataclass
-class Chain:
-    """What was found: the log to append to, its number, and the sizes of the others by name."""
+class RecoveredLogs:
+    """The log to append to, its number, the sizes of the other logs by name, and the base."""
 
     log: Log
     number: int
@@ -68,27 +68,27 @@ class Chain:
     base: str | None = None
 
 
-async def take_place(store: LogStore) -> Log:
-    """Become the one consumer that uses the folder, for as long as the returned log is open.
+async def acquire_ownership(store: LogStore) -> Log:
+    """Become the one consumer that uses the store, for as long as the returned log is open.
 
-    :raises LogLockedError: there is another one
+    :raises LogLockedError: another consumer uses it
     """
     try:
         with suppress(LogNotFoundError):
-            return await store.open_log(OWNER)
+            return await store.open_log(OWNER_LOG)
         with suppress(LogExistsError):
-            return await store.create(OWNER)
-        return await store.open_log(OWNER)
+            return await store.create(OWNER_LOG)
+        return await store.open_log(OWNER_LOG)
     except LogLockedError as error:
         raise error.because(IN_USE) from error
 
 
-async def recover(store: LogStore, memory: Memory) -> Chain:
-    """Read everything that counts into an empty memory, delete what does not, and open or make the log to append to.
+async def recover(store: LogStore, state: DurableState) -> RecoveredLogs:
+    """Read the current logs into an empty state, delete the obsolete ones, and open or create the log to append to.
 
     If this fails, the logs that it opened stay open; the caller closes its part of the store.
 
-    :raises LogCorruptedError: something is damaged or missing
+    :raises LogCorruptedError: a log is damaged or missing
     :raises LogVersionError: a later release wrote it
     """
     bases, logs = _numbers(await store.names())
@@ -96,9 +96,9 @@ async def recover(store: LogStore, memory: Memory) -> Chain:
     base = await _newest_base(store, bases, opened)
     number = await _open_logs(store, [number for number in logs if number > base], base, opened)
     for log in opened:
-        await _replay(log, memory)
-    stale = {base_name(number) for number in bases} | {log_name(number) for number in logs}
-    await delete_all(store, sorted(stale - {log.name for log in opened}))
+        await _replay(log, state)
+    obsolete = {base_name(number) for number in bases} | {log_name(number) for number in logs}
+    await delete_all(store, sorted(obsolete - {log.name for log in opened}))
     if number == base or opened[-1].is_sealed:
         number += 1
         log = await store.create(log_name(number))
@@ -107,15 +107,15 @@ async def recover(store: LogStore, memory: Memory) -> Chain:
     for other in opened:
         await other.aclose()
     others = {other.name: other.size for other in opened}
-    return Chain(log, number, others, base_name(base) if base else None)
+    return RecoveredLogs(log, number, others, base_name(base) if base else None)
 
 
 async def delete_all(store: LogStore, names: Iterable[str]) -> list[str]:
-    """Delete logs; return the names of those that could not be.
+    """Delete logs; return the names of those that could not be deleted.
 
-    :raises LogFencedError: they are not ours any more
+    :raises LogFencedError: another consumer has taken them over
     """
-    left = []
+    undeleted = []
     for name in names:
         try:
             await store.delete(name)
@@ -124,19 +124,19 @@ async def delete_all(store: LogStore, names: Iterable[str]) -> list[str]:
         except LogFencedError:
             raise
         except LedgerError:
-            left.append(name)
-    return left
+            undeleted.append(name)
+    return undeleted
 
 
 def _numbers(names: Iterable[str]) -> tuple[list[int], list[int]]:
-    """Return the numbers of the bases and of the logs, each from the lowest."""
+    """Return the sorted numbers of the bases and of the logs."""
     found = [match for name in names if (match := _NAME.fullmatch(name))]
     bases, logs = ([int(match[1]) for match in found if bool(match[2]) is is_base] for is_base in (True, False))
     return sorted(bases), sorted(logs)
 
 
 async def _newest_base(store: LogStore, bases: list[int], opened: list[Log]) -> int:
-    """Return the number of the newest base that counts, and open it; 0: there is none."""
+    """Open the newest valid base and return its number; 0: there is no base."""
     for number in reversed(bases):
         base = await store.open_log(base_name(number))
         if base.is_sealed:
@@ -147,7 +147,7 @@ async def _newest_base(store: LogStore, bases: list[int], opened: list[Log]) -> 
 
 
 async def _open_logs(store: LogStore, logs: list[int], base: int, opened: list[Log]) -> int:
-    """Open the logs after a base, but for an empty one that was not begun; return the last number, or the base's."""
+    """Open the logs after a base, except an unused empty one; return the last number, or that of the base."""
     last = base
     if (base and not logs) or logs != list(range(base + 1, base + 1 + len(logs))):
         missing = next(number for number in range(base + 1, base + len(logs) + 2) if number not in logs)
@@ -166,17 +166,17 @@ async def _open_logs(store: LogStore, logs: list[int], base: int, opened: list[L
     return last
 
 
-async def _replay(log: Log, memory: Memory) -> None:
-    """Take over all records of a log, and let others run meanwhile."""
+async def _replay(log: Log, state: DurableState) -> None:
+    """Apply all records of a log; other tasks run in between."""
     paused_at = time.monotonic()
     async for record in log.records():
         try:
-            memory.apply(decode(record.data))
+            state.apply(decode_record(record.data))
         except (UnreadableRecordError, ValueError) as error:
             where = f"record {record.number}"
-            if isinstance(error, UnreadableRecordError) and error.version > VERSION:
+            if isinstance(error, UnreadableRecordError) and error.version > RECORD_VERSION:
                 raise LogVersionError(log.name, where, error.version) from error
             raise LogCorruptedError(log.name, where, 0, str(error)) from error
-        if record.number % _LOOK_AT_CLOCK == 0 and time.monotonic() - paused_at > SLICE_S:
+        if record.number % _CHECK_TIME_EACH == 0 and time.monotonic() - paused_at > MAX_STEP_S:
             await asyncio.sleep(0)
             paused_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""The durable state of one consumer: what it remembers, and the journal that makes it last."""
+"""The durable nacks of one consumer: its state, journal and gate, and the expiry of acknowledgements."""
 
 from __future__ import annotations
 
@@ -21,26 +21,23 @@ from ...ledger._taking import Part, given_back, take
 from .._port import Delivery
 from .._redelivery import Holds
 from .._states import States
-from ._ageing import Ageing
-from ._epoch import Epoch
-from ._generations import IN_USE, STATE, recover, take_place
-from ._journal import COMPACT_BYTES, Journal, Outcome
-from ._memory import Memory
-from ._records import NO_ID, Change, Kind, encode_change
-from ._unsettled import Found
+from ._generations import IN_USE, STATE, acquire_ownership, recover
+from ._journal import COMPACT_BYTES, Journal, MonotonicWallClock, Outcome
+from ._pending import PendingMessage
+from ._records import NO_ID, Change, RecordKind, encode_change
+from ._state import DurableState
 
 DurableHome = str | PathLike[str] | LogStore
-"""Where durable nacks are kept: a folder, or a store of logs; of one consumer alone."""
-
+"""The place of durable nacks: a folder or a store of logs, for one consumer alone."""
 
 _log = logging.getLogger("pulsar_nack.consumer")
-_SLICE: Final = 500
-_GROWTH: Final = 24
-"""What the acknowledgement of a message in flight adds to the state, about: a range, or its part of a batch's set."""
+_STEP: Final = 500
+_ACK_BYTES: Final = 24
+"""About what the acknowledgement of a message in flight adds to the state: a range, or its share of a batch."""
 
 
 def check_home(durable: object) -> None:
-    """Refuse what is neither a path nor a store."""
+    """Raise unless this is a path or a store."""
     if isinstance(durable, str | PathLike):
         as_folder("durable", durable)
     elif not isinstance(durable, LogStore):
@@ -48,12 +45,12 @@ def check_home(durable: object) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What durable state asks of its consumer.
+class DurableContext:
+    """The consumer of a durable state.
 
-    :param in_flight: how many messages the user has, or are held
+    :param in_flight: the number of messages that are delivered or held
     :param is_connected: whether the transport has its connection
-    :param max_ack_state_bytes: bound of the acknowledgements, below 1: none
+    :param max_ack_state_bytes: the limit of the acknowledgements' size; below 1: unlimited
     """
 
     in_flight: Callable[[], int] = lambda: 0
@@ -61,45 +58,87 @@ class Surroundings:
     max_ack_state_bytes: int = 0
 
 
-class Place(NamedTuple):
-    """What makes this consumer the owner: its part of the store, and the log that it holds open there."""
+class _Ownership(NamedTuple):
+    """The owned part of the store, and the log that its owner keeps open there."""
 
     store: Part
-    owner: Log
+    log: Log
+
+
+class AckExpiry:
+    """Drops acknowledgements that the broker has by now. One timer, set while some acknowledgements expire.
+
+    :param is_connected: whether the transport has its connection; time without it does not count
+    :param on_drop: called when acknowledgements may have been dropped
+    """
+
+    def __init__(
+        self,
+        state: DurableState,
+        journal: Journal,
+        clock: MonotonicWallClock,
+        *,
+        is_connected: Callable[[], bool],
+        on_drop: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._journal = journal
+        self._clock = clock
+        self._is_connected = is_connected
+        self._on_drop = on_drop
+        self._has_expiring = asyncio.Event()
+
+    def update(self) -> None:
+        """Start the timer if some acknowledgements expire."""
+        if self._state.acked.has_expiring:
+            self._has_expiring.set()
+
+    async def run(self) -> None:
+        """Drop old acknowledgements until cancelled."""
+        while True:
+            await self._has_expiring.wait()
+            began_ms, was_connected = self._clock.now_ms(), self._is_connected()
+            await asyncio.sleep(self._state.acked.slice_ms / 1000)
+            now_ms = self._clock.now_ms()
+            if not (was_connected and self._is_connected()):
+                await self._journal.write(Change(RecordKind.DISCONNECTED, NO_ID, now_ms, began_ms))
+            self._state.drop_old(now_ms)
+            if not self._state.acked.has_expiring:
+                self._has_expiring.clear()
+            self._on_drop()
 
 
 class DurableNacks:
-    """Made by :meth:`open`; :meth:`run` has to run for what the others return to come.
+    """The durable state of one consumer. Open it with :meth:`open`; changes are written while :meth:`run` runs.
 
-    A consumer calls :meth:`restore` before :meth:`holds_back`.
+    The consumer calls :meth:`restore` before :meth:`holds_back`.
     """
 
     _states: States
     _holds: Holds
 
     def __init__(
-        self, place: Place, journal: Journal, memory: Memory, epoch: Epoch, surroundings: Surroundings
+        self,
+        ownership: _Ownership,
+        journal: Journal,
+        state: DurableState,
+        clock: MonotonicWallClock,
+        context: DurableContext,
     ) -> None:
         self.restored = 0
         self._own_store: LocalLogStore | None = None
-        self._place = place
-        self._memory = memory
-        self._epoch = epoch
+        self._ownership = ownership
+        self._state = state
+        self._clock = clock
         self.journal = journal
-        self._half_limit = surroundings.max_ack_state_bytes // 2
-        self._in_flight = surroundings.in_flight
+        self._half_limit = context.max_ack_state_bytes // 2
+        self._in_flight = context.in_flight
         self.gate = DispatchGate(
-            surroundings.max_ack_state_bytes, lambda: memory.settled.bytes, self._reserved, name="a consumer"
+            context.max_ack_state_bytes, lambda: state.acked.bytes, self._reserved, name="a consumer"
         )
-        self._ageing = Ageing(
-            memory,
-            journal,
-            epoch,
-            is_connected=surroundings.is_connected,
-            dropped=self.gate.changed,
-        )
+        self._expiry = AckExpiry(state, journal, clock, is_connected=context.is_connected, on_drop=self.gate.changed)
         journal.on_written = self._on_written
-        self._ageing.note()
+        self._expiry.update()
 
     @classmethod
     async def open(
@@ -111,24 +150,25 @@ class DurableNacks:
         clock: Clock,
         keeps_members: bool = True,
         compact_bytes: int = COMPACT_BYTES,
-        surroundings: Surroundings | None = None,
+        context: DurableContext | None = None,
     ) -> Self:
-        """Read what is there, or begin.
+        """Open the durable state, or begin it.
 
-        :param memory_ms: how long acknowledgements are remembered; 0: the broker keeps what is noted
-        :param keeps_members: the broker learns of a batch once all its messages are acknowledged
-        :param ttl_ms: how long unsettled messages that do not come are, after their deadline
+        :param memory_ms: how long acknowledgements are remembered; 0: the broker has confirmed those that are written
+        :param keeps_members: whether the broker is informed of a batch only when all its messages are acknowledged
+        :param ttl_ms: how long pending messages that do not arrive are remembered after their deadline
         :param clock: epoch ms
-        :raises LogLockedError: another consumer uses it
-        :raises LedgerError: it cannot be read or written
+        :raises LogLockedError: another consumer uses the state
+        :raises LedgerError: the state cannot be read or written
         """
-        memory, around = Memory(memory_ms, ttl_ms, keeps_members=keeps_members), surroundings or Surroundings()
+        state = DurableState(memory_ms, ttl_ms, keeps_members=keeps_members)
+        steady, context = MonotonicWallClock(clock), context or DurableContext()
         if isinstance(durable, LogStore):
-            return await cls._open(durable, memory, Epoch(clock), compact_bytes, around)
+            return await cls._open(durable, state, steady, compact_bytes, context)
         store = await LocalLogStore.open(durable, threads=2)
         async with given_back([store]):
             try:
-                self = await cls._open(store, memory, Epoch(clock), compact_bytes, around)
+                self = await cls._open(store, state, steady, compact_bytes, context)
             except LogLockedError as error:
                 raise LogLockedError(str(Path(durable) / error.log), IN_USE, owner=error.owner) from error
         self._own_store = store
@@ -136,76 +176,81 @@ class DurableNacks:
 
     @classmethod
     async def _open(
-        cls, store: LogStore, memory: Memory, epoch: Epoch, compact_bytes: int, around: Surroundings
+        cls,
+        store: LogStore,
+        state: DurableState,
+        clock: MonotonicWallClock,
+        compact_bytes: int,
+        context: DurableContext,
     ) -> Self:
         part = await take(store, STATE)
         async with given_back([part]):
-            place = Place(part, await take_place(part))
-            chain = await recover(part, memory)
-            epoch.note(memory.last_at_ms)
-            opened = Change(Kind.OPENED, NO_ID, epoch.now_ms(), epoch.now_ms())
-            await chain.log.append(encode_change(opened))
-        memory.apply(opened)
-        journal = Journal(part, chain, memory, epoch, compact_bytes=compact_bytes)
-        return cls(place, journal, memory, epoch, around)
+            ownership = _Ownership(part, await acquire_ownership(part))
+            logs = await recover(part, state)
+            clock.advance_to(state.last_at_ms)
+            opened = Change(RecordKind.OPENED, NO_ID, clock.now_ms(), clock.now_ms())
+            await logs.log.append(encode_change(opened))
+        state.apply(opened)
+        journal = Journal(part, logs, state, clock, compact_bytes=compact_bytes)
+        return cls(ownership, journal, state, clock, context)
 
     async def run(self) -> None:
-        """Write changes and let acknowledgements grow old, until cancelled."""
+        """Write changes and drop old acknowledgements until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.journal.run())
-            tasks.create_task(self._ageing.run())
+            tasks.create_task(self._expiry.run())
 
     def _on_written(self) -> None:
-        self._ageing.note()
+        self._expiry.update()
         self.gate.changed()
 
     async def finish(self, timeout: float = math.inf) -> None:
-        """Wait until everything that was called for is written, for so many seconds at most."""
-        if not await _ends(self.journal.finish(), timeout):
+        """Wait until all changes are written, at most ``timeout`` seconds."""
+        if not await _ends_in_time(self.journal.finish(), timeout):
             self.journal.failures += self.journal.waiting
             _log.warning("durable state: storage does not answer; %d changes may not be there", self.journal.waiting)
 
     async def aclose(self, timeout: float = math.inf) -> None:
-        """Close the logs, and the store if it is our own, after :meth:`run`; past the timeout this goes on alone."""
-        if not await _ends((self._own_store or self._place.store).aclose(), timeout):
+        """Close the logs, and the store of a folder, after :meth:`run`; past ``timeout`` seconds this goes on alone."""
+        if not await _ends_in_time((self._own_store or self._ownership.store).aclose(), timeout):
             _log.warning("durable state: storage does not answer; it is let go as soon as it does")
 
     def __len__(self) -> int:
-        return len(self._memory)
+        return len(self._state)
 
-    def find(self, message_id: MessageId) -> Found | None:
-        """Return what is known of an unsettled message."""
-        return self._memory.find(message_id)
+    def find(self, message_id: MessageId) -> PendingMessage | None:
+        """Return the attempt and the deadline of a pending message."""
+        return self._state.find(message_id)
 
     def was_acked(self, message_id: MessageId) -> bool:
-        """Return whether a message was acknowledged, and the broker may not know."""
-        return self._memory.settled.is_acked(message_id, self._epoch.now_ms())
+        """Return whether a message was acknowledged and the broker may not know it."""
+        return self._state.acked.is_acked(message_id, self._clock.now_ms())
 
     @property
     def acked_entries(self) -> int:
-        """Return how many entries are known to be acknowledged, at least in part. O(ledgers)."""
-        return self._memory.settled.entries
+        """Return the number of entries that are acknowledged, at least in part. O(ledgers)."""
+        return self._state.acked.entries
 
     @property
     def ack_bytes(self) -> int:
-        """Return about what the acknowledgements take on storage."""
-        return self._memory.settled.bytes
+        """Return about how many bytes the acknowledgements take on storage."""
+        return self._state.acked.bytes
 
     def admits(self, message_id: MessageId, *, is_redelivered: bool, is_behind: bool) -> bool:
-        """Return whether a message may be shown: there is room for its acknowledgement, or it needs none.
+        """Return whether a message may be delivered: its acknowledgement has room, or needs none.
 
-        :param is_behind: others wait that came before; a new one then waits too
+        :param is_behind: whether earlier messages wait for admission; a new message waits behind them
         """
         if not is_behind and self._has_plenty_of_room():
             return True
-        settled = self._memory.settled
-        adds_range = not settled.adds_nothing(message_id)
-        if is_redelivered or settled.is_hole(message_id):
+        acked = self._state.acked
+        adds_range = not acked.adds_nothing(message_id)
+        if is_redelivered or acked.is_in_hole(message_id):
             return self.gate.admit_old(1, adds_range=adds_range) > 0
         return not (is_behind and adds_range) and self.gate.admit_new(1, adds_range=adds_range) > 0
 
     def _reserved(self) -> int:
-        return _GROWTH * self._in_flight()
+        return _ACK_BYTES * self._in_flight()
 
     def _has_plenty_of_room(self) -> bool:
         if self._half_limit <= 0:
@@ -213,75 +258,75 @@ class DurableNacks:
         return not self.gate.is_paused and self.ack_bytes + self._reserved() < self._half_limit
 
     def holds_back(self, delivery: Delivery, now_ms: int) -> bool:
-        """Return whether a message came before its time, after a restart: it is held. Due ones go on counting.
+        """Hold a message that arrives before its deadline after a restart, and return True; a due one keeps its count.
 
-        :param now_ms: the time of the consumer's own clock
+        :param now_ms: the time of the consumer's clock
         """
         states = self._states
         if states.get(delivery.id) is not None or states.is_hidden(delivery.id, now_ms):
             return False
-        found = self.find(delivery.id)
-        if found is None:
+        pending = self.find(delivery.id)
+        if pending is None:
             return False
-        remaining_ms = found.time_ms - self._epoch.now_ms()
+        remaining_ms = pending.time_ms - self._clock.now_ms()
         if remaining_ms <= 0:
-            states.remember(delivery.id, found.redeliveries)
+            states.remember(delivery.id, pending.redeliveries)
             return False
-        record = states.restore(delivery.id, found.redeliveries, delivery.redelivery_count)
+        record = states.restore(delivery.id, pending.redeliveries, delivery.redelivery_count)
         self._holds.hold(record, remaining_ms, delivery)
         self.restored += 1
         return True
 
     async def restore(self, states: States, holds: Holds, now_ms: int) -> None:
-        """Tell the consumer what was acknowledged before it was opened; lets others run meanwhile.
+        """Give the consumer the acknowledgements from before its opening; other tasks run in between.
 
-        :param states: its messages, to be looked at from now on; likewise ``holds``
-        :param now_ms: the time of its own clock
+        :param states: the consumer's messages, used from now on, as is ``holds``
+        :param now_ms: the time of the consumer's clock
         """
         self._states, self._holds = states, holds
-        self._memory.drop_old(self._memory.last_at_ms)
-        for step, item in enumerate(self._memory.settled.batches()):
-            if step % _SLICE == _SLICE - 1:
+        self._state.drop_old(self._state.last_at_ms)
+        for step, batch in enumerate(self._state.acked.batches()):
+            if step % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
-            states.batches.restore(item.id, item.acked)
-        for mark in self._memory.settled.marks():
+            states.batches.restore(batch.id, batch.acked)
+        for mark in self._state.acked.marks():
             states.settle_through(mark.id, now_ms)
 
-    # --- what happens: each call returns a future of the error, None once it is durable ------------------------------
+    # --- changes: each call returns a future of the error, or None once the change is durable -------------------------
 
     def nacked(self, message_id: MessageId, delay_ms: int, count: int) -> asyncio.Future[Outcome]:
-        """Note a negative acknowledgement, ``count`` redeliveries after the first delivery."""
-        now_ms = self._epoch.now_ms()
-        return self.journal.write(Change(Kind.NACKED, message_id, now_ms, now_ms + delay_ms, count))
+        """Write a negative acknowledgement, ``count`` redeliveries after the first delivery."""
+        now_ms = self._clock.now_ms()
+        return self.journal.write(Change(RecordKind.NACKED, message_id, now_ms, now_ms + delay_ms, count))
 
-    def shown(self, message_id: MessageId, count: int) -> asyncio.Future[Outcome]:
-        """Note that a message is given to the user."""
-        return self._write(Kind.SHOWN, message_id, count)
+    def delivered(self, message_id: MessageId, count: int) -> asyncio.Future[Outcome]:
+        """Write that a message is delivered to the application."""
+        return self._write(RecordKind.DELIVERED, message_id, count)
 
-    def settled(self, message_id: MessageId) -> asyncio.Future[Outcome]:
-        """Note an acknowledgement."""
-        return self._write(Kind.SETTLED, message_id)
+    def acked(self, message_id: MessageId) -> asyncio.Future[Outcome]:
+        """Write an acknowledgement."""
+        return self._write(RecordKind.ACKED, message_id)
 
-    def settled_through(self, message_id: MessageId) -> asyncio.Future[Outcome]:
-        """Note a cumulative acknowledgement."""
-        return self._write(Kind.THROUGH, message_id)
+    def acked_up_to(self, message_id: MessageId) -> asyncio.Future[Outcome]:
+        """Write a cumulative acknowledgement."""
+        return self._write(RecordKind.CUMULATIVE_ACK, message_id)
 
     def confirmed(self) -> asyncio.Future[Outcome]:
-        """Note that the broker keeps what was acknowledged; that counts here at once."""
-        self._memory.settled.confirmed()
-        return self._write(Kind.CONFIRMED, NO_ID)
+        """Write that the broker has stored all acknowledgements; this is applied at once."""
+        self._state.acked.confirm()
+        return self._write(RecordKind.CONFIRMED, NO_ID)
 
     def cleared(self) -> asyncio.Future[Outcome]:
-        """Note that everything is forgotten."""
-        return self._write(Kind.CLEARED, NO_ID)
+        """Write that the state is cleared."""
+        return self._write(RecordKind.CLEARED, NO_ID)
 
-    def _write(self, kind: Kind, message_id: MessageId, count: int = 0) -> asyncio.Future[Outcome]:
-        now_ms = self._epoch.now_ms()
+    def _write(self, kind: RecordKind, message_id: MessageId, count: int = 0) -> asyncio.Future[Outcome]:
+        now_ms = self._clock.now_ms()
         return self.journal.write(Change(kind, message_id, now_ms, now_ms, count))
 
 
-async def _ends(work: Awaitable[None], timeout: float) -> bool:
-    """Await some work, and return whether it ended in time."""
+async def _ends_in_time(work: Awaitable[None], timeout: float) -> bool:
+    """Await work, and return whether it ended within ``timeout`` seconds."""
     try:
         async with asyncio.timeout(None if timeout == math.inf else timeout):
             await work

@@ -1,8 +1,8 @@
-"""Unsettled messages, packed: 20 to 50 bytes for each where they lie close together.
+"""Pending messages: nacked or delivered, and not acknowledged. Packed in 20 to 50 bytes each if they are dense.
 
-Pages of 256 entries of a ledger hold sorted columns: a key from the place in the page and the batch index, a time,
-and a count. A message is found by one look at a dict and a binary search, and a whole page goes to storage and comes
-from there as it is. A dict from ids to tuples was dropped: 400 bytes for each.
+A page has sorted columns for 256 entries of a ledger: a key made of the entry and the batch index, a time, and a
+count. Finding a message takes one lookup in a dict and a binary search, and a page is stored and read as it is. A dict
+from ids to tuples was rejected: 400 bytes a message.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from ...ids import MessageId
-from ._records import Page
+from ._records import PendingPage
 
 PAGE_BITS: Final = 8
-_MOST_IN_RECORD: Final = 1 << 16
+_MAX_IN_RECORD: Final = 1 << 16
 _MASK: Final = (1 << PAGE_BITS) - 1
 _INDEX_BITS: Final = 32
-_MOST_COUNT: Final = (1 << 32) - 1
+_MAX_COUNT: Final = (1 << 32) - 1
 
 _PageKey = tuple[int, int, int]
 
 
-class Found(NamedTuple):
-    """What is known of an unsettled message: its deadline, or when it was shown (epoch ms), and the times before."""
+class PendingMessage(NamedTuple):
+    """The deadline of a nacked message, or the time of its delivery (epoch ms), and its redelivery count."""
 
     time_ms: int
     redeliveries: int
 
 
-class Unsettled:
-    """A map from ids to times and counts."""
+class PendingMessages:
+    """A packed map from ids of pending messages to times and redelivery counts."""
 
     def __init__(self) -> None:
-        self._pages: dict[_PageKey, Page] = {}
+        self._pages: dict[_PageKey, PendingPage] = {}
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
-    def find(self, message_id: MessageId) -> Found | None:
-        """Return what is known of a message. O(log messages of 256 entries)."""
+    def find(self, message_id: MessageId) -> PendingMessage | None:
+        """Return the time and count of a message, None if it is not pending. O(log messages of 256 entries)."""
         page = self._pages.get(_page_key(message_id))
         if page is None:
             return None
@@ -50,14 +50,14 @@ class Unsettled:
         at = bisect_left(page.keys, key)
         if at == len(page.keys) or page.keys[at] != key:
             return None
-        return Found(page.times[at], page.counts[at])
+        return PendingMessage(page.times[at], page.counts[at])
 
     def put(self, message_id: MessageId, time_ms: int, count: int) -> None:
-        """Set what is known of a message."""
-        page_key, key, count = _page_key(message_id), _key(message_id), min(count, _MOST_COUNT)
+        """Set the time and count of a message."""
+        page_key, key, count = _page_key(message_id), _key(message_id), min(count, _MAX_COUNT)
         page = self._pages.get(page_key)
         if page is None:
-            page = self._pages[page_key] = Page(*page_key, message_id.topic, array("Q"), array("q"), array("I"))
+            page = self._pages[page_key] = PendingPage(*page_key, message_id.topic, array("Q"), array("q"), array("I"))
         elif page.topic is None and message_id.topic is not None:
             page = self._pages[page_key] = page._replace(topic=message_id.topic)
         at = bisect_left(page.keys, key)
@@ -70,7 +70,7 @@ class Unsettled:
         self._length += 1
 
     def drop(self, message_id: MessageId) -> None:
-        """Forget a message, or all members of an entry where the id names none of them."""
+        """Remove a message, or all messages of an entry if the id has no batch index."""
         page_key = _page_key(message_id)
         page = self._pages.get(page_key)
         if page is None:
@@ -82,8 +82,8 @@ class Unsettled:
             end = at + (at < len(page.keys) and page.keys[at] == key)
         self._cut(page_key, page, at, end)
 
-    def drop_through(self, message_id: MessageId) -> None:
-        """Forget everything up to and including ``message_id`` in its partition. O(pages)."""
+    def drop_up_to(self, message_id: MessageId) -> None:
+        """Remove all messages up to and including ``message_id`` in its partition. O(pages)."""
         for page_key, page in list(self._pages.items()):
             ledger, partition, number = page_key
             is_other = partition != message_id.partition or ledger > message_id.ledger
@@ -97,7 +97,7 @@ class Unsettled:
                 self._cut(page_key, page, 0, bisect_right(page.keys, last))
 
     def drop_before(self, time_ms: int) -> Iterator[None]:
-        """Forget what has an earlier time, one page for each step; O(messages) in all."""
+        """Remove messages with an earlier time, one page a step; O(messages) in all."""
         for page_key in list(self._pages):
             page = self._pages.get(page_key)
             if page is not None and min(page.times) < time_ms:
@@ -106,15 +106,15 @@ class Unsettled:
                 self._set(page_key, page, (array(c.typecode, map(c.__getitem__, kept)) for c in _columns(page)))
             yield
 
-    def pages(self) -> Iterator[Page]:
-        """Go through all pages, large ones in parts; they may change meanwhile, and new ones are left out."""
+    def pages(self) -> Iterator[PendingPage]:
+        """Return all pages, large ones in parts. They may change meanwhile; new ones are not returned."""
         for page_key in list(self._pages):
             page = self._pages.get(page_key)
             if page is not None:
                 yield from _parts(page)
 
-    def load(self, page: Page) -> None:
-        """Take over a page, or a further part of one."""
+    def load(self, page: PendingPage) -> None:
+        """Add a page, or a further part of one."""
         before = self._pages.get(page[:3])
         if before is None:
             self._pages[page[:3]] = page
@@ -122,22 +122,22 @@ class Unsettled:
             for column, more in zip(_columns(before), _columns(page), strict=True):
                 column.extend(more)
         else:
-            raise ValueError("a page that is there already")
+            raise ValueError("a page that exists already")
         self._length += len(page.keys)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all messages."""
         self._pages.clear()
         self._length = 0
 
-    def _cut(self, page_key: _PageKey, page: Page, at: int, end: int) -> None:
+    def _cut(self, page_key: _PageKey, page: PendingPage, at: int, end: int) -> None:
         for column in _columns(page):
             del column[at:end]
         self._length -= end - at
         if not page.keys:
             del self._pages[page_key]
 
-    def _set(self, page_key: _PageKey, page: Page, columns: Iterable[array[int]]) -> None:
+    def _set(self, page_key: _PageKey, page: PendingPage, columns: Iterable[array[int]]) -> None:
         keys, times, counts = columns
         if keys:
             self._pages[page_key] = page._replace(keys=keys, times=times, counts=counts)
@@ -154,19 +154,19 @@ class Unsettled:
             assert sorted(set(page.keys)) == list(page.keys)
 
 
-def _parts(page: Page) -> list[Page]:
-    """Return copies that are small enough for a record each."""
+def _parts(page: PendingPage) -> list[PendingPage]:
+    """Return copies of parts that fit into a record each."""
     return [
         page._replace(
-            keys=page.keys[at : at + _MOST_IN_RECORD],
-            times=page.times[at : at + _MOST_IN_RECORD],
-            counts=page.counts[at : at + _MOST_IN_RECORD],
+            keys=page.keys[at : at + _MAX_IN_RECORD],
+            times=page.times[at : at + _MAX_IN_RECORD],
+            counts=page.counts[at : at + _MAX_IN_RECORD],
         )
-        for at in range(0, len(page.keys), _MOST_IN_RECORD)
+        for at in range(0, len(page.keys), _MAX_IN_RECORD)
     ]
 
 
-def _columns(page: Page) -> tuple[array[int], array[int], array[int]]:
+def _columns(page: PendingPage) -> tuple[array[int], array[int], array[int]]:
     return page.keys, page.times, page.counts
 
 
@@ -179,7 +179,7 @@ def _key(message_id: MessageId) -> int:
 
 
 def _end(message_id: MessageId) -> int:
-    """Return the key that all members of an entry are below."""
+    """Return an upper bound of the keys of an entry's messages."""
     return (message_id.entry & _MASK) + 1 << _INDEX_BITS
 
 

@@ -1,8 +1,8 @@
-"""What a consumer's log holds, and how it is written.
+"""The records of a durable consumer's log, and their bytes.
 
-A *change* is appended as it happens; a *page* and an *entry* are parts of the picture that compaction writes in place
-of many changes. All numbers are little endian; the first byte of a record is the version (4 bits) and the kind. An id
-is kept by what makes it equal to itself, with its topic: the rest of it comes again with the message.
+A *change* is appended when it happens. A *page*, a *batch* and *ranges* are parts of the snapshot that replaces many
+changes. All numbers are little endian; the first byte of a record is the version (4 bits) and the kind. A record has
+the fields that make ids equal, and the topic; the other fields of an id are known when its message arrives.
 """
 
 from __future__ import annotations
@@ -16,55 +16,55 @@ from typing import Final, NamedTuple
 
 from ...ids import MessageId
 
-VERSION: Final = 1
+RECORD_VERSION: Final = 1
 NO_ID: Final = MessageId(-1, -1)
-_MOST_COUNT: Final = (1 << 32) - 1
+_MAX_COUNT: Final = (1 << 32) - 1
 _CHANGE: Final = struct.Struct("<BqqIqqiii")
 _PAGE: Final = struct.Struct("<BqiqII")
-_ENTRY: Final = struct.Struct("<BqqqiiI")
+_BATCH: Final = struct.Struct("<BqqqiiI")
 _RANGES: Final = struct.Struct("<BqqiII")
-MOST_RANGES: Final = 1 << 11
-"""In one record."""
+MAX_RANGES: Final = 1 << 11
+"""The maximum of ranges in a record."""
 _RANGE_BYTES: Final = 3
-"""What a range takes, about: the entries before it and in it, 7 bits of a number in a byte."""
+"""About what a range takes: its distance to the range before and its length, as varints."""
 
 
-class Kind(IntEnum):
-    """What a record says; the numbers are on storage."""
+class RecordKind(IntEnum):
+    """The kind of a record; the numbers are on storage."""
 
     NACKED = 1
     """Negatively acknowledged: ``time_ms`` is the deadline."""
-    SHOWN = 2
-    """Given to the user; ``time_ms`` is when."""
-    SETTLED = 3
+    DELIVERED = 2
+    """Delivered to the application, at ``time_ms``."""
+    ACKED = 3
     """Acknowledged."""
-    THROUGH = 4
+    CUMULATIVE_ACK = 4
     """Acknowledged up to and including this id."""
     CLEARED = 5
-    """Everything forgotten: the subscription was moved."""
+    """The whole state is dropped: the subscription was moved."""
     OPENED = 6
-    """The consumer came back."""
+    """The consumer was opened."""
     PAGE = 7
-    ENTRY = 8
+    BATCH = 8
     RANGES = 9
-    AWAY = 10
-    """There was no connection, from ``time_ms`` on."""
+    DISCONNECTED = 10
+    """There was no connection from ``time_ms`` on."""
     CONFIRMED = 11
-    """The broker keeps what was acknowledged."""
+    """The broker has stored all acknowledgements."""
 
 
 class Change(NamedTuple):
-    """Something that happened, at ``at_ms`` (epoch); ``redeliveries`` counts the times that it was shown before."""
+    """An event at ``at_ms`` (epoch); ``redeliveries`` counts the deliveries before this one."""
 
-    kind: Kind
+    kind: RecordKind
     id: MessageId
     at_ms: int
     time_ms: int
     redeliveries: int = 0
 
 
-class Page(NamedTuple):
-    """Unsettled messages of up to 256 entries: a column for each of what is known of them."""
+class PendingPage(NamedTuple):
+    """The pending messages of up to 256 entries, in columns: keys, times and redelivery counts."""
 
     ledger: int
     partition: int
@@ -75,8 +75,8 @@ class Page(NamedTuple):
     counts: array[int]
 
 
-class EntryAcks(NamedTuple):
-    """Which members of a batch are acknowledged: a bit for each."""
+class BatchAcks(NamedTuple):
+    """The acknowledged messages of a batch, a bit for each."""
 
     id: MessageId
     at_ms: int
@@ -84,14 +84,14 @@ class EntryAcks(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Return whether all of them are."""
+        """Return whether the whole batch is acknowledged."""
         return self.acked.bit_count() >= self.id.batch_size
 
 
 class RangeAcks(NamedTuple):
-    """Entries of a ledger that are acknowledged as a whole: (first, last), ascending, both included.
+    """Acknowledged entries of a ledger, as ascending ranges (first, last), both included.
 
-    The time is that of the youngest acknowledgement; ``id`` is any entry's.
+    ``at_ms`` is the time of the newest acknowledgement; ``id`` is that of any entry.
     """
 
     id: MessageId
@@ -99,11 +99,11 @@ class RangeAcks(NamedTuple):
     ranges: Sequence[tuple[int, int]]
 
 
-Item = Change | Page | EntryAcks | RangeAcks
+Record = Change | PendingPage | BatchAcks | RangeAcks
 
 
 class UnreadableRecordError(Exception):
-    """A record that no release up to this one writes; ``version`` is what it says of itself."""
+    """A record that no release up to this one writes; ``version`` is its version."""
 
     def __init__(self, version: int, reason: str) -> None:
         self.version = version
@@ -111,15 +111,15 @@ class UnreadableRecordError(Exception):
 
 
 def encode_change(change: Change) -> bytes:
-    """Return a change as bytes."""
+    """Return the bytes of a change."""
     kind, message_id, at_ms, time_ms, count = change
     ledger, entry, partition, batch_index = message_id
     topic = message_id.topic
     return _CHANGE.pack(
-        VERSION << 4 | kind,
+        RECORD_VERSION << 4 | kind,
         at_ms,
         time_ms,
-        min(count, _MOST_COUNT),
+        min(count, _MAX_COUNT),
         ledger,
         entry,
         partition,
@@ -128,24 +128,26 @@ def encode_change(change: Change) -> bytes:
     ) + (topic.encode() if topic else b"")
 
 
-def encode_page(page: Page) -> bytes:
-    """Return a page as bytes."""
+def encode_page(page: PendingPage) -> bytes:
+    """Return the bytes of a page."""
     topic = (page.topic or "").encode()
-    head = _PAGE.pack(VERSION << 4 | Kind.PAGE, page.ledger, page.partition, page.number, len(page.keys), len(topic))
+    head = _PAGE.pack(
+        RECORD_VERSION << 4 | RecordKind.PAGE, page.ledger, page.partition, page.number, len(page.keys), len(topic)
+    )
     return b"".join([head, topic, *map(_column_bytes, (page.keys, page.times, page.counts))])
 
 
-def encode_entry(entry: EntryAcks) -> bytes:
-    """Return the acknowledged members of a batch as bytes."""
-    topic = (entry.id.topic or "").encode()
-    ledger, number, partition, _ = entry.id
-    size = entry.id.batch_size
-    head = _ENTRY.pack(VERSION << 4 | Kind.ENTRY, entry.at_ms, ledger, number, partition, size, len(topic))
-    return head + topic + entry.acked.to_bytes((size + 7) // 8, "little")
+def encode_batch(batch: BatchAcks) -> bytes:
+    """Return the bytes of a batch's acknowledged messages."""
+    topic = (batch.id.topic or "").encode()
+    ledger, entry, partition, _ = batch.id
+    size = batch.id.batch_size
+    head = _BATCH.pack(RECORD_VERSION << 4 | RecordKind.BATCH, batch.at_ms, ledger, entry, partition, size, len(topic))
+    return head + topic + batch.acked.to_bytes((size + 7) // 8, "little")
 
 
 def encode_ranges(acks: RangeAcks) -> bytes:
-    """Return ranges as bytes."""
+    """Return the bytes of acknowledged ranges."""
     topic = (acks.id.topic or "").encode()
     numbers = bytearray()
     end = 0
@@ -153,48 +155,55 @@ def encode_ranges(acks: RangeAcks) -> bytes:
         _write_number(numbers, first - end)
         _write_number(numbers, last - first)
         end = last + 1
-    head = VERSION << 4 | Kind.RANGES, acks.at_ms, acks.id.ledger, acks.id.partition, len(acks.ranges), len(topic)
+    head = (
+        RECORD_VERSION << 4 | RecordKind.RANGES,
+        acks.at_ms,
+        acks.id.ledger,
+        acks.id.partition,
+        len(acks.ranges),
+        len(topic),
+    )
     return _RANGES.pack(*head) + topic + numbers
 
 
 def batch_bytes(topic: str | None, size: int) -> int:
-    """Return what the acknowledgements of a batch of this size take, or a ledger's without its ranges: size 0."""
-    return _ENTRY.size + len(topic or "") + (size + 7) // 8
+    """Return the size of a batch's record in bytes; of a ledger's record without its ranges for size 0."""
+    return _BATCH.size + len(topic or "") + (size + 7) // 8
 
 
 def ranges_bytes(count: int) -> int:
-    """Return about what so many ranges take."""
+    """Return about how many bytes ``count`` ranges take."""
     return _RANGE_BYTES * count
 
 
-def decode(data: bytes) -> Item:
-    """Return what a record says.
+def decode_record(data: bytes) -> Record:
+    """Read a record.
 
-    :raises UnreadableRecordError: it is none of ours, or of a later release
+    :raises UnreadableRecordError: these bytes are not a record, or a later release wrote it
     """
     version, kind = divmod(data[0] if data else 0, 16)
-    if version != VERSION:
+    if version != RECORD_VERSION:
         raise UnreadableRecordError(version, f"a record of version {version}")
     try:
-        if kind == Kind.PAGE:
+        if kind == RecordKind.PAGE:
             return _decode_page(data)
-        if kind == Kind.ENTRY:
-            return _decode_entry(data)
-        if kind == Kind.RANGES:
+        if kind == RecordKind.BATCH:
+            return _decode_batch(data)
+        if kind == RecordKind.RANGES:
             return _decode_ranges(data)
-        return _decode_change(Kind(kind), data)
+        return _decode_change(RecordKind(kind), data)
     except (struct.error, ValueError, IndexError) as error:
-        raise UnreadableRecordError(VERSION, str(error)) from error
+        raise UnreadableRecordError(RECORD_VERSION, str(error)) from error
 
 
-def _decode_change(kind: Kind, data: bytes) -> Change:
+def _decode_change(kind: RecordKind, data: bytes) -> Change:
     _, at_ms, time_ms, count, ledger, entry, partition, batch_index, batch_size = _CHANGE.unpack_from(data)
     topic = _topic(data[_CHANGE.size :])
     message_id = MessageId(ledger, entry, partition, batch_index, batch_size=batch_size, topic=topic)
     return Change(kind, message_id, at_ms, time_ms, count)
 
 
-def _decode_page(data: bytes) -> Page:
+def _decode_page(data: bytes) -> PendingPage:
     _, ledger, partition, number, length, topic_length = _PAGE.unpack_from(data)
     at = _PAGE.size + topic_length
     columns = []
@@ -206,15 +215,15 @@ def _decode_page(data: bytes) -> Page:
             raise ValueError("a page that ends too soon")
         columns.append(_swapped(column))
         at = end
-    return Page(ledger, partition, number, _topic(data[_PAGE.size : _PAGE.size + topic_length]), *columns)
+    return PendingPage(ledger, partition, number, _topic(data[_PAGE.size : _PAGE.size + topic_length]), *columns)
 
 
-def _decode_entry(data: bytes) -> EntryAcks:
-    _, at_ms, ledger, entry, partition, size, topic_length = _ENTRY.unpack_from(data)
-    end = _ENTRY.size + topic_length
-    topic = _topic(data[_ENTRY.size : end])
+def _decode_batch(data: bytes) -> BatchAcks:
+    _, at_ms, ledger, entry, partition, size, topic_length = _BATCH.unpack_from(data)
+    end = _BATCH.size + topic_length
+    topic = _topic(data[_BATCH.size : end])
     message_id = MessageId(ledger, entry, partition, batch_size=size, topic=topic)
-    return EntryAcks(message_id, at_ms, int.from_bytes(data[end:], "little"))
+    return BatchAcks(message_id, at_ms, int.from_bytes(data[end:], "little"))
 
 
 def _decode_ranges(data: bytes) -> RangeAcks:
@@ -234,7 +243,7 @@ def _decode_ranges(data: bytes) -> RangeAcks:
 
 
 def _write_number(into: bytearray, number: int) -> None:
-    """Append a number, 7 bits in each byte, the lowest first; the last byte is below 128."""
+    """Append a varint."""
     while number > 127:
         into.append(number & 127 | 128)
         number >>= 7
@@ -242,7 +251,7 @@ def _write_number(into: bytearray, number: int) -> None:
 
 
 def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number and where the next one begins."""
+    """Return a varint and the offset after it."""
     number = shift = 0
     while True:
         byte = data[at]
@@ -262,7 +271,7 @@ def _column_bytes(column: array[int]) -> bytes:
 
 
 def _swapped(column: array[int]) -> array[int]:
-    """Return a column in the other byte order where this machine's is not that of storage."""
+    """Return a column in the byte order of storage, or back, on machines with the other one."""
     if sys.byteorder == "big":
         column = column[:]
         column.byteswap()

@@ -1,4 +1,4 @@
-"""Acknowledged entries in slices of time, each of them the acknowledged ranges of some ledgers."""
+"""Acknowledged entries in slices of time; a slice has the ranges of entries that were acknowledged in it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 
 from ...ids import MessageId
 from ...index import EntryRanges
-from ._records import MOST_RANGES, RangeAcks, batch_bytes, ranges_bytes
+from ._records import MAX_RANGES, RangeAcks, batch_bytes, ranges_bytes
 
-_SHORT: Final = 8
+_SHORT_RANGE: Final = 8
 
 LedgerKey = tuple[int, int]
-"""Ledger, partition."""
+"""Ledger and partition."""
 
 
 @dataclass(slots=True)
@@ -35,35 +35,35 @@ class _Slice:
     ledgers: dict[LedgerKey, _Ledger] = field(default_factory=dict)
 
 
-class Slices:
-    """Whole entries that were acknowledged, oldest first. Each call is O(slices), but where noted.
+class AckSlices:
+    """Entries that were acknowledged as a whole, oldest first. Calls are O(slices) except where noted.
 
     :param step_ms: the span of a slice
     """
 
     def __init__(self, step_ms: int) -> None:
         self.bytes = 0
-        """About what writing all of it takes; kept, not counted."""
+        """About the size of all records in bytes; kept up to date."""
         self._step_ms = step_ms
         self._slices: deque[_Slice] = deque()
 
     def __len__(self) -> int:
-        """Return how many ledgers there are, in each slice anew."""
+        """Return the sum of the slices' numbers of ledgers."""
         return sum(len(each.ledgers) for each in self._slices)
 
     @property
     def entries(self) -> int:
-        """Return how many entries there are. O(ledgers)."""
+        """Return the number of entries. O(ledgers)."""
         return sum(len(ledger.ranges) for each in self._slices for ledger in each.ledgers.values())
 
     @property
     def last_ms(self) -> int:
-        """Return the time of the youngest acknowledgement, 0 for none."""
+        """Return the time of the newest acknowledgement, 0 if there is none."""
         return self._slices[-1].last_ms if self._slices else 0
 
     @property
     def oldest_ms(self) -> int | None:
-        """Return the time of the youngest acknowledgement of the oldest slice, None when there is none."""
+        """Return the time of the newest acknowledgement in the oldest slice, None if there is none."""
         return self._slices[0].last_ms if self._slices else None
 
     def __contains__(self, message_id: MessageId) -> bool:
@@ -75,13 +75,13 @@ class Slices:
         return False
 
     def reach_beyond(self, message_id: MessageId) -> bool:
-        """Return whether higher entries of the ledger are acknowledged: this one is a hole."""
+        """Return whether higher entries of the ledger are acknowledged, so that this one is in a hole."""
         found = (each.ledgers.get(_ledger_key(message_id)) for each in self._slices)
         lasts = (ledger.ranges.last for ledger in found if ledger is not None)
         return any(last is not None and last > message_id.entry for last in lasts)
 
-    def touch(self, message_id: MessageId) -> bool:
-        """Return whether adding this one now makes no further range."""
+    def extends_range(self, message_id: MessageId) -> bool:
+        """Return whether adding this entry now extends a range instead of making a new one."""
         if not self._slices:
             return False
         ledger = self._slices[-1].ledgers.get(_ledger_key(message_id))
@@ -89,7 +89,7 @@ class Slices:
         return ledger is not None and (entry - 1 in ledger.ranges or entry + 1 in ledger.ranges)
 
     def add(self, message_id: MessageId, at_ms: int) -> None:
-        """Add an entry; times ascend."""
+        """Add an entry; times must ascend."""
         ledger = self._newest(message_id, at_ms)
         before = ledger.ranges.range_count
         ledger.ranges.add(message_id.entry)
@@ -100,15 +100,15 @@ class Slices:
         ledger = self._newest(message_id, at_ms)
         before = ledger.ranges.range_count
         ledger.ranges.add_many(
-            entry for first, last in ranges if last - first < _SHORT for entry in range(first, last + 1)
+            entry for first, last in ranges if last - first < _SHORT_RANGE for entry in range(first, last + 1)
         )
         for first, last in ranges:
-            if last - first >= _SHORT:
+            if last - first >= _SHORT_RANGE:
                 ledger.ranges.add_range(first, last)
         self.bytes += ranges_bytes(ledger.ranges.range_count - before)
 
     def _newest(self, message_id: MessageId, at_ms: int) -> _Ledger:
-        """Return what the present slice has of a message's ledger."""
+        """Return the ledger of a message in the current slice."""
         newest = self._slices[-1] if self._slices else None
         if newest is None or at_ms - newest.first_ms >= self._step_ms:
             newest = _Slice(at_ms, at_ms)
@@ -122,7 +122,7 @@ class Slices:
         return ledger
 
     def discard(self, message_id: MessageId) -> bool:
-        """Take an entry out; return whether it was there."""
+        """Remove an entry; return whether it was acknowledged."""
         entry, key = message_id.entry, _ledger_key(message_id)
         was_there = False
         for each in self._slices:
@@ -135,23 +135,23 @@ class Slices:
         return was_there
 
     def drop_before(self, at_ms: int) -> None:
-        """Drop the slices whose youngest acknowledgement is older. O(ledgers that go)."""
+        """Drop the slices whose newest acknowledgement is older. O(dropped ledgers)."""
         while self._slices and self._slices[0].last_ms < at_ms:
             self.bytes -= sum(ledger.bytes for ledger in self._slices.popleft().ledgers.values())
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all slices."""
         self._slices.clear()
         self.bytes = 0
 
-    def items(self, away_ms: int) -> Iterator[RangeAcks]:
-        """Go through all as records of some thousand ranges, ``away_ms`` later; it may change meanwhile."""
+    def records(self, offline_ms: int) -> Iterator[RangeAcks]:
+        """Return the records of all entries, with times ``offline_ms`` later; the entries may change meanwhile."""
         for each in list(self._slices):
             for (number, partition), ledger in list(each.ledgers.items()):
                 message_id = MessageId(number, 0, partition, topic=ledger.topic)
                 ranges = ledger.ranges.copy().ranges()
-                while part := list(islice(ranges, MOST_RANGES)):
-                    yield RangeAcks(message_id, each.last_ms + away_ms, part)
+                while part := list(islice(ranges, MAX_RANGES)):
+                    yield RangeAcks(message_id, each.last_ms + offline_ms, part)
 
     def _check(self) -> None:
         """Assert every invariant; for tests."""
