@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from ._wake_up import WakeUp, interval_clock
@@ -47,6 +47,13 @@ class TaskOwner:
         self._ended(task)
         if not task.cancelled():
             task.exception()
+
+    async def retry(self, attempt: Callable[[], Awaitable[bool]]) -> None:
+        """Repeat an attempt, with backoff, until it returns True."""
+        failures = 0
+        while not await attempt():
+            failures += 1
+            await self.back_off(failures)
 
     async def back_off(self, failures: int) -> None:
         """Wait before the next attempt: about 0.1 s after the first failure, twice as long each time, at most 30 s."""

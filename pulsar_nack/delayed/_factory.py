@@ -11,11 +11,10 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 from .._check import check_callable, check_clock, check_has, check_text, config_of
-from .._lifetime import OfOneLoop
+from .._lifetime import ClosesOnExit, OfOneLoop
 from .._tasks import TaskOwner
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
@@ -73,7 +72,7 @@ class _Request:
     on_due: Callable[[], object] | None
 
 
-class DelayedDeliveryTrackerFactory(OfOneLoop):
+class DelayedDeliveryTrackerFactory(ClosesOnExit, OfOneLoop):
     """Makes trackers in memory, trackers in buckets, or disabled ones, as ``config`` says.
 
     A bucket tracker is replaced by one in memory if its storage does not start, or if its recovery fails or exceeds
@@ -124,11 +123,6 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def start(self) -> None:
         """Start the storage if buckets are configured; if that fails, each new tracker tries again.

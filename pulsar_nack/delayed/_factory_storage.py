@@ -85,11 +85,8 @@ class SnapshotCleaner:
             self._tasks.start(self._clean(cursor, key))
 
     async def _clean(self, cursor: DelayedCursor, key: tuple[str, str]) -> None:
-        failures = 0
         try:
-            while not await self._clean_once(cursor, key):
-                failures += 1
-                await self._tasks.back_off(failures)
+            await self._tasks.retry(lambda: self._clean_once(cursor, key))
         finally:
             self._cursors.discard(key)
 

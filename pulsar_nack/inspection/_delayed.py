@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Final
 
 from ..delayed.format import (
+    BulkPositionSet,
     CursorState,
     Footer,
     NamedSnapshot,
     NextGeneration,
-    PositionSet,
     SegmentRow,
     check_cursor_log_head,
     decode_cursor_change,
@@ -203,5 +203,5 @@ def _count(row: SegmentRow) -> int:
 
     :raises ValueError: a bitmap cannot be read
     """
-    positions = PositionSet()
+    positions = BulkPositionSet()
     return sum(positions.join(ledger, bitmap) for ledger, bitmap in row.bitmaps.items())

@@ -21,11 +21,11 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import copy
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
 from ..._delays import Delay, delay_seconds
-from ..._lifetime import OfOneLoop
+from ..._lifetime import ClosesOnExit, OfOneLoop
 from ..._tasks import TaskOwner
 from ...config import DELAYED_PREFIX
 from ...errors import (
@@ -70,7 +70,7 @@ class _Waiting(NamedTuple):
     done: asyncio.Future[None]
 
 
-class LogDelayedCursor(OfOneLoop):
+class LogDelayedCursor(ClosesOnExit, OfOneLoop):
     """A :class:`~pulsar_nack.DelayedCursor` on a store of logs, with one owner at a time.
 
     Open it with :meth:`open`, and close it before its store, with :meth:`aclose` or ``async with``.
@@ -197,11 +197,6 @@ class LogDelayedCursor(OfOneLoop):
     async def __aenter__(self) -> Self:
         self._ensure_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _ensure_open(self) -> None:
         if self._is_closed:

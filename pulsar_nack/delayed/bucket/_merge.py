@@ -10,7 +10,7 @@ from typing import Final
 
 from ...errors import SnapshotFormatError
 from ...index import NEVER
-from ..format import STEP, Columns, Index, PositionSet, SegmentRow
+from ..format import STEP, BulkPositionSet, Columns, Index, SegmentRow
 from ._buckets import ImmutableBucket
 from ._snapshot_builder import SnapshotBuilder
 from ._snapshots import Snapshots, add_bitmaps
@@ -127,7 +127,7 @@ class MergeInput:
         buckets: Sequence[ImmutableBucket],
         loaded: Iterator[Index],
         snapshots: Snapshots,
-        pending: PositionSet,
+        pending: BulkPositionSet,
         *,
         min_copied: int,
     ) -> None:
@@ -165,7 +165,7 @@ class MergeInput:
         segments = self._segments[source - 1]
         try:
             row = await self._row(segments)
-            positions = PositionSet()
+            positions = BulkPositionSet()
             if len(row.bitmaps) > _MAX_BITMAPS:
                 return False
             add_bitmaps(row.bitmaps.items(), positions)

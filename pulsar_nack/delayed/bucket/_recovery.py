@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from ..._tasks import TaskOwner
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
-from ..format import Columns, NamedSnapshot, PositionSet, SegmentRow
+from ..format import BulkPositionSet, Columns, NamedSnapshot, SegmentRow
 from ._buckets import ImmutableBucket
 from ._index import BucketIndex
 from ._snapshots import ReadSlots, Snapshots, add_bitmaps
@@ -37,7 +37,7 @@ class RecoveredBucket(NamedTuple):
     """A bucket that is ready to be added: its positions, and its indexes in memory."""
 
     bucket: ImmutableBucket
-    positions: PositionSet
+    positions: BulkPositionSet
     columns: Columns | None
 
 
@@ -51,10 +51,10 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
     if first == len(rows):
         return None
     columns = None
-    positions = PositionSet()
+    positions = BulkPositionSet()
     counts = [0] * first
     if _is_partly_due(rows[first], cutoff):
-        min_count = await _add(rows[first], PositionSet())
+        min_count = await _add(rows[first], BulkPositionSet())
         stored = await snapshots.segment(named.snapshot_id, first, min_count)
         columns = Columns(index for index in stored if index[0] > cutoff)
         for _, ledger, entry in columns:
@@ -76,7 +76,7 @@ async def read_bucket(named: NamedSnapshot, snapshots: Snapshots, cutoff: int) -
     return RecoveredBucket(bucket, positions, columns)
 
 
-async def _add(row: SegmentRow, positions: PositionSet) -> int:
+async def _add(row: SegmentRow, positions: BulkPositionSet) -> int:
     """Add the positions of a segment to a set; return how many are new."""
     count = 0
     bitmaps = list(row.bitmaps.items())

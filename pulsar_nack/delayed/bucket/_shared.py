@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Final, Self
 
 from ..._check import check_flag, check_has
+from ..._lifetime import ClosesOnExit
 from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError, InvalidArgumentError
@@ -25,7 +25,7 @@ from ._tracker import BucketDelayedDeliveryTracker
 _NAME: Final = "SharedSubscription"
 
 
-class SharedDelayedIndex:
+class SharedDelayedIndex(ClosesOnExit):
     """A bucket tracker that several subscriptions share; each gets its tracker from :meth:`subscribe`.
 
     Open it with :meth:`open`, and close it with :meth:`aclose` or ``async with``, which closes the subscriptions too.
@@ -59,14 +59,6 @@ class SharedDelayedIndex:
             storage, self._cursor, config, clock=clock, on_due=self._call_all, topic_name=topic_name
         )
         return self
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     @property
     def tracker(self) -> BucketDelayedDeliveryTracker:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..format import Index, PositionSet, SegmentRow, encode_indexes, encode_metadata
+from ..format import BulkPositionSet, Index, SegmentRow, encode_indexes, encode_metadata
 
 
 class NewSnapshot(NamedTuple):
@@ -38,7 +38,7 @@ class SnapshotBuilder:
 
     def _begin(self) -> None:
         self._parts: list[bytes] = []
-        self._positions = PositionSet()
+        self._positions = BulkPositionSet()
         self._first_at = self._last_at = 0
         self._count = 0
 

@@ -14,9 +14,9 @@ from ...clock import Clock
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
 from ..format import (
+    BulkPositionSet,
     Columns,
     NamedSnapshot,
-    PositionSet,
     SegmentRow,
     decode_segment,
     free_key,
@@ -267,12 +267,12 @@ def _checked(columns: Columns, min_count: int) -> Columns:
 def _rebuilt(rows: Sequence[SegmentRow], number: int) -> Columns:
     if number >= len(rows):
         raise SnapshotFormatError("snapshot metadata", f"{len(rows)} segments, number {number + 1} was wanted")
-    positions = PositionSet()
+    positions = BulkPositionSet()
     add_bitmaps(rows[number].bitmaps.items(), positions)
     return Columns((rows[number].max_at, ledger, entry) for ledger, entry in sorted(positions))
 
 
-def add_bitmaps(bitmaps: Iterable[tuple[int, bytes]], positions: PositionSet) -> int:
+def add_bitmaps(bitmaps: Iterable[tuple[int, bytes]], positions: BulkPositionSet) -> int:
     """Add the positions of ledgers' portable bitmaps; return how many are new.
 
     :raises SnapshotFormatError: a bitmap is damaged

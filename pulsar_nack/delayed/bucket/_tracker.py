@@ -9,11 +9,10 @@ from _thread import get_ident
 from array import array
 from collections.abc import Callable
 from os import PathLike
-from types import TracebackType
 from typing import Any, Final, Self
 
 from ..._check import check_flag, check_has, check_text, clock_of, config_of
-from ..._lifetime import NOWHERE, OfOneLoop, home_of
+from ..._lifetime import NOWHERE, ClosesOnExit, OfOneLoop, home_of
 from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError
@@ -36,7 +35,7 @@ from ._worker import Worker
 _NAME: Final = "BucketDelayedDeliveryTracker"
 
 
-class BucketDelayedDeliveryTracker(OfOneLoop):
+class BucketDelayedDeliveryTracker(ClosesOnExit, OfOneLoop):
     """Holds back delayed messages of one subscription, with most of the index on storage, over restarts (PIP-195).
 
     Times are exact to the ms. If it is not strict, a message may be taken up to a tick before its time; if it is
@@ -137,11 +136,6 @@ class BucketDelayedDeliveryTracker(OfOneLoop):
     async def __aenter__(self) -> Self:
         self._ensure_open()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"

@@ -20,7 +20,7 @@ from ..._wake_up import WakeUp, interval_clock
 from ...clock import Clock
 from ...config import BucketConfig
 from ..format import STEP, Index, NamedSnapshot
-from ._buckets import AnyBucket, ImmutableBucket, MutableBucket
+from ._buckets import AnyBucket, ImmutableBucket
 from ._index import BucketIndex
 from ._merge import MergeInput, choose_pair
 from ._queue import in_order
@@ -129,7 +129,7 @@ class Worker:
             self._start_merging()
         while index.retired:
             bucket = index.retired.pop()
-            self.tasks.start(self._delete(_named(bucket)))
+            self._start_deleting(_named(bucket))
 
     def _start_merging(self) -> None:
         most = self._config.delayed_delivery_max_num_buckets
@@ -195,18 +195,16 @@ class Worker:
     # -- sealing -----------------------------------------------------------------------------------------------------
 
     async def _seal_all(self) -> None:
-        failures = 0
         try:
             while self._index.sealings:
-                if await self._seal(self._index.sealings[0]):
-                    failures = 0
-                else:
-                    failures += 1
-                    await self.tasks.back_off(failures)
+                await self.tasks.retry(self._seal_next)
         finally:
             self._is_sealing = False
 
-    async def _seal(self, sealed: MutableBucket) -> bool:
+    async def _seal_next(self) -> bool:
+        if not self._index.sealings:  # cleared since the last attempt
+            return True
+        sealed = self._index.sealings[0]
         try:
             async with self._snapshots.operations.counted("create"):
                 builder = self._builder()
@@ -320,23 +318,15 @@ class Worker:
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
-    async def _delete(
-        self, named: NamedSnapshot, tried: asyncio.Event | None = None, *, is_cleared: bool = False
-    ) -> None:
-        failures = 0
-        while not await self._delete_once(named, is_cleared=is_cleared):
-            failures += 1
-            if tried is not None:
-                tried.set()
-            await self.tasks.back_off(failures)
-
-    async def _delete_once(self, named: NamedSnapshot, *, is_cleared: bool) -> bool:
+    async def _delete(self, named: NamedSnapshot, tried: asyncio.Event, *, is_cleared: bool) -> bool:
         if named.snapshot_id < 0:
             return True
         try:
             await self._snapshots.delete(named, is_cleared=is_cleared)
         except Exception:  # noqa: BLE001 - counted, and retried
             return False
+        finally:
+            tried.set()
         self._cleared.discard(named)
         return True
 
@@ -372,7 +362,7 @@ class Worker:
 
     def _start_deleting(self, named: NamedSnapshot, *, is_cleared: bool = False) -> asyncio.Event:
         tried = asyncio.Event()
-        deleting = self.tasks.start(self._delete(named, tried, is_cleared=is_cleared))
+        deleting = self.tasks.start(self.tasks.retry(lambda: self._delete(named, tried, is_cleared=is_cleared)))
         deleting.add_done_callback(lambda _: tried.set())
         return tried
 

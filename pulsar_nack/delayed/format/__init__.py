@@ -22,7 +22,7 @@ from ._names import (
     snapshot_log_name,
     subscription_digest,
 )
-from ._positions import PositionSet
+from ._positions import BulkPositionSet
 from ._snapshot import (
     INT64_MAX,
     STEP,
@@ -41,6 +41,7 @@ __all__ = [
     "INT64_MAX",
     "SNAPSHOT_LOG_NAME",
     "STEP",
+    "BulkPositionSet",
     "Columns",
     "CursorChange",
     "CursorState",
@@ -49,7 +50,6 @@ __all__ = [
     "MarkDelete",
     "NamedSnapshot",
     "NextGeneration",
-    "PositionSet",
     "PutProperty",
     "RemoveProperty",
     "SegmentRow",

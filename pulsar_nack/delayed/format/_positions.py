@@ -15,7 +15,7 @@ _MEASURED: Final = 64
 _SWEEP: Final = 512
 
 
-class PositionSet(EntrySets):
+class BulkPositionSet(EntrySets):
     """A set of positions with bulk operations.
 
     A bitmap grows while entries are removed, since each removal may split a run in two. So the ledgers are compressed
