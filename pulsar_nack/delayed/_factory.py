@@ -26,7 +26,7 @@ from ._in_memory import InMemoryDelayedDeliveryTracker
 from ._protocol import DelayedDeliveryTracker
 from ._registry import OpenTracker, SharedIndexRegistry, TrackerRegistry
 from .bucket import BucketDelayedDeliveryTracker, SharedDelayedIndex
-from .format import messages
+from .format import snapshot_protobuf
 from .storage import BucketSnapshotStorage, DelayedCursor
 
 _NAME: Final = "DelayedDeliveryTrackerFactory"
@@ -134,7 +134,7 @@ class DelayedDeliveryTrackerFactory(ClosesOnExit, OfOneLoop):
             raise ClosedError(_NAME)
         self._check_loop(_NAME)
         if self._config.tracker_kind == "bucket" and self._storage is not None:
-            messages()
+            snapshot_protobuf()
             try:
                 await self._storage.get()
             except Exception as error:  # noqa: BLE001 - kept; until it starts, trackers are made in memory

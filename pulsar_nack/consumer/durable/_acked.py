@@ -119,7 +119,7 @@ class AckedMessages:
 
     def is_in_hole(self, message_id: MessageId) -> bool:
         """Return whether higher entries of the ledger are acknowledged, so that this message fills a hole."""
-        return self._entries.reach_beyond(message_id)
+        return self._entries.has_higher(message_id)
 
     def adds_nothing(self, message_id: MessageId) -> bool:
         """Return whether the acknowledgement of this message needs no new range and no new batch."""

@@ -43,7 +43,7 @@ Outcome = Exception | None
 
 
 class MonotonicWallClock:
-    """The wall clock in epoch ms; if it is set back, it goes on from where it was.
+    """A wall clock in epoch ms that continues from its last time if it is set back.
 
     So no deadline moves away: what remains of a delay is at most the delay.
     """

@@ -46,7 +46,7 @@ def check_home(durable: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DurableContext:
-    """The consumer of a durable state.
+    """What a durable state needs from its consumer.
 
     :param in_flight: the number of messages that are delivered or held
     :param is_connected: whether the transport has its connection
@@ -63,49 +63,6 @@ class _Ownership(NamedTuple):
 
     store: Part
     log: Log
-
-
-class AckExpiry:
-    """Drops acknowledgements that the broker has by now. One timer, set while some acknowledgements expire.
-
-    :param is_connected: whether the transport has its connection; time without it does not count
-    :param on_drop: called when acknowledgements may have been dropped
-    """
-
-    def __init__(
-        self,
-        state: DurableState,
-        journal: Journal,
-        clock: MonotonicWallClock,
-        *,
-        is_connected: Callable[[], bool],
-        on_drop: Callable[[], None],
-    ) -> None:
-        self._state = state
-        self._journal = journal
-        self._clock = clock
-        self._is_connected = is_connected
-        self._on_drop = on_drop
-        self._has_expiring = asyncio.Event()
-
-    def update(self) -> None:
-        """Start the timer if some acknowledgements expire."""
-        if self._state.acked.has_expiring:
-            self._has_expiring.set()
-
-    async def run(self) -> None:
-        """Drop old acknowledgements until cancelled."""
-        while True:
-            await self._has_expiring.wait()
-            began_ms, was_connected = self._clock.now_ms(), self._is_connected()
-            await asyncio.sleep(self._state.acked.slice_ms / 1000)
-            now_ms = self._clock.now_ms()
-            if not (was_connected and self._is_connected()):
-                await self._journal.write(Change(RecordKind.DISCONNECTED, NO_ID, now_ms, began_ms))
-            self._state.drop_old(now_ms)
-            if not self._state.acked.has_expiring:
-                self._has_expiring.clear()
-            self._on_drop()
 
 
 class DurableNacks:
@@ -133,12 +90,13 @@ class DurableNacks:
         self.journal = journal
         self._half_limit = context.max_ack_state_bytes // 2
         self._in_flight = context.in_flight
+        self._is_connected = context.is_connected
         self.gate = DispatchGate(
             context.max_ack_state_bytes, lambda: state.acked.bytes, self._reserved, name="a consumer"
         )
-        self._expiry = AckExpiry(state, journal, clock, is_connected=context.is_connected, on_drop=self.gate.changed)
+        self._has_expiring = asyncio.Event()
         journal.on_written = self._on_written
-        self._expiry.update()
+        self._on_written()
 
     @classmethod
     async def open(
@@ -152,7 +110,7 @@ class DurableNacks:
         compact_bytes: int = COMPACT_BYTES,
         context: DurableContext | None = None,
     ) -> Self:
-        """Open the durable state, or begin it.
+        """Open the durable state, or create it.
 
         :param memory_ms: how long acknowledgements are remembered; 0: the broker has confirmed those that are written
         :param keeps_members: whether the broker is informed of a batch only when all its messages are acknowledged
@@ -198,10 +156,29 @@ class DurableNacks:
         """Write changes and drop old acknowledgements until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.journal.run())
-            tasks.create_task(self._expiry.run())
+            tasks.create_task(self._expire_acks())
+
+    async def _expire_acks(self) -> None:
+        """Drop acknowledgements that the broker has by now, until cancelled; idle while none of them expire.
+
+        Time without a connection does not count.
+        """
+        acked = self._state.acked
+        while True:
+            await self._has_expiring.wait()
+            began_ms, was_connected = self._clock.now_ms(), self._is_connected()
+            await asyncio.sleep(acked.slice_ms / 1000)
+            now_ms = self._clock.now_ms()
+            if not (was_connected and self._is_connected()):
+                await self.journal.write(Change(RecordKind.DISCONNECTED, NO_ID, now_ms, began_ms))
+            self._state.drop_old(now_ms)
+            if not acked.has_expiring:
+                self._has_expiring.clear()
+            self.gate.changed()
 
     def _on_written(self) -> None:
-        self._expiry.update()
+        if self._state.acked.has_expiring:
+            self._has_expiring.set()
         self.gate.changed()
 
     async def finish(self, timeout: float = math.inf) -> None:
@@ -213,7 +190,7 @@ class DurableNacks:
     async def aclose(self, timeout: float = math.inf) -> None:
         """Close the logs, and the store of a folder, after :meth:`run`; past ``timeout`` seconds this goes on alone."""
         if not await _ends_in_time((self._own_store or self._ownership.store).aclose(), timeout):
-            _log.warning("durable state: storage does not answer; it is let go as soon as it does")
+            _log.warning("durable state: storage does not answer; it is closed as soon as it does")
 
     def __len__(self) -> int:
         return len(self._state)
@@ -237,7 +214,7 @@ class DurableNacks:
         return self._state.acked.bytes
 
     def admits(self, message_id: MessageId, *, is_redelivered: bool, is_behind: bool) -> bool:
-        """Return whether a message may be delivered: its acknowledgement has room, or needs none.
+        """Return whether a message may be delivered: there is room for its acknowledgement, or it needs none.
 
         :param is_behind: whether earlier messages wait for admission; a new message waits behind them
         """

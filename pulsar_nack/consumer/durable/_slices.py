@@ -58,12 +58,12 @@ class AckSlices:
 
     @property
     def last_ms(self) -> int:
-        """Return the time of the newest acknowledgement, 0 if there is none."""
+        """Return the time of the newest acknowledgement, or 0."""
         return self._slices[-1].last_ms if self._slices else 0
 
     @property
     def oldest_ms(self) -> int | None:
-        """Return the time of the newest acknowledgement in the oldest slice, None if there is none."""
+        """Return the time of the newest acknowledgement in the oldest slice, or None."""
         return self._slices[0].last_ms if self._slices else None
 
     def __contains__(self, message_id: MessageId) -> bool:
@@ -74,7 +74,7 @@ class AckSlices:
                 return True
         return False
 
-    def reach_beyond(self, message_id: MessageId) -> bool:
+    def has_higher(self, message_id: MessageId) -> bool:
         """Return whether higher entries of the ledger are acknowledged, so that this one is in a hole."""
         found = (each.ledgers.get(_ledger_key(message_id)) for each in self._slices)
         lasts = (ledger.ranges.last for ledger in found if ledger is not None)

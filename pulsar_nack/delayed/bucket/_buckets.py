@@ -130,7 +130,7 @@ class ImmutableBucket:
 
     @property
     def following_at(self) -> int:
-        """Return the earliest time of the segment after the next one, NEVER if there is none."""
+        """Return the earliest time of the segment after the next one, or NEVER."""
         return self.mins[self.next + 1] if self.next + 1 < len(self.mins) else NEVER
 
     @property

@@ -209,7 +209,7 @@ class BucketIndex:
         self.retire_if_used_up(bucket)
 
     def earliest_of(self, owners: Collection[AnyBucket]) -> int:
-        """Return the earliest remaining time of some buckets, NEVER if there is none."""
+        """Return the earliest remaining time of some buckets, or NEVER."""
         heads = (run.columns.times[run.at] for run in self.queue.runs(owners))
         stored = (owner.next_at for owner in owners if isinstance(owner, ImmutableBucket) and not owner.is_gone)
         return min((*heads, *stored), default=NEVER)

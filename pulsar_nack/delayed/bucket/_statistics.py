@@ -70,7 +70,8 @@ class OperationCounters:
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
-        self._latencies: Final = {kind: _Latencies() for kind in OPERATION_TYPES}
+        self._took: Final = {kind: [0] * (len(LATENCY_BOUNDS_MS) + 1) for kind in OPERATION_TYPES}
+        self._total_ms: Final = dict.fromkeys(OPERATION_TYPES, 0.0)
         self.counts: Counter[tuple[str, str]] = Counter(
             {(kind, state): 0 for kind in OPERATION_TYPES for state in OPERATION_STATES}
         )
@@ -95,21 +96,10 @@ class OperationCounters:
             self.last_error = error
             raise
         self.counts[kind, "succeed"] += 1
-        self._latencies[kind].add(1000 * (self._now() - began_at))
+        took_ms = 1000 * (self._now() - began_at)
+        self._took[kind][bisect_left(LATENCY_BOUNDS_MS, took_ms)] += 1
+        self._total_ms[kind] += took_ms
 
     def latency(self) -> dict[str, OperationLatency]:
         """Return how long operations took, by type."""
-        return {kind: each.snapshot() for kind, each in self._latencies.items()}
-
-
-class _Latencies:
-    def __init__(self) -> None:
-        self._counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
-        self._total_ms = 0.0
-
-    def add(self, took_ms: float) -> None:
-        self._counts[bisect_left(LATENCY_BOUNDS_MS, took_ms)] += 1
-        self._total_ms += took_ms
-
-    def snapshot(self) -> OperationLatency:
-        return OperationLatency(tuple(self._counts), self._total_ms)
+        return {kind: OperationLatency(tuple(counts), self._total_ms[kind]) for kind, counts in self._took.items()}

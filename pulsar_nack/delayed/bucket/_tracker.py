@@ -21,7 +21,7 @@ from ...index import MAX_ENTRY
 from ...ledger import LogStore
 from ...ledger._taking import given_back
 from .._arguments import INT64_MAX, INT64_MIN, check_int, check_message, check_on_due, check_tick, entries_of, times_of
-from ..format import messages
+from ..format import snapshot_protobuf
 from ..storage import BucketSnapshotStorage, DelayedCursor
 from ..ticks import LATEST
 from ._index import BucketIndex, split_due
@@ -100,7 +100,7 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, OfOneLoop):
         check_text("topic_name", topic_name)
         check_text("cursor_name", cursor_name)
         config, clock = config_of(config, BucketConfig), clock_of(clock)
-        messages()
+        snapshot_protobuf()
         self = cls(Snapshots(storage, cursor, topic_name, cursor_name), config, clock, on_due)
         try:
             await self._worker.recovery.start(config.recovery_timeout.total_seconds())
@@ -130,7 +130,7 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, OfOneLoop):
         """
         check_on_due(on_due)
         config, clock = config_of(config, BucketConfig), clock_of(clock)
-        messages()
+        snapshot_protobuf()
         return await LogBucketTracker._open_with(await TrackerLogs.open_local(path, config), config, clock, on_due)
 
     async def __aenter__(self) -> Self:
@@ -360,7 +360,7 @@ class LogBucketTracker(BucketDelayedDeliveryTracker):
         """
         check_on_due(on_due)
         config, clock = config_of(config, BucketConfig), clock_of(clock)
-        messages()
+        snapshot_protobuf()
         return await cls._open_with(await TrackerLogs.open_store(store, config), config, clock, on_due)
 
     @classmethod

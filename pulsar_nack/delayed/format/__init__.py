@@ -31,8 +31,8 @@ from ._snapshot import (
     decode_segment,
     encode_indexes,
     encode_metadata,
-    messages,
     read_metadata,
+    snapshot_protobuf,
 )
 from ._snapshot_log import Footer, decode_footer, group_records, split_entries
 
@@ -64,10 +64,10 @@ __all__ = [
     "encode_metadata",
     "free_key",
     "group_records",
-    "messages",
     "named_snapshots",
     "read_metadata",
     "snapshot_log_name",
+    "snapshot_protobuf",
     "split_entries",
     "subscription_digest",
 ]

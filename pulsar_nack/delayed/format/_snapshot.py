@@ -41,7 +41,7 @@ class SegmentRow(NamedTuple):
 
 
 @cache
-def messages() -> ModuleType:
+def snapshot_protobuf() -> ModuleType:
     """Return the module of the generated protobuf classes.
 
     :raises MissingExtraError: protobuf is not installed
@@ -55,7 +55,7 @@ def messages() -> ModuleType:
 
 def encode_indexes(indexes: Iterable[Index]) -> bytes:
     """Return a part of a segment; concatenated parts are a segment."""
-    part = messages().SnapshotSegment()
+    part = snapshot_protobuf().SnapshotSegment()
     add = part.indexes.add
     for at, ledger, entry in indexes:
         index = add()  # passing the fields as arguments takes a third longer
@@ -67,7 +67,7 @@ def encode_indexes(indexes: Iterable[Index]) -> bytes:
 
 def encode_metadata(rows: Iterable[SegmentRow]) -> bytes:
     """Return entry 0 of a snapshot, or a part of it; concatenated parts are an entry."""
-    metadata = messages().SnapshotMetadata()
+    metadata = snapshot_protobuf().SnapshotMetadata()
     for row in rows:
         segment = metadata.metadata_list.add(max_schedule_timestamp=row.max_at)
         if row.min_at is not None:
@@ -82,7 +82,7 @@ def decode_segment(data: bytes) -> Generator[None, None, Columns]:
 
     :raises SnapshotFormatError: the bytes are not a sound segment
     """
-    read = _parse(messages().SnapshotSegment(), data, _SEGMENT).indexes
+    read = _parse(snapshot_protobuf().SnapshotSegment(), data, _SEGMENT).indexes
     columns = Columns()
     for at in range(0, len(read), STEP):
         part = read[at : at + STEP]
@@ -114,7 +114,7 @@ def read_metadata(data: bytes) -> Generator[None, None, list[SegmentRow]]:
     """
     rows: list[SegmentRow] = []
     bitmaps = 0
-    for read in _parse(messages().SnapshotMetadata(), data, _METADATA).metadata_list:
+    for read in _parse(snapshot_protobuf().SnapshotMetadata(), data, _METADATA).metadata_list:
         min_at = read.min_schedule_timestamp if read.HasField("min_schedule_timestamp") else None
         row = SegmentRow(min_at, read.max_schedule_timestamp, dict(read.delayed_index_bit_map))
         _check_row(row, len(rows))

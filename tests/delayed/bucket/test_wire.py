@@ -18,7 +18,6 @@ from pulsar_nack.delayed.format import (
     decode_segment,
     encode_indexes,
     encode_metadata,
-    messages,
 )
 from pulsar_nack.index import EntrySets
 from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage
