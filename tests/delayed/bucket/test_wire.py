@@ -18,6 +18,7 @@ from pulsar_nack.delayed.format import (
     decode_segment,
     encode_indexes,
     encode_metadata,
+    snapshot_protobuf,
 )
 from pulsar_nack.index import EntrySets
 from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage
@@ -121,7 +122,7 @@ def test_random_bytes_never_surprise(data: bytes) -> None:
 
 async def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without protobuf, opening a tracker names the extra that installs it."""
-    messages.cache_clear()
+    snapshot_protobuf.cache_clear()
     monkeypatch.delattr("pulsar_nack.delayed.format._snapshot_pb2", raising=False)
     monkeypatch.setitem(sys.modules, "pulsar_nack.delayed.format._snapshot_pb2", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[bucket\]'"):
