@@ -124,7 +124,7 @@ class Run:
         return await DurableNacks.open(store, memory_ms=MEMORY_MS, ttl_ms=TTL_MS, clock=self.clock, compact_bytes=1_500)
 
     async def _step(self, durable: DurableNacks) -> None:
-        """Let some tasks change something at the same time, each another id."""
+        """Run some tasks at the same time, each of which changes another id."""
         chosen = self.random.sample(IDS, self.random.choice((1, 1, 2, 6)))
         await asyncio.gather(*(self._change(durable, message_id) for message_id in chosen))
         self.clock.advance(self.random.randrange(3))

@@ -182,7 +182,7 @@ async def test_acks_without_a_connection_are_given_again() -> None:
 
 @virtual_time
 async def test_acks_without_a_connection_outlive_a_kill() -> None:
-    """U10: killed after an hour without a connection: what was acknowledged at its beginning is not shown again."""
+    """U10: killed after an hour without a connection: what was acknowledged at its beginning is not redelivered."""
     machine = Machine()
     machine.topic.publish(b"x")
     port = LonelyPort(machine.topic)
@@ -313,7 +313,7 @@ async def test_receiving_pauses_while_the_state_is_full(caplog: pytest.LogCaptur
 
 @virtual_time
 async def test_what_comes_again_passes_the_gate() -> None:
-    """K42: while new messages wait, nacked ones are shown again in time, and mates of what is acknowledged are."""
+    """K42: while new messages wait, nacked ones are redelivered in time, and so are messages of partly acknowledged batches."""
     machine = Machine()
     publish_batches(machine, 60)
     async with machine.consuming(max_ack_state_bytes=LIMIT, redelivery="local") as consumer:
@@ -408,7 +408,7 @@ async def test_calls_that_are_cancelled_at_the_gate_lose_nothing() -> None:
 
 @virtual_time
 async def test_seek_opens_the_gate() -> None:
-    """K43: what waits is dropped when the subscription is moved, and everything is shown anew."""
+    """K43: waiting messages are dropped when the subscription is moved, and everything is delivered again."""
     machine = Machine()
     publish_batches(machine, 60)
     async with machine.consuming(max_ack_state_bytes=LIMIT) as consumer:

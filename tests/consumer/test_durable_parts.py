@@ -236,7 +236,7 @@ def test_a_slice_goes_as_a_whole(late_ms: int) -> None:
 
 
 def test_a_batch_is_remembered_until_it_is_done() -> None:
-    """U3: members are remembered until all are acknowledged, then the entry; one that is shown again is forgotten."""
+    """U3: members are remembered until all are acknowledged, then the entry; one that is redelivered is forgotten."""
     settled = AckedMessages(1_000)
     member = MessageId(1, 1, batch_index=0, batch_size=3)
     settled.add(member, 100)

@@ -80,7 +80,7 @@ class MemoryHome:
 
 
 class LogHome:
-    """On logs in a folder, opened anew each time, so that what counts is what lies there."""
+    """On logs in a folder, opened again each time, so that only what is stored counts."""
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self._files = files or OsFiles()
@@ -109,7 +109,7 @@ class LogHome:
 
 
 class Lying(MutableMapping[int, tuple[bytes, ...]]):
-    """The snapshots in a folder, whoever else has them open; what is set is written as the storage does."""
+    """The snapshots in a folder, even if another object has them open; set ones are written as the storage does."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -161,7 +161,7 @@ class Lying(MutableMapping[int, tuple[bytes, ...]]):
 
 
 class FaultyStorage:
-    """A storage that fails when it is told to; ``inner`` changes with each opening."""
+    """A storage that fails on demand; ``inner`` changes with each opening."""
 
     inner: BucketSnapshotStorage
 
@@ -209,7 +209,7 @@ class FaultyStorage:
 
 
 class FaultyCursor:
-    """A cursor that fails when it is told to; ``inner`` changes with each opening."""
+    """A cursor that fails on demand; ``inner`` changes with each opening."""
 
     inner: LogDelayedCursor
 

@@ -1,4 +1,4 @@
-"""A bucket tracker on a clock that is moved by hand, with a storage and a cursor that fail when they are told to."""
+"""A bucket tracker on a clock that is moved by hand, with a storage and a cursor that fail on demand."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Stage:
         return await drain(self.tracker, batch)
 
     async def idle_except(self, name: str) -> None:
-        """Let everything go on until a call that is held up is all that is left."""
+        """Run everything until only a call that is held up is left."""
         while not self.storage.faults.calls[name]:
             await asyncio.sleep(0)
         for _ in range(50):

@@ -259,7 +259,7 @@ def test_many_are_taken_from_the_queue(runs: list[list[Index]], tail: list[Index
 
 
 def test_runs_that_follow_each_other_are_one() -> None:
-    """A long run of what was added is cut, so that its memory is let go bit by bit."""
+    """A long run of added indexes is cut, so that its memory is released bit by bit."""
     owner = MutableBucket()
     queue = DueQueue(owner)
     indexes = [(at, 1, at) for at in range(20_000)]

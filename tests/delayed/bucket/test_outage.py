@@ -75,7 +75,7 @@ class Outage:
         self.tracker = await self.open()
 
     async def go_on(self, until: int) -> None:
-        """Let time pass, and take out what comes."""
+        """Advance the time, and take what is due."""
         self.clock.set(FIRST_AT - 5_000)
         while self.clock.now_ms() < until:
             self.clock.advance(50)

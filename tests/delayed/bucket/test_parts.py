@@ -71,7 +71,7 @@ def test_segments(times: list[int], step: int, most: int, counts: list[int]) -> 
 
 @given(st.lists(st.integers(0, 200)), st.integers(1, 50), st.sampled_from([-1, 1, 2, 7]), st.integers(1, 20))
 def test_segments_say_what_is_in_them(times: list[int], step: int, most: int, piece: int) -> None:
-    """However the indexes are given, each is in one segment, and times, sizes and bitmaps tell which."""
+    """However the indexes are given, each is in one segment, and times, sizes and bitmaps say which."""
     times.sort()
     snapshot = cut(times, step, most, piece)
     segments = [read(segment) for segment in snapshot.segments]
@@ -120,7 +120,7 @@ def test_queue_gives_the_earliest(steps: list[Index | list[Index] | None]) -> No
 
 
 def test_queue_folds_a_full_tail() -> None:
-    """What was added is kept in columns but for the last few, and comes out in order all the same."""
+    """Added indexes are kept in columns except the last few, and come out in order."""
     owner = MutableBucket()
     queue = DueQueue(owner)
     for number in range(3 * TAIL + 5):

@@ -87,7 +87,7 @@ def test_reads_the_older_form() -> None:
     ],
 )
 def test_segments_that_are_none(bad: bytes) -> None:
-    """Bytes that are truncated, damaged or of another kind are told apart from segments."""
+    """Bytes that are truncated, damaged or of another kind are not taken for segments."""
     with pytest.raises(SnapshotFormatError, match="snapshot segment"):
         read(bad)
 

@@ -32,7 +32,7 @@ async def test_all_are_deleted() -> None:
 
 
 async def test_what_cannot_be_deleted_is_tried_again() -> None:
-    """A failure does not keep the others, is told, and leaves what it was for to the next call."""
+    """A failure does not keep the others, is reported, and leaves its snapshot to the next call."""
     stage = await stored()
     stage.storage.faults.fail["delete"] = 1
     stage.cursor.faults.fail["remove"] = 1
@@ -47,7 +47,7 @@ async def test_what_cannot_be_deleted_is_tried_again() -> None:
 
 
 async def test_what_has_a_name_is_deleted_without_a_listing() -> None:
-    """A storage that cannot tell what it has keeps none of the named snapshots; the failure is told."""
+    """With a storage that cannot list its snapshots the named ones are deleted; the failure is reported."""
     stage = await stored()
     async with stage.home:
         stage.storage.faults.fail["list"] = 1
