@@ -313,7 +313,7 @@ async def test_receiving_pauses_while_the_state_is_full(caplog: pytest.LogCaptur
 
 @virtual_time
 async def test_what_comes_again_passes_the_gate() -> None:
-    """K42: while new messages wait, nacked ones are redelivered in time, and so are messages of partly acknowledged batches."""
+    """K42: while new messages wait, nacked ones and those of partly acknowledged batches are redelivered in time."""
     machine = Machine()
     publish_batches(machine, 60)
     async with machine.consuming(max_ack_state_bytes=LIMIT, redelivery="local") as consumer:

@@ -506,7 +506,7 @@ async def test_a_cancelled_nack_is_in_effect_and_durable(ports: Ports) -> None:
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
 @virtual_time
 async def test_a_nack_that_is_in_effect_ends_its_attempt(ports: Ports, how: str) -> None:
-    """U20: cancelled or failed while it was written, a nack ends its attempt: after redelivery the old ack is refused."""
+    """U20: cancelled or failed while it was written, a nack ends its attempt: after that the old ack is refused."""
     machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming() as consumer:

@@ -39,7 +39,7 @@ def stored(subscription: Subscription) -> list[object]:
 
 
 async def test_bucket_to_memory_and_back() -> None:
-    """D34: messages that were in buckets are read again into memory and the snapshots go; the next buckets begin with nothing."""
+    """D34: messages in buckets are read again into memory, and the snapshots go; the next buckets begin empty."""
     subscription = Subscription()
     async with subscription.run("bucket"):
         subscription.publish(1, 100)

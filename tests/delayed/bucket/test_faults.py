@@ -417,7 +417,7 @@ async def test_damaged_snapshots(damage: str) -> None:
 
 @pytest.mark.parametrize("when", ["loading", "recovering", "merging"])
 async def test_segments_that_were_cut_between_two_indexes(when: str) -> None:
-    """A segment with fewer indexes than the metadata say is damaged, though it can be read: nothing is held for ever."""
+    """A segment with fewer indexes than the metadata say is damaged, even if readable: nothing is held for ever."""
     stage = Stage(step=1000, prefetch=0)
     async with stage.run():
         await stage.fill(1, 11)
