@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from ...clock import Clock
 from ...cursor import DispatchGate
@@ -58,13 +58,6 @@ class DurableContext:
     max_ack_state_bytes: int = 0
 
 
-class _Ownership(NamedTuple):
-    """The owned part of the store, and the log that its owner keeps open there."""
-
-    store: Part
-    log: Log
-
-
 class DurableNacks:
     """The durable state of one consumer. Open it with :meth:`open`; changes are written while :meth:`run` runs.
 
@@ -73,18 +66,13 @@ class DurableNacks:
 
     _states: States
     _holds: Holds
+    _store: Part | LocalLogStore  # closed at last
+    _owner_log: Log  # open as long as the state is owned
 
     def __init__(
-        self,
-        ownership: _Ownership,
-        journal: Journal,
-        state: DurableState,
-        clock: MonotonicWallClock,
-        context: DurableContext,
+        self, journal: Journal, state: DurableState, clock: MonotonicWallClock, context: DurableContext
     ) -> None:
         self.restored = 0
-        self._own_store: LocalLogStore | None = None
-        self._ownership = ownership
         self._state = state
         self._clock = clock
         self.journal = journal
@@ -129,7 +117,7 @@ class DurableNacks:
                 self = await cls._open(store, state, steady, compact_bytes, context)
             except LogLockedError as error:
                 raise LogLockedError(str(Path(durable) / error.log), IN_USE, owner=error.owner) from error
-        self._own_store = store
+        self._store = store
         return self
 
     @classmethod
@@ -143,14 +131,16 @@ class DurableNacks:
     ) -> Self:
         part = await take(store, STATE)
         async with given_back([part]):
-            ownership = _Ownership(part, await acquire_ownership(part))
+            owner_log = await acquire_ownership(part)
             logs = await recover(part, state)
             clock.advance_to(state.last_at_ms)
             opened = Change(RecordKind.OPENED, NO_ID, clock.now_ms(), clock.now_ms())
             await logs.log.append(encode_change(opened))
         state.apply(opened)
         journal = Journal(part, logs, state, clock, compact_bytes=compact_bytes)
-        return cls(ownership, journal, state, clock, context)
+        self = cls(journal, state, clock, context)
+        self._store, self._owner_log = part, owner_log
+        return self
 
     async def run(self) -> None:
         """Write changes and drop old acknowledgements until cancelled."""
@@ -189,7 +179,7 @@ class DurableNacks:
 
     async def aclose(self, timeout: float = math.inf) -> None:
         """Close the logs, and the store of a folder, after :meth:`run`; past ``timeout`` seconds this goes on alone."""
-        if not await _ends_in_time((self._own_store or self._ownership.store).aclose(), timeout):
+        if not await _ends_in_time(self._store.aclose(), timeout):
             _log.warning("durable state: storage does not answer; it is closed as soon as it does")
 
     def __len__(self) -> int:
