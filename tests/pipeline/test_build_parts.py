@@ -56,7 +56,7 @@ def test_cuts_are_where_the_tracker_seals(rows: Rows, least: int, most: int | No
     index = BucketIndex(config)
     for ledger, entry, at in zip(*(column.tolist() for column in rows), strict=True):
         index.add(ledger, entry, at, 0)
-    expected = [sealing.added for sealing in index.sealings] + [index.mutable.added]
+    expected = [sealing.added for sealing in index.sealing] + [index.mutable.added]
     cutter = Cutter.of(config)
     found = [bucket for at in range(0, rows.length, batch) for bucket in cutter.feed(rows.part(at, at + batch))]
     found += cutter.finish()

@@ -32,7 +32,7 @@ class MutableBucket:
     start: int = _NO_LEDGER
     end: int = _NO_LEDGER
     since_ms: int = 0
-    is_gone: bool = False
+    is_dropped: bool = False
     """Whether it was cleared: its snapshot is not wanted any more."""
 
     def add(self, ledger: int, now_ms: int, count: int = 1) -> None:
@@ -65,10 +65,10 @@ class ImmutableBucket:
         "end",
         "failed_merges",
         "failures",
-        "is_gone",
+        "is_dropped",
+        "is_half_used",
         "is_late",
         "is_loading",
-        "is_low",
         "is_merging",
         "is_slow",
         "key",
@@ -105,10 +105,10 @@ class ImmutableBucket:
         self.unloaded = sum(counts)
         self.failures = self.failed_merges = self.wait_until = 0
         self.is_loading = False
-        self.is_low = False
+        self.is_half_used = False
         self.is_late = self.is_slow = False
         self.is_merging = False
-        self.is_gone = False
+        self.is_dropped = False
 
     def __repr__(self) -> str:
         return f"<{self.key} {self.snapshot_id}: {self.next}/{len(self.mins)} segments, {self.loaded} loaded>"
@@ -139,20 +139,20 @@ class ImmutableBucket:
         return not self.loaded and self.next == len(self.mins)
 
     @property
-    def is_in_trouble(self) -> bool:
+    def is_unreadable(self) -> bool:
         """Return whether its next segment cannot be read for now."""
         return self.is_late or self.is_slow
 
     @property
-    def wants_more(self) -> bool:
+    def can_load_next(self) -> bool:
         """Return whether its next segment may be loaded: half of the current one is used up."""
         return not self.is_loading and self.next < len(self.mins) and 2 * self.loaded <= self.last_size
 
-    def becomes_low(self) -> bool:
+    def becomes_half_used(self) -> bool:
         """Return whether half of the current segment is used up; True once for each segment."""
-        if self.is_low or 2 * self.loaded > self.last_size:
+        if self.is_half_used or 2 * self.loaded > self.last_size:
             return False
-        self.is_low = True
+        self.is_half_used = True
         return True
 
     def skip_to(self, segment: int) -> None:
@@ -160,11 +160,11 @@ class ImmutableBucket:
         self.unloaded -= sum(self.counts[self.next : segment])
         self.next = segment
 
-    def took_next(self, size: int) -> None:
+    def note_loaded(self, size: int) -> None:
         """Note that the next segment was loaded, with ``size`` indexes."""
         self.skip_to(self.next + 1)
         self.last_size = size
-        self.is_low = False
+        self.is_half_used = False
         self.failures = 0
         self.is_late = self.is_slow = False
 

@@ -3,7 +3,7 @@
 - ``pending`` is the set of positions that are held. It alone is the truth: an index whose position is not pending
   (handed out, acknowledged, or both in a merged bucket and its source) is skipped wherever it is met.
 - ``queue`` has all indexes in memory, in order of time.
-- ``mutable`` is being filled. ``sealings`` are sealed; their indexes are in memory while their snapshots are stored.
+- ``mutable`` is being filled. ``sealing`` are sealed; their indexes are in memory while their snapshots are stored.
 - ``buckets`` are stored, in order of their ledgers; a part of each may be in the queue.
 
 No message is handed out while a bucket has an earlier segment on storage, so messages are in order of time across all
@@ -47,13 +47,13 @@ class BucketIndex:
         self.pending = BulkPositionSet()
         self.mutable = MutableBucket()
         self.queue = DueQueue(self.mutable)
-        self.sealings: deque[MutableBucket] = deque()
+        self.sealing: deque[MutableBucket] = deque()
         self.buckets: list[ImmutableBucket] = []
         self.retired: list[ImmutableBucket] = []
         self._bucket_bytes = 0
         self._is_stale = self._has_late = False
         self.changes = 0
-        self._hold_at = self._storage_at = self._load_at = NEVER
+        self._ordered_until = self._storage_at = self._load_at = NEVER
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -65,13 +65,13 @@ class BucketIndex:
     @property
     def unsealed(self) -> int:
         """Return how many indexes are not on storage. O(buckets that are being stored)."""
-        return self.mutable.loaded + sum(sealing.loaded for sealing in self.sealings)
+        return self.mutable.loaded + sum(bucket.loaded for bucket in self.sealing)
 
     @property
-    def hold_at(self) -> int:
+    def ordered_until(self) -> int:
         """Return the time up to which messages may be handed out: the earliest one that may still be on storage."""
         self._refresh()
-        return self._hold_at
+        return self._ordered_until
 
     @property
     def storage_at(self) -> int:
@@ -95,10 +95,10 @@ class BucketIndex:
         if not self._is_stale:
             return
         self._is_stale = False
-        self._has_late = any(each.is_in_trouble for each in self.buckets)
-        self._hold_at = min((each.next_at for each in self.buckets if not each.is_slow), default=NEVER)
+        self._has_late = any(each.is_unreadable for each in self.buckets)
+        self._ordered_until = min((each.next_at for each in self.buckets if not each.is_slow), default=NEVER)
         self._storage_at = min((each.next_at for each in self.buckets), default=NEVER)
-        self._load_at = min((each.next_at for each in self.buckets if each.wants_more), default=NEVER)
+        self._load_at = min((each.next_at for each in self.buckets if each.can_load_next), default=NEVER)
 
     def changed(self) -> None:
         """Note that the state of a bucket has changed: loading, failing or done. ``changes`` counts these calls."""
@@ -142,7 +142,7 @@ class BucketIndex:
         """Seal the mutable bucket, so that it is stored, and begin a new one."""
         sealed, self.mutable = self.mutable, MutableBucket()
         self.queue.change_tail_owner(self.mutable)
-        self.sealings.append(sealed)
+        self.sealing.append(sealed)
 
     @property
     def ready_at(self) -> int:
@@ -151,11 +151,11 @@ class BucketIndex:
         while (first := queue.first()) is not None and (first[1], first[2]) not in pending:
             self._took(queue.pop())
         earliest = queue.earliest
-        return earliest if earliest <= self.hold_at else NEVER
+        return earliest if earliest <= self.ordered_until else NEVER
 
     def pop(self, cutoff: int, limit: int) -> list[Position]:
         """Remove and return at most ``limit`` messages that are due at ``cutoff``, earliest first. O(log) each."""
-        until = min(cutoff, self.hold_at)
+        until = min(cutoff, self.ordered_until)
         positions: list[Position] = []
         while len(positions) < limit:
             taken, owners = self.queue.take(until, min(limit - len(positions), _BATCH))
@@ -168,20 +168,20 @@ class BucketIndex:
 
     def _took(self, owner: object) -> None:
         if isinstance(owner, ImmutableBucket):
-            if owner.becomes_low():
+            if owner.becomes_half_used():
                 self.changed()
             self.retire_if_used_up(owner)
 
     def retire_if_used_up(self, bucket: ImmutableBucket) -> None:
         """Retire a bucket without remaining indexes, unless it is being merged."""
-        if bucket.is_used_up and not bucket.is_merging and not bucket.is_gone:
+        if bucket.is_used_up and not bucket.is_merging and not bucket.is_dropped:
             self._retire(bucket)
 
     def _retire(self, bucket: ImmutableBucket) -> None:
         self.buckets.remove(bucket)
         self._bucket_bytes -= bucket.bytes
         self.changed()
-        bucket.is_gone = True
+        bucket.is_dropped = True
         self.retired.append(bucket)
 
     # -- buckets -----------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class BucketIndex:
     @property
     def next_at(self) -> int:
         """Return the earliest time of all messages, those of slow buckets excluded; NEVER if there are none."""
-        return min(self.queue.earliest, self.hold_at)
+        return min(self.queue.earliest, self.ordered_until)
 
     def to_load(self, until: int) -> list[ImmutableBucket]:
         """Return the buckets whose next segment may be loaded and begins at ``until`` or before, earliest first.
@@ -198,12 +198,12 @@ class BucketIndex:
         """
         if self.load_at > until:
             return []
-        wanted = (bucket for bucket in self.buckets if bucket.wants_more and bucket.next_at <= until)
+        wanted = (bucket for bucket in self.buckets if bucket.can_load_next and bucket.next_at <= until)
         return sorted(wanted, key=lambda bucket: bucket.next_at)
 
     def loaded(self, bucket: ImmutableBucket, columns: Columns) -> None:
         """Add the next segment of a bucket, which was read from storage, to the queue."""
-        bucket.took_next(len(columns))
+        bucket.note_loaded(len(columns))
         self.queue.add(columns, bucket)
         self.changed()
         self.retire_if_used_up(bucket)
@@ -211,7 +211,7 @@ class BucketIndex:
     def earliest_of(self, owners: Collection[AnyBucket]) -> int:
         """Return the earliest remaining time of some buckets, or NEVER."""
         heads = (run.columns.times[run.at] for run in self.queue.runs(owners))
-        stored = (owner.next_at for owner in owners if isinstance(owner, ImmutableBucket) and not owner.is_gone)
+        stored = (owner.next_at for owner in owners if isinstance(owner, ImmutableBucket) and not owner.is_dropped)
         return min((*heads, *stored), default=NEVER)
 
     def replace(
@@ -225,8 +225,8 @@ class BucketIndex:
         self.queue.drop(owners)
         for owner in owners:
             if isinstance(owner, MutableBucket):
-                self.sealings.remove(owner)
-            elif not owner.is_gone:
+                self.sealing.remove(owner)
+            elif not owner.is_dropped:
                 self._retire(owner)
         bucket.skip_to(segment)
         self.put(bucket)
@@ -252,14 +252,14 @@ class BucketIndex:
 
     def clear(self) -> None:
         """Drop everything, including what is being stored."""
-        dropped: list[AnyBucket] = [*self.buckets, *self.sealings]
+        dropped: list[AnyBucket] = [*self.buckets, *self.sealing]
         for each in dropped:
-            each.is_gone = True
+            each.is_dropped = True
         self.pending.clear()
         self.queue.clear()
         self.mutable = MutableBucket()
         self.queue.change_tail_owner(self.mutable)
-        self.sealings.clear()
+        self.sealing.clear()
         self.buckets.clear()
         self._bucket_bytes = 0
         self.changed()

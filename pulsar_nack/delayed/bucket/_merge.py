@@ -30,7 +30,7 @@ def choose_pair(buckets: Sequence[ImmutableBucket]) -> tuple[ImmutableBucket, Im
     pairs = [
         (one.failed_merges + other.failed_merges, one.size + other.size, at)
         for at, (one, other) in enumerate(pairwise(buckets))
-        if not (one.is_merging or other.is_merging or one.is_in_trouble or other.is_in_trouble)
+        if not (one.is_merging or other.is_merging or one.is_unreadable or other.is_unreadable)
     ]
     if not pairs:
         return None

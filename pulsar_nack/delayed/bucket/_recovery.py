@@ -125,7 +125,7 @@ class Recovery:
         *,
         cutoff: Callable[[], int],
         delete: Callable[[NamedSnapshot], object],
-        on_news: Callable[[], None],
+        on_available: Callable[[], None],
     ) -> None:
         self._index = index
         self._snapshots = snapshots
@@ -133,7 +133,7 @@ class Recovery:
         self._reads = reads
         self._cutoff = cutoff
         self._delete = delete
-        self._on_news = on_news
+        self._on_available = on_available
         self._task: asyncio.Task[None] | None = None
         self.is_tried = asyncio.Event()
 
@@ -166,13 +166,13 @@ class Recovery:
         try:
             while left := await self._recover_all(left, _FIRST_TIMEOUT_S * 2 ** min(failures, 10)):
                 self.is_tried.set()
-                self._on_news()
+                self._on_available()
                 failures += 1
                 await self._tasks.back_off(failures)
         finally:
             self.is_tried.set()
             self._index.changed()
-        self._on_news()
+        self._on_available()
 
     async def _recover_all(self, wanted: Sequence[NamedSnapshot], timeout_s: float) -> list[NamedSnapshot]:
         """Recover buckets in this order; return the snapshots that have to be tried again."""

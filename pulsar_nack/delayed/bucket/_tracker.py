@@ -62,7 +62,7 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, OfOneLoop):
             clock,
             cutoff=timer.cutoff,
             on_change=timer.update,
-            on_news=timer.call_again,
+            on_available=timer.call_again,
         )
         timer.start_work = self._worker.start
         self._trimmed_to = -1

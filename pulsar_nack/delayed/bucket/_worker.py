@@ -43,7 +43,7 @@ class Worker:
     """Seals, loads, merges and deletes the buckets of an index on storage.
 
     :param on_change: called when there may be more to do or to wait for
-    :param on_news: called when messages have become available
+    :param on_available: called when messages have become available
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Worker:
         *,
         cutoff: Callable[[], int],
         on_change: Callable[[], None],
-        on_news: Callable[[], None],
+        on_available: Callable[[], None],
     ) -> None:
         self._index = index
         self._snapshots = snapshots
         self._config = config
         self._cutoff = cutoff
         self._on_change = on_change
-        self._on_news = on_news
+        self._on_available = on_available
         self._prefetch_ms = delay_ms(config.prefetch)
         self._is_sealing = False
         self._is_merging = False
@@ -78,16 +78,16 @@ class Worker:
             self._reads,
             cutoff=cutoff,
             delete=self._start_deleting,
-            on_news=on_news,
+            on_available=on_available,
         )
 
     @property
     def has_to_seal(self) -> bool:
         """Return whether a bucket is sealed and no task stores it."""
-        return bool(self._index.sealings) and not self._is_sealing
+        return bool(self._index.sealing) and not self._is_sealing
 
     @property
-    def horizon(self) -> int:
+    def load_until(self) -> int:
         """Return the time up to which segments are loaded now.
 
         While due messages are not taken, only the segments right after them are loaded, so that a backlog of many
@@ -121,7 +121,7 @@ class Worker:
         if self.has_to_seal:
             self._is_sealing = True
             self.tasks.start(self._seal_all())
-        for bucket in index.to_load(self.horizon):
+        for bucket in index.to_load(self.load_until):
             bucket.is_loading = True
             index.changed()
             self.tasks.start(self._load(bucket))
@@ -149,7 +149,7 @@ class Worker:
         slow = WakeUp(clock, lambda _: self._mark_slow(bucket))
         slow.set(bucket.wait_until, now_ms)
         try:
-            while not bucket.is_gone:
+            while not bucket.is_dropped:
                 async with self._reads.slot():
                     is_loaded = await self._load_once(bucket)
                 if is_loaded:
@@ -160,7 +160,7 @@ class Worker:
             slow.cancel()
             bucket.is_loading = False
             self._index.changed()
-        self._on_news()
+        self._on_available()
 
     async def _load_once(self, bucket: ImmutableBucket) -> bool:
         try:
@@ -169,7 +169,7 @@ class Worker:
             bucket.failures += 1
             self._note_late(bucket)
             return False
-        if not bucket.is_gone:
+        if not bucket.is_dropped:
             bucket.is_loading = False
             self._index.loaded(bucket, columns)
         return True
@@ -190,21 +190,21 @@ class Worker:
         for each in self._index.buckets:
             each.is_slow |= each.is_loading and each.wait_until <= now_ms
         self._index.changed()
-        self._on_news()
+        self._on_available()
 
     # -- sealing -----------------------------------------------------------------------------------------------------
 
     async def _seal_all(self) -> None:
         try:
-            while self._index.sealings:
+            while self._index.sealing:
                 await self.tasks.retry(self._seal_next)
         finally:
             self._is_sealing = False
 
     async def _seal_next(self) -> bool:
-        if not self._index.sealings:  # cleared since the last attempt
+        if not self._index.sealing:  # cleared since the last attempt
             return True
-        sealed = self._index.sealings[0]
+        sealed = self._index.sealing[0]
         try:
             async with self._snapshots.operations.counted("create"):
                 builder = self._builder()
@@ -212,7 +212,7 @@ class Worker:
                 await self._store([sealed], builder.finish(), sealed.start, sealed.end)
         except Exception:  # noqa: BLE001 - counted; the bucket stays in memory until it is stored
             return False
-        self._on_news()
+        self._on_available()
         return True
 
     def _builder(self) -> SnapshotBuilder:
@@ -230,7 +230,7 @@ class Worker:
 
     async def _store(self, owners: Sequence[AnyBucket], snapshot: NewSnapshot, start: int, end: int) -> None:
         """Store the snapshot that was made from some buckets, and replace them with its bucket."""
-        if all(owner.is_gone for owner in owners):
+        if all(owner.is_dropped for owner in owners):
             return
         if not snapshot.segments:
             self._index.replace(owners, _empty(start, end), 0, None)
@@ -239,7 +239,7 @@ class Worker:
             snapshot,
             start,
             end,
-            is_wanted=lambda: not all(owner.is_gone for owner in owners),
+            is_wanted=lambda: not all(owner.is_dropped for owner in owners),
             abandon=self._start_deleting,
         )
         if named is None:
@@ -248,9 +248,9 @@ class Worker:
             named.key, named.snapshot_id, (start, end), mins=snapshot.mins, maxs=snapshot.maxs, counts=snapshot.counts
         )
         decoded, columns = -1, None
-        while not all(owner.is_gone for owner in owners):
+        while not all(owner.is_dropped for owner in owners):
             segment = bucket.first_reaching(self._index.earliest_of(owners))
-            if segment == decoded or segment == len(bucket.mins) or bucket.mins[segment] > self.horizon:
+            if segment == decoded or segment == len(bucket.mins) or bucket.mins[segment] > self.load_until:
                 self._index.replace(owners, bucket, segment, columns if segment == decoded else None)
                 return
             decoded, columns = segment, await self._snapshots.decode(snapshot.segments[segment])
@@ -287,7 +287,7 @@ class Worker:
             for bucket in pair:
                 bucket.is_merging = False
                 self._index.retire_if_used_up(bucket)
-        self._on_news()
+        self._on_available()
         return True
 
     async def _merge_into(self, builder: SnapshotBuilder, pair: Sequence[ImmutableBucket]) -> None:

@@ -196,7 +196,7 @@ class Run:
         """Learn which indexes are sealed: they are held, and not in memory only."""
         index = self.tracker._index
         index.queue.change_tail_owner(index.mutable)
-        unsealed = index.queue.runs([index.mutable, *index.sealings])
+        unsealed = index.queue.runs([index.mutable, *index.sealing])
         in_memory = {Position(ledger, entry) for run in unsealed for _, ledger, entry in run.rest()}
         self.model.sealed = self._held() - in_memory
 

@@ -140,13 +140,13 @@ class Stage:
     def check(self) -> None:
         """Compare what is kept with what it is counted from."""
         index = self.tracker._index
-        owners: list[AnyBucket] = [index.mutable, *index.sealings, *index.buckets]
+        owners: list[AnyBucket] = [index.mutable, *index.sealing, *index.buckets]
         index.queue.change_tail_owner(index.mutable)
         for owner in owners:
             assert owner.loaded == sum(len(run.columns) - run.at for run in index.queue.runs([owner])), owner
         for bucket in index.buckets:
             assert bucket.unloaded == sum(bucket.counts[bucket.next :])
-            assert not bucket.is_gone
+            assert not bucket.is_dropped
             assert bucket.is_merging or not bucket.is_used_up
         assert index.buckets == sorted(index.buckets, key=lambda each: (each.start, each.end, each.snapshot_id))
         assert len(index.pending) == len(set(index.pending))

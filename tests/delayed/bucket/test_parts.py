@@ -230,12 +230,12 @@ def test_a_bucket_is_used_up_segment_by_segment() -> None:
     """The next segment is wanted when half of the one in use is gone; sizes follow."""
     bucket = ImmutableBucket("k", 1, (1, 2), mins=[10, 20, 30], maxs=[19, 29, 39], counts=[4, 2, 1])
     assert (bucket.size, bucket.next_at, bucket.following_at) == (7, 10, 20)
-    assert bucket.wants_more
-    bucket.took_next(4)
+    assert bucket.can_load_next
+    bucket.note_loaded(4)
     bucket.loaded = 4
-    assert (bucket.size, bucket.next_at, bucket.wants_more) == (7, 20, False)
+    assert (bucket.size, bucket.next_at, bucket.can_load_next) == (7, 20, False)
     bucket.loaded = 2
-    assert bucket.wants_more
+    assert bucket.can_load_next
     assert [bucket.first_reaching(at) for at in (5, 29, 30, 39, 40)] == [1, 1, 2, 2, 3]
     bucket.skip_to(3)
     assert (bucket.size, bucket.next_at, bucket.following_at, bucket.is_used_up) == (2, NEVER, NEVER, False)

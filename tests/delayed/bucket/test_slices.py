@@ -123,7 +123,7 @@ async def sealing(**settings: Any) -> AsyncIterator[Stage]:
                 ledger, range(100), [10**6 + ledger * 7 % 30 + 50 * entry for entry in range(100)]
             )
         stage.add(31, 0, 10**7)
-        assert len(stage.tracker._index.sealings) == 1
+        assert len(stage.tracker._index.sealing) == 1
         yield stage
 
 
