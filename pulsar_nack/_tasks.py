@@ -27,26 +27,23 @@ class TaskOwner:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
-    def start(self, work: Coroutine[Any, Any, _T], *, for_caller: bool = False) -> asyncio.Task[_T]:
-        """Run a coroutine as a task.
-
-        :param for_caller: the error belongs to the caller, who awaits the task shielded, and is dropped if the caller
-            is gone; otherwise an error that nobody retrieves goes to the loop's exception handler
-        """
+    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Run a coroutine in the background. Its error goes to the loop's exception handler."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        self._begin()
-        task.add_done_callback(self._ended_for_caller if for_caller else self._ended)
+        self._enter()
+        task.add_done_callback(self._ended)
+        return task
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Run a coroutine for a caller, who awaits the task shielded. If the caller is gone, the error is dropped."""
+        task = self.start(work)
+        task.add_done_callback(_retrieve_error)
         return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        self._end()
-
-    def _ended_for_caller(self, task: asyncio.Task[Any]) -> None:
-        self._ended(task)
-        if not task.cancelled():
-            task.exception()
+        self._leave()
 
     async def retry(self, attempt: Callable[[], Awaitable[bool]]) -> None:
         """Repeat an attempt, with backoff, until it returns True."""
@@ -61,22 +58,22 @@ class TaskOwner:
 
         def wake(_: int) -> None:
             if not woken.done():
-                self._begin()
+                self._enter()
                 woken.set_result(None)
 
         clock = interval_clock(self._clock)
         wake_up = WakeUp(clock, wake)
         now_ms = clock.now_ms()
         wake_up.set(now_ms + round(float(_BACKOFF(failures - 1)) * 1000), now_ms)
-        self._end()
+        self._leave()
         try:
             await woken
         finally:
             wake_up.cancel()
             if woken.cancelled():
-                self._begin()
+                self._enter()
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until every task has ended or backs off."""
         while not self._is_idle.is_set():
             await self._is_idle.wait()
@@ -89,11 +86,16 @@ class TaskOwner:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self) -> None:
+    def _enter(self) -> None:
         self._busy += 1
         self._is_idle.clear()
 
-    def _end(self) -> None:
+    def _leave(self) -> None:
         self._busy -= 1
         if not self._busy:
             self._is_idle.set()
+
+
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

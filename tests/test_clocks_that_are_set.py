@@ -174,7 +174,7 @@ async def test_attempts_do_not_wait_for_a_clock_that_is_set_back() -> None:
     """The wait before the next attempt is measured by the loop's time: a wall clock that is set does not prolong it."""
     clock = WallClock()
     tasks = TaskOwner(clock)
-    tasks._begin()
+    tasks._enter()
 
     async def set_back() -> None:
         await asyncio.sleep(0.01)

@@ -104,7 +104,7 @@ class SnapshotCleaner:
 
     async def idle(self) -> None:
         """Wait until every cursor is clean or waits for its next attempt."""
-        await self._tasks.idle()
+        await self._tasks.wait_until_idle()
 
     async def aclose(self) -> None:
         """Stop; the next run finds the snapshots that remain."""

@@ -189,7 +189,7 @@ class LogDelayedCursor(ClosesOnExit, OfOneLoop):
         self._is_closed = True
         try:
             async with within(self._close_timeout_s, f"the cursor {self._name}"):
-                await self._tasks.idle()
+                await self._tasks.wait_until_idle()
                 await self._store.aclose()
         finally:
             self._store.close_soon()
@@ -212,7 +212,7 @@ class LogDelayedCursor(ClosesOnExit, OfOneLoop):
         done = asyncio.get_running_loop().create_future()
         self._queue.append(_Waiting(change, done))
         if self._writing is None or self._writing.done():
-            self._writing = self._tasks.start(self._write_all(), for_caller=True)
+            self._writing = self._tasks.begin(self._write_all())
         await done
 
     async def _write_all(self) -> None:

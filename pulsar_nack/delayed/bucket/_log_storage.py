@@ -107,7 +107,7 @@ class LogSnapshotStorage(OfOneLoop):
         self._is_closed = True
         self._open_snapshots.drop_all()
         async with within(self._close_timeout_s, "the snapshots"):
-            await self._tasks.idle()
+            await self._tasks.wait_until_idle()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -195,11 +195,11 @@ class LogSnapshotStorage(OfOneLoop):
     async def _create(self, snapshot_id: int, name: str, records: list[bytes]) -> None:
         """Write the log in a task; if the caller is cancelled meanwhile, the log is deleted afterwards."""
         self._unfinished.add(snapshot_id)
-        writing = self._tasks.start(self._write(name, records), for_caller=True)
+        writing = self._tasks.begin(self._write(name, records))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            self._tasks.start(self._abandon(snapshot_id, name, writing), for_caller=True)
+            self._tasks.begin(self._abandon(snapshot_id, name, writing))
             raise
         except BaseException:
             self._unfinished.discard(snapshot_id)

@@ -102,7 +102,7 @@ class SnapshotCache:
         """Give a snapshot to read from; if opening it fails, the next reader tries again."""
         handle = self._handles.get(snapshot_id)
         if handle is None or _has_failed(handle):
-            opening = self._tasks.start(self._open_one(snapshot_id), for_caller=True)
+            opening = self._tasks.begin(self._open_one(snapshot_id))
             handle = self._handles[snapshot_id] = _Handle(opening)
         self._handles.move_to_end(snapshot_id)
         handle.users += 1
@@ -134,7 +134,7 @@ class SnapshotCache:
             self.drop(each)
 
     def _close(self, handle: _Handle) -> None:
-        self._tasks.start(_close(handle.opening), for_caller=True)
+        self._tasks.begin(_close(handle.opening))
 
 
 def _has_failed(handle: _Handle) -> bool:

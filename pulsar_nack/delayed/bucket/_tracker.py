@@ -310,7 +310,7 @@ class BucketDelayedDeliveryTracker(ClosesOnExit, OfOneLoop):
     async def wait_until_idle(self) -> None:
         """Wait until nothing is being stored, loaded, merged or deleted, except what waits for its next attempt."""
         self._check_loop("the tracker")
-        await self._worker.tasks.idle()
+        await self._worker.tasks.wait_until_idle()
 
     def statistics(self) -> BucketStatistics:
         """Return the current figures."""
