@@ -66,19 +66,19 @@ class LonelyPort(FakePort):
 @pytest.mark.parametrize("hours", seeds([2, 24]))
 def test_a_day_stays_small(hours: int) -> None:
     """K51: a day of a Shared subscription, half of which others acknowledge, takes what its last minute takes."""
-    random, settled = Random(1), AckedMessages(60_000)
+    random, acks = Random(1), AckedMessages(60_000)
     most_bytes = most_entries = entry = 0
     for now_ms in range(0, hours * HOUR_MS, 200):
         entry += random.choice((1, 2))
-        settled.add(MessageId(entry // 50_000, entry % 50_000, topic="persistent://public/default/orders"), now_ms)
-        most_bytes = max(most_bytes, settled.bytes)
+        acks.add(MessageId(entry // 50_000, entry % 50_000, topic="persistent://public/default/orders"), now_ms)
+        most_bytes = max(most_bytes, acks.bytes)
         if now_ms % HOUR_MS == 0:
-            settled._check()
-            most_entries = max(most_entries, settled.entries)
-    assert settled.entries <= most_entries <= 60_000 // 200 * 9 / 8 + 1
+            acks._check()
+            most_entries = max(most_entries, acks.entries)
+    assert acks.entries <= most_entries <= 60_000 // 200 * 9 / 8 + 1
     assert most_bytes < 3_000
-    written = sum(len(records.encode_ranges(item)) for item in settled.records() if isinstance(item, RangeAcks))
-    assert written == pytest.approx(settled.bytes, rel=0.35)
+    written = sum(len(records.encode_ranges(item)) for item in acks.records() if isinstance(item, RangeAcks))
+    assert written == pytest.approx(acks.bytes, rel=0.35)
 
 
 @pytest.mark.parametrize("hours", seeds([3, 24]))
@@ -124,39 +124,39 @@ async def test_a_day_of_a_consumer_stays_small(hours: int) -> None:
 
 def test_time_without_a_connection_does_not_count() -> None:
     """K51: what was acknowledged before or during ten minutes without a connection is as new after it."""
-    settled = AckedMessages(60_000)
-    settled.add(MessageId(1, 0), 1_000)
-    settled.add(MessageId(1, 1), 61_001)
-    settled.add(MessageId(1, 5), 91_000)
-    settled.skip_time(100_000, 700_000)
-    settled.add(MessageId(1, 9), 700_000)
+    acks = AckedMessages(60_000)
+    acks.add(MessageId(1, 0), 1_000)
+    acks.add(MessageId(1, 1), 61_001)
+    acks.add(MessageId(1, 5), 91_000)
+    acks.skip_time(100_000, 700_000)
+    acks.add(MessageId(1, 9), 700_000)
     for entry, last_ms in ((0, 0), (1, 760_000), (5, 760_000 + 29_999)):
-        assert settled.is_acked(MessageId(1, entry), 700_000) is bool(last_ms)
-        assert settled.is_acked(MessageId(1, entry), last_ms) is bool(last_ms)
-        assert not settled.is_acked(MessageId(1, entry), last_ms + 1)
-    settled.skip_time(900_000, 900_000)
-    assert (len(settled), settled.entries) == (0, 0)
+        assert acks.is_acked(MessageId(1, entry), 700_000) is bool(last_ms)
+        assert acks.is_acked(MessageId(1, entry), last_ms) is bool(last_ms)
+        assert not acks.is_acked(MessageId(1, entry), last_ms + 1)
+    acks.skip_time(900_000, 900_000)
+    assert (len(acks), acks.entries) == (0, 0)
 
 
 def test_absences_one_after_the_other() -> None:
     """K51: while connections come and go nothing is forgotten; once one has lasted, everything is."""
-    settled, now_ms = AckedMessages(60_000), 0
+    acks, now_ms = AckedMessages(60_000), 0
     for entry in range(100):
-        settled.add(MessageId(1, entry), now_ms)
-        settled.skip_time(now_ms, now_ms + 1_000)
+        acks.add(MessageId(1, entry), now_ms)
+        acks.skip_time(now_ms, now_ms + 1_000)
         now_ms += 31_000
-    assert all(settled.is_acked(MessageId(1, entry), now_ms) for entry in range(100))
-    settled._check()
-    assert not any(settled.is_acked(MessageId(1, entry), now_ms + 130_000) for entry in range(100))
+    assert all(acks.is_acked(MessageId(1, entry), now_ms) for entry in range(100))
+    acks._check()
+    assert not any(acks.is_acked(MessageId(1, entry), now_ms + 130_000) for entry in range(100))
 
 
 def test_cumulative_acks_are_as_new_after_an_absence() -> None:
     """K51: the mark of a cumulative acknowledgement is as new after an absence too."""
-    settled = AckedMessages(60_000)
-    settled.add_up_to(MessageId(1, 7), 1_000)
-    settled.skip_time(50_000, 650_000)
-    assert settled.is_acked(MessageId(1, 3), 710_000)
-    assert not settled.is_acked(MessageId(1, 3), 710_001)
+    acks = AckedMessages(60_000)
+    acks.add_up_to(MessageId(1, 7), 1_000)
+    acks.skip_time(50_000, 650_000)
+    assert acks.is_acked(MessageId(1, 3), 710_000)
+    assert not acks.is_acked(MessageId(1, 3), 710_001)
 
 
 @virtual_time

@@ -127,58 +127,58 @@ def covers(mark: MessageId, message_id: MessageId, topic: str | None) -> bool:
 
 @examples(100)
 @given(st.data())
-def test_unsettled_is_a_map(data: st.DataObject) -> None:
+def test_pending_messages_are_a_map(data: st.DataObject) -> None:
     """U9: puts, drops of members and of entries, cumulative drops, drops by age and pages do what a dict would."""
-    unsettled, model = PendingMessages(), dict[MessageId, PendingMessage]()
+    pending, model = PendingMessages(), dict[MessageId, PendingMessage]()
     some = ids(most=600).map(lambda each: each._replace(topic=None))
     for _ in range(data.draw(st.integers(0, 40))):
         kind = data.draw(st.sampled_from(["put", "put", "put", "put", "drop", "through", "before", "reload"]))
         message_id, time = data.draw(some), data.draw(st.integers(0, 50))
         if kind == "put":
-            unsettled.put(message_id, time, 2)
+            pending.put(message_id, time, 2)
             model[message_id] = PendingMessage(time, 2)
         elif kind == "drop":
-            unsettled.drop(message_id)
+            pending.drop(message_id)
             is_whole = message_id.batch_index < 0
             model = {k: v for k, v in model.items() if (k[:3] != message_id[:3] if is_whole else k != message_id)}
         elif kind == "through":
-            unsettled.drop_up_to(message_id)
+            pending.drop_up_to(message_id)
             model = {k: v for k, v in model.items() if not covers(message_id, k, None)}
         elif kind == "before":
-            list(unsettled.drop_before(time))
+            list(pending.drop_before(time))
             model = {k: v for k, v in model.items() if v.time_ms >= time}
         else:
             copy = PendingMessages()
-            for page in unsettled.pages():
+            for page in pending.pages():
                 read = records.decode_record(records.encode_page(page))
                 assert isinstance(read, PendingPage)
                 copy.load(read)
-            unsettled = copy
-        unsettled._check()
-        assert len(unsettled) == len(model)
-        assert all(unsettled.find(each) == found for each, found in model.items())
-        assert unsettled.find(message_id) == model.get(message_id)
+            pending = copy
+        pending._check()
+        assert len(pending) == len(model)
+        assert all(pending.find(each) == found for each, found in model.items())
+        assert pending.find(message_id) == model.get(message_id)
 
 
 def test_topics_are_kept_apart() -> None:
     """U35: a cumulative acknowledgement of one topic leaves another topic's messages of lower ledgers alone."""
-    unsettled = PendingMessages()
-    unsettled.put(MessageId(1, 1, topic="a"), 5, 0)
-    unsettled.put(MessageId(2, 1, topic="b"), 5, 0)
-    unsettled.put(MessageId(3, 1), 5, 0)
-    unsettled.put(MessageId(3, 2, topic="b"), 5, 0)
-    unsettled.drop_up_to(MessageId(3, 9, topic="b"))
-    assert unsettled.find(MessageId(1, 1)) == PendingMessage(5, 0)
-    assert len(unsettled) == 1
+    pending = PendingMessages()
+    pending.put(MessageId(1, 1, topic="a"), 5, 0)
+    pending.put(MessageId(2, 1, topic="b"), 5, 0)
+    pending.put(MessageId(3, 1), 5, 0)
+    pending.put(MessageId(3, 2, topic="b"), 5, 0)
+    pending.drop_up_to(MessageId(3, 9, topic="b"))
+    assert pending.find(MessageId(1, 1)) == PendingMessage(5, 0)
+    assert len(pending) == 1
 
 
 @pytest.mark.slow
 def test_large_batches_are_written_in_parts() -> None:
     """U9: a page with more messages than a record may hold is written in several, and read back."""
-    unsettled, copy = PendingMessages(), PendingMessages()
+    pending, copy = PendingMessages(), PendingMessages()
     for index in range(150_000):
-        unsettled.put(MessageId(1, 7, batch_index=index), index, 1)
-    parts = [records.encode_page(page) for page in unsettled.pages()]
+        pending.put(MessageId(1, 7, batch_index=index), index, 1)
+    parts = [records.encode_page(page) for page in pending.pages()]
     assert len(parts) == 3
     assert max(map(len, parts)) < 2 << 20
     pages = [page for part in parts if isinstance(page := records.decode_record(part), PendingPage)]
@@ -192,13 +192,13 @@ def test_large_batches_are_written_in_parts() -> None:
 
 @pytest.mark.parametrize(("step", "most"), [(1, 32), (10, 60)])
 def test_memory_is_small(step: int, most: int) -> None:
-    """U9: an unsettled message takes some 25 bytes where they lie close, and 50 where one in ten is nacked."""
+    """U9: a pending message takes some 25 bytes where they are dense, and 50 where one in ten is nacked."""
     some = [MessageId(5, entry) for entry in range(0, size(50_000, fast=20_000) * step, step)]
     tracemalloc.start()
     try:
-        unsettled = PendingMessages()
+        pending = PendingMessages()
         for message_id in some:
-            unsettled.put(message_id, 1_800_000_000_000, 3)
+            pending.put(message_id, 1_800_000_000_000, 3)
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -207,55 +207,55 @@ def test_memory_is_small(step: int, most: int) -> None:
 
 def test_acks_are_remembered_for_a_time() -> None:
     """U10: acknowledgements are remembered for so long, up to an 8th longer; time spent away does not count."""
-    settled = AckedMessages(800)
-    settled.add(MessageId(1, 1, topic="t"), 5_000)
-    settled.skip_time(5_000, 10_005_000)
-    settled.add(MessageId(1, 2), 10_005_099)
-    settled.add(MessageId(1, 4), 10_005_100)
-    assert [item.ranges for item in settled.records() if isinstance(item, RangeAcks)] == [[(1, 2)], [(4, 4)]]
-    assert next(settled.records()).id.topic == "t"
-    assert settled.is_acked(MessageId(1, 1), 10_005_899)
-    assert not settled.is_acked(MessageId(1, 1), 10_005_900)
-    assert settled.is_acked(MessageId(1, 4), 10_005_900)
-    settled._check()
-    settled.drop_old(10_020_000, 5)
-    assert (len(settled), settled.bytes, settled.entries) == (0, 0, 0)
+    acks = AckedMessages(800)
+    acks.add(MessageId(1, 1, topic="t"), 5_000)
+    acks.skip_time(5_000, 10_005_000)
+    acks.add(MessageId(1, 2), 10_005_099)
+    acks.add(MessageId(1, 4), 10_005_100)
+    assert [item.ranges for item in acks.records() if isinstance(item, RangeAcks)] == [[(1, 2)], [(4, 4)]]
+    assert next(acks.records()).id.topic == "t"
+    assert acks.is_acked(MessageId(1, 1), 10_005_899)
+    assert not acks.is_acked(MessageId(1, 1), 10_005_900)
+    assert acks.is_acked(MessageId(1, 4), 10_005_900)
+    acks._check()
+    acks.drop_old(10_020_000, 5)
+    assert (len(acks), acks.bytes, acks.entries) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("late_ms", [0, 1])
 def test_a_slice_goes_as_a_whole(late_ms: int) -> None:
     """K51: what one slice holds is forgotten together, when its youngest acknowledgement is old enough."""
-    settled = AckedMessages(60_000)
+    acks = AckedMessages(60_000)
     for at_ms in range(0, 60_000, 250):
-        settled.add(MessageId(1, at_ms // 250), at_ms)
-    assert len(settled) == SLICES
-    settled.drop_old(7_250 + 60_000 + late_ms, 10**9)
-    assert settled.is_acked(MessageId(1, 0), 67_250 + late_ms) is not bool(late_ms)
-    assert len(settled) == SLICES - late_ms
-    settled._check()
+        acks.add(MessageId(1, at_ms // 250), at_ms)
+    assert len(acks) == SLICES
+    acks.drop_old(7_250 + 60_000 + late_ms, 10**9)
+    assert acks.is_acked(MessageId(1, 0), 67_250 + late_ms) is not bool(late_ms)
+    assert len(acks) == SLICES - late_ms
+    acks._check()
 
 
 def test_a_batch_is_remembered_until_it_is_done() -> None:
     """U3: members are remembered until all are acknowledged, then the entry; one that is redelivered is forgotten."""
-    settled = AckedMessages(1_000)
+    acks = AckedMessages(1_000)
     member = MessageId(1, 1, batch_index=0, batch_size=3)
-    settled.add(member, 100)
-    settled.add(member._replace(batch_index=2), 100)
-    assert list(settled.records()) == [(MessageId(1, 1), 100, 0b101)]
-    settled.forget(member)
-    assert [item.acked for item in settled.records() if isinstance(item, BatchAcks)] == [0b100]
-    settled.forget(member._replace(batch_index=2))
-    assert len(settled) == 0
+    acks.add(member, 100)
+    acks.add(member._replace(batch_index=2), 100)
+    assert list(acks.records()) == [(MessageId(1, 1), 100, 0b101)]
+    acks.forget(member)
+    assert [item.acked for item in acks.records() if isinstance(item, BatchAcks)] == [0b100]
+    acks.forget(member._replace(batch_index=2))
+    assert len(acks) == 0
     for index in range(3):
-        settled.add(member._replace(batch_index=index), 200)
-    assert list(settled.records()) == [RangeAcks(MessageId(1, 0), 200, [(1, 1)])]
-    settled.add(member, 200)
-    assert settled.entries == 1
-    settled.add(MessageId(1, 2, batch_index=0, batch_size=2), 200)
-    settled.drop_old(1_500, 4_000)
-    assert [item.id for item in settled.records()] == [MessageId(1, 2)]
-    settled.drop_old(5_000, 4_000)
-    assert len(settled) == 0
+        acks.add(member._replace(batch_index=index), 200)
+    assert list(acks.records()) == [RangeAcks(MessageId(1, 0), 200, [(1, 1)])]
+    acks.add(member, 200)
+    assert acks.entries == 1
+    acks.add(MessageId(1, 2, batch_index=0, batch_size=2), 200)
+    acks.drop_old(1_500, 4_000)
+    assert [item.id for item in acks.records()] == [MessageId(1, 2)]
+    acks.drop_old(5_000, 4_000)
+    assert len(acks) == 0
 
 
 def test_members_that_contradict_their_batch_can_be_written() -> None:
@@ -278,15 +278,15 @@ def test_members_that_contradict_their_batch_can_be_written() -> None:
 
 def test_cumulative_acks_end_batches() -> None:
     """U35: what lies before a cumulative acknowledgement is one mark, and is not kept beside it."""
-    settled = AckedMessages(1_000)
+    acks = AckedMessages(1_000)
     for entry in range(3):
-        settled.add(MessageId(1, entry, batch_index=0, batch_size=2, topic="t"), 100)
-    settled.add_up_to(MessageId(1, 1, topic="t"), 150)
-    settled.add_up_to(MessageId(0, 0, topic="u"), 150)
-    found = list(settled.records())
+        acks.add(MessageId(1, entry, batch_index=0, batch_size=2, topic="t"), 100)
+    acks.add_up_to(MessageId(1, 1, topic="t"), 150)
+    acks.add_up_to(MessageId(0, 0, topic="u"), 150)
+    found = list(acks.records())
     assert [item.id for item in found] == [MessageId(1, 2), MessageId(1, 1), MessageId(0, 0)]
     assert is_same_topic(found[0].id, MessageId(1, 1, topic="t"))
-    settled._check()
+    acks._check()
 
 
 def test_epoch_time_never_goes_back() -> None:
@@ -351,7 +351,7 @@ def acked(state: DurableState) -> set[str]:
 
 
 async def test_logs_stay_short() -> None:
-    """U9: many changes of few messages take space in proportion to what is unsettled; the rest is compacted away."""
+    """U9: many changes of few messages take space in proportion to what is pending; the rest is compacted away."""
     files = MemoryFiles()
     async with opened(files, compact_bytes=20_000) as (durable, store):
         for turn in range(300):
@@ -463,7 +463,7 @@ async def test_a_base_without_its_log_is_told() -> None:
 
 @pytest.mark.slow
 async def test_recovery_is_fast() -> None:
-    """U9: 300 000 unsettled messages are there again in a moment once they were compacted, and the loop stays free."""
+    """U9: 300 000 pending messages are there again in a moment once they were compacted, and the loop stays free."""
     files = MemoryFiles()
     async with opened(files, compact_bytes=1 << 20) as (durable, _):
         for ledger in range(30):
