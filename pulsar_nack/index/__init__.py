@@ -8,7 +8,6 @@ from ._id_blocks import IdBlock
 from ._position_sets import (
     MAX_ENTRY,
     OrderedPositions,
-    PositionRange,
     PositionRanges,
     PositionSet,
     portable_bitmap,
@@ -23,7 +22,6 @@ __all__ = [
     "EntryRanges",
     "IdBlock",
     "OrderedPositions",
-    "PositionRange",
     "PositionRanges",
     "PositionSet",
     "Section",

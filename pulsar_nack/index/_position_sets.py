@@ -1,7 +1,7 @@
-"""Three sets of positions: of many entries in little memory, of intervals, and in order.
+"""Three sets of positions: exchangeable as bitmaps, of any entries, and in order.
 
-:class:`PositionSet` has one 32-bit bitmap for each ledger and can be exchanged as portable roaring bitmaps.
-:class:`PositionRanges` takes intervals of any positions, as Pulsar writes them. :class:`OrderedPositions` is sorted.
+:class:`PositionSet` has one 32-bit bitmap for each ledger, which can be exchanged as a portable roaring bitmap.
+:class:`PositionRanges` takes any positions. :class:`OrderedPositions` is sorted.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyroaring import BitMap
 from sortedcontainers import SortedSet
 
-from .._check import INT64_MAX
-from ..errors import InvalidArgumentError
 from ..ids import Position
 from ._ranges import EntryRanges
 
@@ -180,126 +178,59 @@ def parse(portable: bytes) -> Any:
         raise ValueError(f"{len(portable)} bytes that are not a 32-bit roaring bitmap") from None
 
 
-class PositionRange(NamedTuple):
-    """The positions above ``lower`` up to ``upper``; entry -1 is before the first entry of a ledger."""
-
-    lower: Position
-    upper: Position
-
-
 class PositionRanges:
-    """A set of positions that is written and read as intervals (lower, upper].
+    """A set of any positions: entries have 63 bits, and long ranges cost little.
 
-    It does not know how many entries a ledger has. So an interval that ends in a later ledger than it begins in
-    contains the entries of the later ledger from 0 on, and in its first ledger the entries up to the highest one that
-    the set has already. Nothing is known about the ledgers in between.
-
-    Everything except iterating is O(log) in the ranges of a ledger; a ledger without entries is removed.
+    Adding and removing are O(log) in the ranges of a ledger; a ledger without entries is removed.
     """
 
     __slots__ = ("_ledgers",)
 
-    def __init__(self, ranges: Iterable[tuple[tuple[int, int], tuple[int, int]]] = ()) -> None:
+    def __init__(self) -> None:
         self._ledgers: dict[int, EntryRanges] = {}
-        for lower, upper in ranges:
-            self.add_range(lower, upper)
 
     def __bool__(self) -> bool:
         return bool(self._ledgers)
 
     def __len__(self) -> int:
-        return sum(len(entries) for entries in self._ledgers.values())
+        return sum(map(len, self._ledgers.values()))
 
     def __contains__(self, position: tuple[int, int]) -> bool:
         entries = self._ledgers.get(position[0])
         return entries is not None and position[1] in entries
 
-    def __iter__(self) -> Iterator[PositionRange]:
-        """Yield the intervals, lowest first. None reaches from one ledger into another."""
-        for ledger in sorted(self._ledgers):
-            for first, last in self._ledgers[ledger].ranges():
-                yield PositionRange(Position(ledger, first - 1), Position(ledger, last))
-
-    @property
-    def first(self) -> PositionRange | None:
-        """Return the lowest interval, None if the set is empty."""
-        return next(iter(self), None)
-
-    @property
-    def last(self) -> PositionRange | None:
-        """Return the highest interval, None if the set is empty."""
-        if not self._ledgers:
-            return None
-        ledger = max(self._ledgers)
-        last = self._ledgers[ledger].last_range
-        return None if last is None else PositionRange(Position(ledger, last[0] - 1), Position(ledger, last[1]))
-
-    @property
-    def span(self) -> PositionRange | None:
-        """Return the interval from below the lowest position to the highest one, None if the set is empty."""
-        first, last = self.first, self.last
-        return None if first is None or last is None else PositionRange(first.lower, last.upper)
-
     def add(self, ledger: int, entry: int) -> bool:
-        """Add one position; return whether it is new.
+        """Add a position; return whether it is new.
 
-        :raises InvalidArgumentError: ledger or entry is out of range; nothing has changed
+        :raises InvalidArgumentError: the entry is out of range
         """
-        _checked((ledger, entry - 1), (ledger, entry))
-        return self._of(ledger).add(entry)
+        entries = self._ledgers.get(ledger) or EntryRanges()
+        is_new = entries.add(entry)
+        self._ledgers[ledger] = entries
+        return is_new
 
-    def add_range(self, lower: tuple[int, int], upper: tuple[int, int]) -> None:
-        """Add the positions above ``lower`` up to ``upper``; see the class for intervals over several ledgers.
+    def discard(self, ledger: int, entry: int) -> bool:
+        """Remove a position; return whether it was there."""
+        return bool(self._remove(ledger, entry, entry))
 
-        :raises InvalidArgumentError: upper is below lower, or a ledger or entry is out of range; nothing has changed
-        """
-        begin, end = _checked(lower, upper)
-        if begin.ledger == end.ledger:
-            if begin.entry < end.entry:
-                self._of(end.ledger).add_range(begin.entry + 1, end.entry)
-            return
-        known = self._ledgers.get(begin.ledger)
-        highest = None if known is None else known.last
-        if known is not None and highest is not None and highest > begin.entry + 1:
-            known.add_range(begin.entry + 1, highest)
-        if end.entry >= 0:
-            self._of(end.ledger).add_range(0, end.entry)
+    def trim(self, ledger: int, entry: int) -> int:
+        """Remove all positions up to one, including it; return how many were removed. O(ledgers)."""
+        passed = [each for each in self._ledgers if each < ledger]
+        removed = sum(len(self._ledgers.pop(each)) for each in passed)
+        return removed + self._remove(ledger, 0, entry) if entry >= 0 else removed
 
-    def discard_range(self, lower: tuple[int, int], upper: tuple[int, int]) -> int:
-        """Remove the positions above ``lower`` up to ``upper``, in all ledgers between; return how many there were.
-
-        :raises InvalidArgumentError: upper is below lower, or a ledger or entry is out of range
-        """
-        begin, end = _checked(lower, upper)
-        gone = 0
-        for ledger in [ledger for ledger in self._ledgers if begin.ledger <= ledger <= end.ledger]:
-            entries = self._ledgers[ledger]
-            first = begin.entry + 1 if ledger == begin.ledger else 0
-            last = end.entry if ledger == end.ledger else entries.last or 0
-            if first <= last:
-                gone += entries.discard_range(first, last)
-            if not entries:
-                del self._ledgers[ledger]
-        return gone
+    def _remove(self, ledger: int, first: int, last: int) -> int:
+        entries = self._ledgers.get(ledger)
+        if entries is None:
+            return 0
+        removed = entries.discard_range(first, last)
+        if not entries:
+            del self._ledgers[ledger]
+        return removed
 
     def clear(self) -> None:
         """Remove everything."""
         self._ledgers.clear()
-
-    def _of(self, ledger: int) -> EntryRanges:
-        entries = self._ledgers.get(ledger)
-        if entries is None:
-            entries = self._ledgers[ledger] = EntryRanges()
-        return entries
-
-
-def _checked(lower: tuple[int, int], upper: tuple[int, int]) -> tuple[Position, Position]:
-    begin, end = Position(*lower), Position(*upper)
-    if not (begin <= end and begin.ledger >= 0 and min(begin.entry, end.entry) >= -1):
-        raise InvalidArgumentError("range", (begin, end), "a lower position and one that is not below it")
-    if max(begin.entry, end.entry, end.ledger) > INT64_MAX:
-        raise InvalidArgumentError("range", (begin, end), "ledgers and entries below 2**63")
-    return begin, end
 
 
 class OrderedPositions:

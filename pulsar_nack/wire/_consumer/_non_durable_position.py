@@ -67,7 +67,7 @@ class NonDurablePosition:
         """Note entries of which every message is acknowledged."""
         for ledger, entry in places:
             self._requested.discard((ledger, entry))
-            if self._unacked.discard_range((ledger, entry - 1), (ledger, entry)):
+            if self._unacked.discard(ledger, entry):
                 self._acked.add(ledger, entry)
         self._forget_acked()
 
@@ -75,9 +75,7 @@ class NonDurablePosition:
         """Note that everything up to an entry is acknowledged."""
         self._acked_through = place if self._acked_through is None else max(self._acked_through, place)
         self._requested = {each for each in self._requested if each > place}
-        first = self._unacked.first
-        if first is not None and first.lower < place:
-            self._unacked.discard_range(first.lower, place)
+        self._unacked.trim(*place)
 
     def request(self, places: Iterable[Place]) -> bool:
         """Note which taken entries are requested; return whether some of them can only come in another session."""
