@@ -76,23 +76,6 @@ class PositionSet:
             self._drop(ledger)
         return True
 
-    def update(self, ledger: int, portable: bytes) -> int:
-        """Add the entries of a portable bitmap; return how many are new. O(bytes).
-
-        :raises ValueError: the bytes are not a bitmap; nothing has changed
-        """
-        added = parse(portable)
-        if not added:
-            return 0
-        entries = self._ledgers.get(ledger)
-        if entries is None:
-            entries = self._new(ledger)
-        before = len(entries)
-        entries |= added
-        self._count += len(entries) - before
-        self._measure(ledger)
-        return len(entries) - before
-
     def trim(self, ledger: int, entry: int) -> int:
         """Remove all positions up to one, including it; return how many were removed. O(ledgers)."""
         before = self._count
@@ -165,17 +148,6 @@ def portable_bitmap(entries: array[int]) -> bytes:
     bitmap = BitMap(entries)
     bitmap.run_optimize()
     return bytes(bitmap.serialize())
-
-
-def parse(portable: bytes) -> Any:
-    """Read a portable 32-bit bitmap.
-
-    :raises ValueError: the bytes are not one
-    """
-    try:
-        return BitMap.deserialize(portable)
-    except (ValueError, IndexError):
-        raise ValueError(f"{len(portable)} bytes that are not a 32-bit roaring bitmap") from None
 
 
 class PositionRanges:

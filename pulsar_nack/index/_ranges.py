@@ -247,26 +247,6 @@ class EntryRanges:
             return None
         return int(bits.next_set_bit(max(entry, 0)))
 
-    @property
-    def last_range(self) -> tuple[int, int] | None:
-        """Return the highest range as (first, last), None for an empty set; O(log run)."""
-        if not self._count:
-            return None
-        bits = self._bits
-        bottom, last = bits.min(), bits.max()
-        if self.range_count == 1:
-            return bottom, last
-        first = last
-        step = 1
-        while first - step >= bottom and bits.range_cardinality(first - step, first) == step:
-            first -= step
-            step <<= 1
-        while step:
-            if first - step >= bottom and bits.range_cardinality(first - step, first) == step:
-                first -= step
-            step >>= 1
-        return first, last
-
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges as (first, last), lowest first. O(ranges), in bounded memory."""
         if not self._count:
