@@ -136,12 +136,20 @@ class IdBlockTable:
 
     __slots__ = ("_fresh", "_newest", "_released", "_topics", "are_in_order", "by_index", "by_key", "limit")
 
-    def __init__(self, limit: int = BLOCK_SIZE) -> None:
-        self.limit = limit
+    def __init__(self) -> None:
         self.by_key: dict[BlockKey, IdBlock] = {}
         self.by_index: dict[int, IdBlock] = {}
         self._released: deque[int] = deque()
         self._topics: dict[tuple[str, int], str] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Release all blocks; the next ones begin at index 0, and there is room for those that 32 bits can name."""
+        self.by_key.clear()
+        self.by_index.clear()
+        self._released.clear()
+        self._topics.clear()
+        self.limit = BLOCK_SIZE
         self._fresh = 0
         self._newest: IdBlock | None = None
         self.are_in_order = True
@@ -190,13 +198,3 @@ class IdBlockTable:
             self._topics.clear()
             self._newest = None
             self.are_in_order = True
-
-    def clear(self) -> None:
-        """Release all blocks; the next ones begin at index 0."""
-        self.by_key.clear()
-        self.by_index.clear()
-        self._released.clear()
-        self._topics.clear()
-        self._fresh = 0
-        self._newest = None
-        self.are_in_order = True

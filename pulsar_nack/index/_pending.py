@@ -55,7 +55,7 @@ class PendingIds:
     )
 
     def __init__(self) -> None:
-        self.blocks = IdBlockTable(BLOCK_SIZE)
+        self.blocks = IdBlockTable()
         self.originals: dict[int, MessageId] = {}
         """The ids of chunked messages, which cannot be made from a number."""
         self.clear()
@@ -68,7 +68,6 @@ class PendingIds:
         self.tail: array[int] = array("I")
         self.count = 0
         self.block: IdBlock | None = None
-        self.blocks.limit = min(self.blocks.limit, BLOCK_SIZE)
         self.blocks.clear()
         self.originals.clear()
         self._release_at = _RELEASE_FROM

@@ -318,11 +318,10 @@ def test_id_blocks_are_released() -> None:
     assert len(buckets._pending.blocks) < 200
 
 
-def test_more_id_blocks_than_32_bits_can_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_id_blocks_than_32_bits_can_name() -> None:
     """With more id blocks than fit, numbers change to 64 bits and nothing is lost, doubled or moved."""
-    monkeypatch.setattr("pulsar_nack.index._pending.BLOCK_SIZE", 8)
     buckets = TimeBuckets()
-    monkeypatch.undo()
+    buckets._pending.blocks.limit = 8
     ids = [MessageId(ledger, 1, -1, ledger % 3 - 1) for ledger in range(1, 40)]
     chunked = MessageId(50, 3, first_chunk=MessageId(50, 1))
     for message_id in [*ids[:6], chunked, *ids[6:]]:
