@@ -26,7 +26,7 @@ from .clock import AlarmClock, Clock, LoopClock, MonotonicClock
 from .errors import InvalidArgumentError
 
 NS_PER_MS: Final = 1_000_000
-LOOK_EACH_MS: Final = 1_000
+CLOCK_READ_INTERVAL_MS: Final = 1_000
 """How often a clock that may be set is read while a wake-up is pending."""
 
 _EXPECTED: Final = "an AlarmClock, or a running event loop, so that on_due can be called"
@@ -74,7 +74,7 @@ class WakeUp:
         "_lead_time",
         "_longest_ms",
         "_now_ms",
-        "_number",
+        "_set_count",
         "at_ms",
         "early",
         "lead_time_ns",
@@ -86,7 +86,7 @@ class WakeUp:
         self._call = call
         self._alarm_clock = clock if isinstance(clock, AlarmClock) else None
         self._is_loop_clock = isinstance(clock, LoopClock)
-        self._longest_ms = MAX_DELAY_MS if is_steady(clock) else LOOK_EACH_MS
+        self._longest_ms = MAX_DELAY_MS if is_steady(clock) else CLOCK_READ_INTERVAL_MS
         self.loop = None if self._alarm_clock else _running_loop(clock)
         self.lead_time_ns = 0
         if self.loop is not None and self._is_loop_clock and _is_monotonic(self.loop):
@@ -95,7 +95,7 @@ class WakeUp:
         self._lead_time = self.lead_time_ns / 1e9
         self._context = contextvars.copy_context()
         self._cancel: Callable[[], object] | None = None
-        self._number = 0
+        self._set_count = 0
         self.at_ms: int | None = None
         self.early = 0
         """How often the loop called too early, apart from the regular reads of a clock that may be set."""
@@ -106,36 +106,36 @@ class WakeUp:
             return
         self.cancel()
         self.at_ms = at_ms
-        self._ask(at_ms, now_ms)
+        self._schedule(at_ms, now_ms)
 
     def cancel(self) -> None:
         """Cancel the timer; a callback that the loop has already scheduled does nothing."""
         self.at_ms = None
-        self._number += 1
+        self._set_count += 1
         if self._cancel is not None:
             self._cancel()
             self._cancel = None
 
-    def _ask(self, at_ms: int, now_ms: int, *, is_retry: bool = False) -> None:
+    def _schedule(self, at_ms: int, now_ms: int, *, is_retry: bool = False) -> None:
         if self._alarm_clock is not None:
-            self._cancel = self._alarm_clock.call_at(at_ms, partial(self._run, self._number))
+            self._cancel = self._alarm_clock.call_at(at_ms, partial(self._run, self._set_count))
             return
         assert self.loop is not None
         delay = min(max(at_ms - now_ms, 0), self._longest_ms)
-        run = partial(self._run, self._number, is_look=at_ms - now_ms > delay)
+        run = partial(self._run, self._set_count, is_clock_read=at_ms - now_ms > delay)
         if self._is_loop_clock and not is_retry and delay < MAX_DELAY_MS:
             self._cancel = self.loop.call_at(at_ms / 1000 - self._lead_time, run, context=self._context).cancel
         else:
             self._cancel = self.loop.call_later(delay / 1000, run, context=self._context).cancel
 
-    def _run(self, number: int, *, is_look: bool = False) -> None:
+    def _run(self, set_count: int, *, is_clock_read: bool = False) -> None:
         at_ms = self.at_ms
-        if number != self._number or at_ms is None:
+        if set_count != self._set_count or at_ms is None:
             return
         now_ms = self._now_ms()
         if now_ms < at_ms:
-            self.early += not is_look
-            self._ask(at_ms, now_ms, is_retry=True)
+            self.early += not is_clock_read
+            self._schedule(at_ms, now_ms, is_retry=True)
             return
         self.cancel()
         self._call(at_ms)
