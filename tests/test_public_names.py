@@ -27,6 +27,7 @@ PUBLIC = {
     "pulsar_nack.config",
     "pulsar_nack.consumer",
     "pulsar_nack.cursor",
+    "pulsar_nack.cursor.format",
     "pulsar_nack.delayed",
     "pulsar_nack.delayed.bucket",
     "pulsar_nack.delayed.storage",

@@ -12,7 +12,7 @@ from obstore.store import MemoryStore
 from pulsar_nack import Position
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import Cursor
-from pulsar_nack.cursor._chain import is_entry, is_marker, is_single
+from pulsar_nack.cursor.format._chain import is_legacy, is_marker, needs_marker
 from pulsar_nack.errors import LogCorruptedError
 from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore, SalvagingStore
 from pulsar_nack.ledger._files import Files
@@ -72,7 +72,7 @@ def kind_of(record: bytes) -> str:
     return next((kind for kind, test in _KINDS.items() if test(record)), "?")
 
 
-_KINDS = {"e": is_entry, "m": is_marker, "o": is_single}
+_KINDS = {"e": needs_marker, "m": is_marker, "o": is_legacy}
 
 
 def memory_home(files: Files | None = None) -> Home:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import CursorFormatError, InvalidArgumentError, Position
-from pulsar_nack.cursor._batch import BatchSet
-from pulsar_nack.cursor._codec import LIMIT
-from pulsar_nack.cursor._ledger_acks import LedgerAcks
-from pulsar_nack.cursor._single import Single, decode_single, encode_single
-from pulsar_nack.cursor._wire import Kind, kind_of
+from pulsar_nack.cursor.format._batch_set import BatchSet
+from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
+from pulsar_nack.cursor.format._ledger_record import MAX_RECORD_BYTES
+from pulsar_nack.cursor.format._legacy import LegacyRecord, decode_legacy, encode_legacy
+from pulsar_nack.cursor.format._protobuf import Kind, kind_of
 from pulsar_nack.index import EntryRanges
 from tests.for_each import for_each
 
@@ -28,7 +28,7 @@ JAVA = bytes.fromhex(
     "ffffffffffffff0110feffffffff01"
 )
 """What Pulsar 3.0.7 makes of :data:`OF_JAVA`."""
-OF_JAVA = Single(
+OF_JAVA = LegacyRecord(
     Position(7, 41),
     {
         7: LedgerAcks(EntryRanges.from_ranges([(45, 49)])),
@@ -41,9 +41,9 @@ OF_JAVA = Single(
 )
 
 
-def single_of(ranges: Iterable[tuple[int, int]], ledger: int = 5, **options: object) -> Single:
+def single_of(ranges: Iterable[tuple[int, int]], ledger: int = 5, **options: object) -> LegacyRecord:
     """Return the state of one ledger."""
-    return Single(Position(1, -1), {ledger: LedgerAcks(EntryRanges.from_ranges(ranges))}, **options)  # type: ignore[arg-type]
+    return LegacyRecord(Position(1, -1), {ledger: LedgerAcks(EntryRanges.from_ranges(ranges))}, **options)  # type: ignore[arg-type]
 
 
 def message_range(lower: tuple[int, int], upper: tuple[int, int]) -> bytes:
@@ -56,20 +56,20 @@ def words(ledger: int, *values: int) -> bytes:
     return block(6, number(1, ledger), *(number(2, value) for value in values))
 
 
-def entries(single: Single) -> dict[int, list[tuple[int, int]]]:
+def entries(single: LegacyRecord) -> dict[int, list[tuple[int, int]]]:
     """Return the ranges of each ledger."""
     return {ledger: list(state.ranges.ranges()) for ledger, state in single.states.items()}
 
 
 def test_k27_a_record_of_pulsar_is_read() -> None:
     """K27: a record that Pulsar 3.0.7 wrote, with ranges, a batch set and properties, is read."""
-    assert kind_of(JAVA) is Kind.SINGLE
-    assert decode_single(JAVA) == OF_JAVA
+    assert kind_of(JAVA) is Kind.LEGACY
+    assert decode_legacy(JAVA) == OF_JAVA
 
 
 def test_k27_a_record_is_that_of_pulsar() -> None:
     """K27: what is written is what Pulsar writes, byte by byte, but for the mark with the sequence number."""
-    record = encode_single(OF_JAVA).record
+    record = encode_legacy(OF_JAVA).record
     mark = long_property("#acks.sequence", 0)
     assert record.count(mark) == 1
     assert record.replace(mark, b"") == JAVA
@@ -81,55 +81,55 @@ def test_k27_a_state_comes_back(states: dict[int, LedgerAcks], as_words: bool) -
     for state in states.values():
         state.normalise()
     states = {ledger: state for ledger, state in states.items() if state}
-    single = Single(Position(3, 7), states, {"a": -1}, {"b": "c"}, 5)
-    written = encode_single(single, as_words=as_words)
-    back = decode_single(written.record)
+    single = LegacyRecord(Position(3, 7), states, {"a": -1}, {"b": "c"}, 5)
+    written = encode_legacy(single, as_words=as_words)
+    back = decode_legacy(written.record)
     ranges = sum(state.ranges.range_count for state in states.values())
     assert ranges - written.dropped_ranges == sum(state.ranges.range_count for state in back.states.values())
     assert written.dropped_batches == 0
     assert written.dropped_ranges == 0 or as_words
     if not written.dropped_ranges:
         assert back == single
-    assert len(written.record) <= LIMIT
+    assert len(written.record) <= MAX_RECORD_BYTES
 
 
 def test_k27_old_records_are_read() -> None:
     """K27: a record without properties and batch sets, and one with fields that are not known, are read."""
     old = position(4, 10) + message_range((4, 12), (4, 14))
-    assert decode_single(old) == Single(Position(4, 10), {4: LedgerAcks(EntryRanges.from_ranges([(13, 14)]))})
-    assert decode_single(position(4, 10)) == Single(Position(4, 10))
+    assert decode_legacy(old) == LegacyRecord(Position(4, 10), {4: LedgerAcks(EntryRanges.from_ranges([(13, 14)]))})
+    assert decode_legacy(position(4, 10)) == LegacyRecord(Position(4, 10))
     newer = old + block(7, b"a chunk") + number(8, 3) + block(500, b"x")
-    assert decode_single(newer) == decode_single(old)
+    assert decode_legacy(newer) == decode_legacy(old)
 
 
 def test_words_are_read() -> None:
     """The long-word form is a bit set of what is acknowledged, by ledger; a negative word has its highest bit set."""
     record = position(7, 41) + words(7, 0b11 << 45, -(2**63) + 1) + words(9, 0, 0, 5) + words(10)
-    assert entries(decode_single(record)) == {7: [(45, 46), (64, 64), (127, 127)], 9: [(128, 128), (130, 130)]}
+    assert entries(decode_legacy(record)) == {7: [(45, 46), (64, 64), (127, 127)], 9: [(128, 128), (130, 130)]}
 
 
 def test_ranges_go_before_words() -> None:
     """Where both are there, the ranges count, as in Pulsar."""
     record = position(7, 41) + message_range((7, 44), (7, 49)) + words(7, 1)
-    assert entries(decode_single(record)) == {7: [(45, 49)]}
+    assert entries(decode_legacy(record)) == {7: [(45, 49)]}
 
 
 def test_words_are_written() -> None:
     """The bytes of the long-word form are those of Pulsar's fields."""
-    record = encode_single(single_of([(45, 46), (64, 64), (127, 127)]), as_words=True).record
+    record = encode_legacy(single_of([(45, 46), (64, 64), (127, 127)]), as_words=True).record
     assert record == position(1, -1) + long_property("#acks.sequence", 0) + words(5, 0b11 << 45, -(2**63) + 1)
 
 
 def test_a_range_over_ledgers_claims_its_last_one_only() -> None:
     """How many entries the first ledger has is not known: only what is surely meant counts."""
     record = position(1, -1) + message_range((1, 3), (3, 5)) + message_range((4, 2), (4, 2))
-    assert entries(decode_single(record)) == {3: [(0, 5)]}
+    assert entries(decode_legacy(record)) == {3: [(0, 5)]}
 
 
 def test_ranges_in_any_order_are_joined() -> None:
     """Ranges that overlap, or are not in order, are what they are together."""
     record = position(1, -1) + b"".join(message_range((5, low), (5, high)) for low, high in [(9, 12), (2, 4), (3, 9)])
-    assert entries(decode_single(record)) == {5: [(3, 12)]}
+    assert entries(decode_legacy(record)) == {5: [(3, 12)]}
 
 
 @pytest.mark.parametrize("as_words", [False, True])
@@ -138,10 +138,10 @@ def test_k52_the_lowest_ranges_are_written(count: int, as_words: bool) -> None:
     """K52: of more ranges than may be, exactly the lowest 10 000 are written, and the rest is counted."""
     half = EntryRanges.from_ranges((2 * at, 2 * at) for at in range(5_000))
     rest = EntryRanges.from_ranges((2 * at + 7, 2 * at + 7) for at in range(count - 5_000))
-    single = Single(Position(1, -1), {8: LedgerAcks(rest), 5: LedgerAcks(half)})
-    written = encode_single(single, as_words=as_words)
+    single = LegacyRecord(Position(1, -1), {8: LedgerAcks(rest), 5: LedgerAcks(half)})
+    written = encode_legacy(single, as_words=as_words)
     assert written.dropped_ranges == max(0, count - 10_000)
-    back = decode_single(written.record)
+    back = decode_legacy(written.record)
     assert back.states[5].ranges == half
     kept = min(count, 10_000) - 5_000
     assert back.states[8].ranges == EntryRanges.from_ranges((2 * at + 7, 2 * at + 7) for at in range(kept))
@@ -152,24 +152,24 @@ def test_the_old_form_keeps_to_the_limit(as_words: bool) -> None:
     """A record has room for the lowest ranges and batch sets only, and says how many it left out."""
     many = LedgerAcks(EntryRanges.from_ranges((3 * at, 3 * at) for at in range(1_000)))
     sets = {1 + 3 * at: BatchSet(10, 5) for at in range(1_000)}
-    single = Single(Position(1, -1), {5: many, 6: LedgerAcks(None, sets)}, {}, {"k": "v" * 100})
+    single = LegacyRecord(Position(1, -1), {5: many, 6: LedgerAcks(None, sets)}, {}, {"k": "v" * 100})
     room = 4_000 if as_words else 2_000
     for limit in range(room, room + 40):
-        written = encode_single(single, limit=limit, as_words=as_words)
+        written = encode_legacy(single, limit=limit, as_words=as_words)
         assert len(written.record) <= limit
-        back = decode_single(written.record)
+        back = decode_legacy(written.record)
         kept = back.states[5].ranges.range_count if 5 in back.states else 0
         assert written.dropped_ranges == 1_000 - kept
         left = len(back.states[6].batches) if 6 in back.states else 0
         assert written.dropped_batches == 1_000 - left > 0
-    few = encode_single(single, most_batches=3)
+    few = encode_legacy(single, max_batches=3)
     assert (few.dropped_ranges, few.dropped_batches) == (0, 997)
-    assert list(decode_single(few.record).states[6].batches) == [1, 4, 7]
+    assert list(decode_legacy(few.record).states[6].batches) == [1, 4, 7]
 
 
 def test_words_far_beyond_the_limit_are_not_even_made() -> None:
     """An entry whose words alone would not fit is left out at once."""
-    written = encode_single(single_of([(0, 5), (2**62, 2**62)]), as_words=True)
+    written = encode_legacy(single_of([(0, 5), (2**62, 2**62)]), as_words=True)
     assert written.dropped_ranges == 2
     assert len(written.record) < 100
 
@@ -177,7 +177,7 @@ def test_words_far_beyond_the_limit_are_not_even_made() -> None:
 def test_properties_must_fit() -> None:
     """Properties are not left out: without room for them nothing is written."""
     with pytest.raises(InvalidArgumentError, match="limit"):
-        encode_single(single_of([], cursor_properties={"k": "v" * 2_000}), limit=1_024)
+        encode_legacy(single_of([], cursor_properties={"k": "v" * 2_000}), limit=1_024)
 
 
 BAD = {
@@ -209,10 +209,10 @@ BAD = {
 def test_k34_what_is_not_the_old_form_is_refused(case: str) -> None:
     """K34: a record that contradicts itself, or is something else, is an error."""
     with pytest.raises(CursorFormatError):
-        decode_single(BAD[case])
+        decode_legacy(BAD[case])
 
 
 def test_a_batch_that_is_there_twice_is_merged() -> None:
     """Two sets of one entry mean what is acknowledged in either."""
     both = [block(5, block(1, position(1, 3)), number(2, bits)) for bits in (0b0111, 0b1101)]
-    assert decode_single(position(1, 1) + b"".join(both)).states[1].batches == {3: BatchSet(4, 0b0101)}
+    assert decode_legacy(position(1, 1) + b"".join(both)).states[1].batches == {3: BatchSet(4, 0b0101)}

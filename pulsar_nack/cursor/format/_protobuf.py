@@ -1,18 +1,19 @@
-"""The generated classes of ``_cursor.proto``, and how records are told apart. Needs the extra ``cursor``.
+"""The generated classes of ``_cursor.proto``, and the mark that says what a record is. Needs the extra ``cursor``.
 
-PIP-81 leaves the managed ledger's format as it is and marks its records by properties, which are pairs of a name and a
-long. So each record is a PositionInfo that any broker can read, and one of these properties says what it is; its value
-is a number that the kind needs anyway, lest the mark costs more than it must:
+PIP-81 keeps the managed ledger's format and marks its records by properties, which are pairs of a name and a long. So
+each record is a PositionInfo that any broker can read, and one of these properties, its *mark*, says of what kind it
+is. The value of the mark is a number that the kind needs anyway:
 
 ``#acks.ledger``    a ledger's state, or a part of it: the ledger
 ``#acks.marker``    a marker, or the last part of one: its sequence number
 ``#acks.part``      another part of a marker: the sequence number of that
-``#acks.sequence``  the old form, written here: its sequence number. A record without any mark is the old form too
+``#acks.sequence``  the legacy format, written here: its sequence number. A record without a mark, as Pulsar writes it,
+                    is in the legacy format too
 
-What the properties cannot hold at a bearable price, a reference for each ledger or a bit set, is in a field whose
-number is far above Pulsar's. A broker that does not know it skips it. What it makes of the rest is true: a marker's
-position is the mark-delete position, and the other records say "ledger 0, entry -1", before the first entry of all, so
-that one that is read by mistake claims nothing.
+What would be too large as properties, such as a reference for each ledger or a bit set, is in a field whose number is
+far above Pulsar's; brokers skip it. The rest means the same to a broker: a marker's position is the mark-delete
+position, and the other records say "ledger 0, entry -1", before the first entry of all, so that a record that is read
+by mistake acknowledges nothing.
 """
 
 from __future__ import annotations
@@ -23,18 +24,17 @@ from enum import Enum
 from functools import cache
 from operator import sub
 from sys import byteorder
-from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from ..errors import CursorFormatError, InvalidArgumentError, MissingExtraError
-from ..ids import Position
+from ...errors import CursorFormatError, InvalidArgumentError, MissingExtraError
+from ...ids import Position
 
 LEDGER: Final = "#acks.ledger"
 MARKER: Final = "#acks.marker"
 MARKER_PART: Final = "#acks.part"
 SEQUENCE: Final = "#acks.sequence"
 NOWHERE: Final = Position(0, -1)
-"""The position of records that have none: it claims nothing."""
+"""The position of records that have no position: nothing is acknowledged."""
 INT64_MAX: Final = 2**63 - 1
 _MARKS: Final = "#acks."
 _FOREIGN: Final = "entry-type"
@@ -47,28 +47,36 @@ class Kind(Enum):
     LEDGER = "a ledger's state"
     MARKER = "a marker"
     MARKER_PART = "a part of a marker"
-    SINGLE = "the old form"
+    LEGACY = "the legacy format"
     FOREIGN = "something else"
 
 
-_KINDS: Final = {LEDGER: Kind.LEDGER, MARKER: Kind.MARKER, MARKER_PART: Kind.MARKER_PART, SEQUENCE: Kind.SINGLE}
+_KINDS: Final = {LEDGER: Kind.LEDGER, MARKER: Kind.MARKER, MARKER_PART: Kind.MARKER_PART, SEQUENCE: Kind.LEGACY}
+
+
+class Messages(NamedTuple):
+    """The generated classes that records are made of."""
+
+    PositionInfo: Any
+    LedgerBody: Any
+    MarkerBody: Any
 
 
 @cache
-def messages() -> ModuleType:
+def messages() -> Messages:
     """Return the generated classes.
 
     :raises MissingExtraError: protobuf is not installed
     """
     try:
-        from . import _cursor_pb2
+        from ._cursor_pb2 import LedgerBody, MarkerBody, PositionInfo
     except ImportError as error:
         raise MissingExtraError("the cursor", "protobuf>=5", "cursor") from error
-    return _cursor_pb2
+    return Messages(PositionInfo, LedgerBody, MarkerBody)
 
 
 def kind_of(record: bytes) -> Kind:
-    """Return what a record is; the marker of several parts is the last one. Never fails.
+    """Return the kind of a record; of a marker in several parts only the last record is a marker. Never fails.
 
     :raises MissingExtraError: protobuf is not installed
     """
@@ -80,9 +88,9 @@ def kind_of(record: bytes) -> Kind:
 
 
 def read_record(record: bytes) -> Any:
-    """Return the PositionInfo that a record is.
+    """Return a record as a PositionInfo.
 
-    :raises CursorFormatError: it is none
+    :raises CursorFormatError: it cannot be read, or its position cannot exist
     """
     info = parse(messages().PositionInfo(), record, "record")
     if info.ledgerId < -1 or info.entryId < -1:
@@ -92,23 +100,23 @@ def read_record(record: bytes) -> Any:
 
 
 def mark_of(info: Any) -> tuple[Kind, int]:
-    """Return what a PositionInfo is, and the number that its mark says, 0 without one."""
+    """Return the kind of a record and the number in its mark, 0 without a mark."""
     found = [(each.name, each.value) for each in info.properties if each.name.startswith(_MARKS)]
     if len(found) > 1 or any(each.name == _FOREIGN for each in info.properties):
         return Kind.FOREIGN, 0
     if not found:
-        return (Kind.FOREIGN, 0) if info.HasField("part") else (Kind.SINGLE, 0)
+        return (Kind.FOREIGN, 0) if info.HasField("part") else (Kind.LEGACY, 0)
     name, value = found[0]
     kind = _KINDS.get(name, Kind.FOREIGN)
-    if value < 0 or info.HasField("part") == (kind is Kind.SINGLE):
+    if value < 0 or info.HasField("part") == (kind is Kind.LEGACY):
         return Kind.FOREIGN, 0
     return kind, value
 
 
-def expect(record: bytes, kind: Kind) -> tuple[Any, int]:
+def expect_kind(record: bytes, kind: Kind) -> tuple[Any, int]:
     """Return the PositionInfo and the mark's number of a record that must be of this kind.
 
-    :raises CursorFormatError: it is something else
+    :raises CursorFormatError: the record is of another kind
     """
     info = read_record(record)
     found, value = mark_of(info)
@@ -118,9 +126,9 @@ def expect(record: bytes, kind: Kind) -> tuple[Any, int]:
 
 
 def parse(message: Any, data: bytes, part: str) -> Any:
-    """Fill a message from bytes, and return it.
+    """Fill a protobuf message from bytes, and return it.
 
-    :raises CursorFormatError: they are not such a message
+    :raises CursorFormatError: the bytes are no such message
     """
     from google.protobuf.message import DecodeError
 
@@ -134,9 +142,9 @@ def parse(message: Any, data: bytes, part: str) -> Any:
 
 
 def add_properties(info: Any, properties: Mapping[str, int], mark: str, value: int) -> None:
-    """Write the properties of a position, and the mark of the record.
+    """Write the mark of a record and the properties of its position.
 
-    :raises InvalidArgumentError: one has the name of a mark, or is no long
+    :raises InvalidArgumentError: a property has the name of a mark, or is no long
     """
     info.properties.add(name=mark, value=value)
     for name, long in properties.items():
@@ -152,10 +160,10 @@ def read_properties(info: Any) -> dict[str, int]:
     return {each.name: each.value for each in info.properties if not each.name.startswith(_MARKS)}
 
 
-def add_strings(fields: Any, properties: Mapping[str, str]) -> None:
+def add_cursor_properties(fields: Any, properties: Mapping[str, str]) -> None:
     """Write cursor properties.
 
-    :raises InvalidArgumentError: one is no text that can be written
+    :raises InvalidArgumentError: a name or value is no text that can be written
     """
     for name, value in properties.items():
         try:
@@ -164,10 +172,10 @@ def add_strings(fields: Any, properties: Mapping[str, str]) -> None:
             raise InvalidArgumentError("cursor_properties", (name, value), "text") from error
 
 
-def read_strings(fields: Sequence[Any]) -> dict[str, str]:
+def read_cursor_properties(fields: Sequence[Any]) -> dict[str, str]:
     """Return cursor properties.
 
-    :raises CursorFormatError: one is no text
+    :raises CursorFormatError: a name or value is no text
     """
     return dict(zip(_texts(fields, "name"), _texts(fields, "value"), strict=True))
 
@@ -181,12 +189,12 @@ def read_words(values: Sequence[int]) -> bytes:
 
 
 def deltas(values: Sequence[int]) -> list[int]:
-    """Return the first of some numbers, and how much higher each of the others is than the one before."""
+    """Return the first number, then the difference of each number to the one before."""
     return [*values[:1], *map(sub, values[1:], values)]
 
 
 def _texts(fields: Sequence[Any], name: str) -> list[str]:
-    """Return a text of each field; protobuf gives bytes, or its own error, for what is none."""
+    """Return this text of each field; for bytes that are no text, protobuf returns them or raises."""
     try:
         found = [getattr(each, name) for each in fields]
     except UnicodeDecodeError as error:

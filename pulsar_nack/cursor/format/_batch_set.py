@@ -1,14 +1,19 @@
-"""Which messages of a batch are not acknowledged yet."""
+"""Batch sets: which messages of a batch are not acknowledged yet, and the batch sets of one ledger.
+
+A ledger may have tens of thousands of batch sets, and the size that they take when written is asked for again and again
+(K47). So :class:`BatchSets` keeps the sums from which that size follows with every change.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from sys import byteorder
 from typing import Final, Self
 
-from ..errors import InvalidArgumentError
+from ...errors import InvalidArgumentError
+from ...index import EntryRanges, varint_bytes
 
 _WORD_BITS: Final = 64
 _MAX_SIZE: Final = 2**31 - 1
@@ -82,23 +87,18 @@ class BatchSet:
         return words
 
     @property
-    def word_count(self) -> int:
-        """Return how many words it is written as."""
-        return (self.unacked.bit_length() + _WORD_BITS - 1) // _WORD_BITS
-
-    @property
     def width(self) -> int:
-        """Return how many bytes its bits take."""
+        """Return how many bytes the bits take."""
         return (self.unacked.bit_length() + 7) // 8
 
     @property
     def is_all_acked(self) -> bool:
-        """Return whether no message is left."""
+        """Return whether all messages are acknowledged."""
         return not self.unacked
 
     @property
     def is_untouched(self) -> bool:
-        """Return whether every message is left."""
+        """Return whether no message is acknowledged."""
         return self.unacked.bit_count() == self.size
 
     def is_acked(self, index: int) -> bool:
@@ -110,10 +110,77 @@ class BatchSet:
         return BatchSet(max(self.size, other.size), self.unacked & other.unacked)
 
     def __iter__(self) -> Iterator[int]:
-        rest = self.unacked
-        while rest:
-            yield (rest & -rest).bit_length() - 1
-            rest &= rest - 1
+        remaining = self.unacked
+        while remaining:
+            yield (remaining & -remaining).bit_length() - 1
+            remaining &= remaining - 1
+
+
+class BatchSets(MutableMapping[int, BatchSet]):
+    """A mapping from the entries of one ledger to their batch sets. A change is O(1), about a microsecond."""
+
+    __slots__ = ("_sets", "entries", "size_bytes", "unacked_bytes", "width_bytes")
+
+    def __init__(self, sets: Mapping[int, BatchSet] | None = None) -> None:
+        self._sets: dict[int, BatchSet] = dict(sets or {})
+        self.entries: EntryRanges | None = None
+        """The entries, None until there was one. Read only, as are the sums."""
+        self.size_bytes = 0
+        """Bytes of all sizes as varints."""
+        self.width_bytes = 0
+        """Bytes of all widths as varints; a width is the number of bytes of a batch set's bits."""
+        self.unacked_bytes = 0
+        """Bytes of the bits of all batch sets: the sum of the widths."""
+        if self._sets:
+            self.entries = EntryRanges()
+            self.entries.add_many(self._sets)
+            for batch in self._sets.values():
+                self._count(batch, 1)
+
+    def __getitem__(self, entry: int) -> BatchSet:
+        return self._sets[entry]
+
+    def __setitem__(self, entry: int, batch: BatchSet) -> None:
+        before = self._sets.get(entry)
+        if before is None:
+            if self.entries is None:
+                self.entries = EntryRanges()
+            self.entries.add(entry)
+        else:
+            self._count(before, -1)
+        self._sets[entry] = batch
+        self._count(batch, 1)
+
+    def __delitem__(self, entry: int) -> None:
+        self._count(self._sets.pop(entry), -1)
+        if self.entries is not None:
+            self.entries.discard_range(entry, entry)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._sets)
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def __contains__(self, entry: object) -> bool:
+        return entry in self._sets
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._sets!r})"
+
+    def copy(self) -> Self:
+        """Return an independent copy."""
+        made = type(self)()
+        made._sets = self._sets.copy()
+        made.entries = None if self.entries is None else self.entries.copy()
+        made.size_bytes, made.width_bytes, made.unacked_bytes = self.size_bytes, self.width_bytes, self.unacked_bytes
+        return made
+
+    def _count(self, batch: BatchSet, by: int) -> None:
+        width = batch.width
+        self.size_bytes += by * varint_bytes(batch.size)
+        self.width_bytes += by * varint_bytes(width)
+        self.unacked_bytes += by * width
 
 
 def _check_size(size: int) -> None:

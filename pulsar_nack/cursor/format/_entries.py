@@ -1,17 +1,17 @@
 """Acknowledged entries in the smallest of four forms, and back.
 
-For n ranges and what lies between them, all lengths being varints:
+All lengths are varints:
 
-*intervals*  the lengths by turns: one number for each range, one for each gap
-*runs*       the lengths of ranges, between which one entry each is missing; a wider gap takes ranges of length 0. For
+*intervals*  the lengths of ranges and of the gaps between them, in turn
+*runs*       the lengths of ranges that have one missing entry between them; a wider gap takes ranges of length 0. For
              ledgers of which nearly everything is acknowledged
-*gaps*       the lengths of gaps, between which one entry each is acknowledged; a longer range takes gaps of length 0.
+*gaps*       the lengths of gaps that have one acknowledged entry between them; a longer range takes gaps of length 0.
              For ledgers of which little is acknowledged
-*words*      one bit for each entry from the lowest to the highest: for what has no shape
+*words*      one bit for each entry from the lowest to the highest: for irregular acknowledgements
 
-One entry by itself takes no form at all. Ways to write repetitions shorter were left out: a ledger whose every second
-entry is acknowledged would be tiny then, and grow by a thousand times when its acknowledgements become irregular, so
-that no limit on the size could be kept.
+A single entry needs no form. Shorter forms for repetitions were rejected: a ledger whose every second entry is
+acknowledged would be tiny, and grow a thousandfold when its acknowledgements become irregular, so that no limit on the
+size could be kept.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from enum import Enum
 from itertools import accumulate, repeat
 from typing import Any, Final, NamedTuple
 
-from ..errors import CursorFormatError
-from ..index import EntryRanges, Piece, add_entries, add_runs, add_words, pieces_of, varint_bytes
-from ._wire import INT64_MAX, messages
+from ...errors import CursorFormatError
+from ...index import EntryRanges, Piece, add_entries, add_runs, add_words, pieces_of, varint_bytes
+from ._protobuf import INT64_MAX, messages
 
-MOST_ACKED: Final = 1 << 32
-"""Entries of one ledger that are read at most: beyond that, memory and time are not bounded by what was written."""
+MAX_ACKED: Final = 1 << 32
+"""Most entries of one ledger that are read: beyond that, the record's length does not bound memory and time."""
 _WHAT: Final = "acknowledged entries"
 
 
 class Form(Enum):
-    """How entries are written; the name of the field."""
+    """How entries are written; the value is the name of the field."""
 
     ALONE = "first"
     INTERVALS = "intervals"
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
     form: Form
 
 
-def smallest(piece: Piece) -> Choice:
+def smallest_form(piece: Piece) -> Choice:
     """Choose the form of a piece. O(bytes of its bitmap), in microseconds."""
     count, ranges, span = piece.count, piece.range_count, piece.span
     if count == 1:
@@ -68,10 +68,10 @@ def smallest(piece: Piece) -> Choice:
 
 
 def encode_entries(ranges: EntryRanges) -> Iterator[bytes]:
-    """Yield acknowledged entries as parts of a LedgerBody: joined they are one. Some milliseconds each at most."""
+    """Yield acknowledged entries as pieces of a LedgerBody; each takes some milliseconds at most."""
     acked = len(ranges)
     for piece in pieces_of(ranges):
-        yield _encode(piece, smallest(piece).form)
+        yield _encode(piece, smallest_form(piece).form)
     if acked:
         yield bytes(messages().LedgerBody(acked=acked).SerializeToString())
 
@@ -83,7 +83,7 @@ def entries_size(ranges: EntryRanges) -> int:
     total = 1 + varint_bytes(len(ranges))
     for piece in pieces_of(ranges):
         size = 1 + varint_bytes(piece.first)
-        inner, form = smallest(piece)
+        inner, form = smallest_form(piece)
         if form is not Form.ALONE:
             size += 1 + varint_bytes(inner) + inner
         total += 1 + varint_bytes(size) + size
@@ -93,14 +93,14 @@ def entries_size(ranges: EntryRanges) -> int:
 def decode_entries(body: Any) -> EntryRanges:
     """Return the acknowledged entries of a LedgerBody.
 
-    :raises CursorFormatError: they are not ascending, out of range, or not as many as it says
+    :raises CursorFormatError: they do not ascend, are out of range, or are not as many as the body says
     """
     ranges = EntryRanges()
     end = acked = 0
     for each in body.entries:
         if each.first < end:
             raise CursorFormatError(_WHAT, f"{each.first} follows on {end - 1}")
-        end, count = _decode(each, ranges, MOST_ACKED - acked)
+        end, count = _decode(each, ranges, MAX_ACKED - acked)
         acked += count
     if len(ranges) != acked or acked != body.acked:
         raise CursorFormatError(_WHAT, f"there are {len(ranges)}, and not {body.acked}")
@@ -122,7 +122,7 @@ def _encode(piece: Piece, form: Form) -> bytes:
 
 
 def _between(lengths: Sequence[int], zero: int) -> list[int]:
-    """Return every second length; each of the others, n, becomes n - 1 zeros before the next one."""
+    """Return every second length; of the others, a length n becomes n - 1 zeros before the next one."""
     if max(lengths[1::2], default=1) == 1:
         return list(lengths[::2])
     found = list(lengths[:1])
@@ -132,7 +132,7 @@ def _between(lengths: Sequence[int], zero: int) -> list[int]:
 
 
 def _decode(each: Any, ranges: EntryRanges, most: int) -> tuple[int, int]:
-    """Add entries in one form; return what follows the last one, and how many they are."""
+    """Add entries in one form; return the entry after the last one, and how many they are."""
     forms = [form for form in Form if form is not Form.ALONE and len(getattr(each, form.value))]
     if len(forms) > 1:
         raise CursorFormatError(_WHAT, "they are written in two forms at once")
@@ -189,4 +189,4 @@ def _check(end: int, acked: int, most: int) -> None:
     if end - 1 > INT64_MAX:
         raise CursorFormatError(_WHAT, f"there is no entry {end - 1}")
     if acked > most:
-        raise CursorFormatError(_WHAT, f"there are more than {MOST_ACKED} in one ledger")
+        raise CursorFormatError(_WHAT, f"there are more than {MAX_ACKED} in one ledger")

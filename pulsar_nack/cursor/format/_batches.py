@@ -1,4 +1,4 @@
-"""Batch sets column by column: which entries, how large their batches are, and what of them is not acknowledged."""
+"""Batch sets as columns of a ledger's record: entries, batch sizes, and what is not acknowledged."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
-from ..errors import CursorFormatError, InvalidArgumentError
-from ..index import varint_bytes, whole_piece
-from ._batch import BatchSet
-from ._batch_sets import BatchSets
-from ._wire import INT64_MAX, deltas, messages
+from ...errors import CursorFormatError, InvalidArgumentError
+from ...index import varint_bytes, whole_piece
+from ._batch_set import BatchSet, BatchSets
+from ._protobuf import INT64_MAX, deltas, messages
 
-STEP: Final = 1_024
-"""Batch sets that are written in one go."""
+_STEP: Final = 1_024
+"""Batch sets in one set of columns."""
 _WHAT: Final = "batch sets"
 
 
 def encode_batches(batches: BatchSets) -> Iterator[bytes]:
-    """Yield batch sets as parts of a LedgerBody: joined they are one. Some milliseconds each at most."""
+    """Yield batch sets as pieces of a LedgerBody; each takes some milliseconds at most."""
     entries = sorted(batches)
     end = 0
-    for at in range(0, len(entries), STEP):
-        some = entries[at : at + STEP]
+    for at in range(0, len(entries), _STEP):
+        some = entries[at : at + _STEP]
         body = messages().LedgerBody()
         columns = body.batches.add()
         columns.entries.extend([some[0] - end, *(gap - 1 for gap in deltas(some)[1:])])
@@ -38,7 +37,7 @@ def encode_batches(batches: BatchSets) -> Iterator[bytes]:
 
 
 def batches_size(batches: BatchSets) -> int:
-    """Return how many bytes :func:`encode_batches` yields; exact where that is one part, by some bytes wrong for more.
+    """Return how many bytes :func:`encode_batches` yields; for more than one piece a few bytes too many or too few.
 
     O(bytes of a bitmap of the entries).
     """
@@ -47,7 +46,7 @@ def batches_size(batches: BatchSets) -> int:
     piece = whole_piece(batches.entries)
     entries = varint_bytes(piece.first) + piece.gap_bytes + piece.count - piece.range_count
     columns = entries, batches.size_bytes, batches.width_bytes, batches.unacked_bytes
-    parts = -(-len(batches) // STEP)
+    parts = -(-len(batches) // _STEP)
     heads = sum(1 + varint_bytes(column // parts) for column in columns)
     size = heads + sum(columns) // parts
     return sum(columns) + parts * (heads + 1 + varint_bytes(size))
@@ -56,7 +55,7 @@ def batches_size(batches: BatchSets) -> int:
 def decode_batches(body: Any) -> dict[int, BatchSet]:
     """Return the batch sets of a LedgerBody.
 
-    :raises CursorFormatError: their entries are out of range, or they are no batch sets
+    :raises CursorFormatError: the entries are out of range, or the columns do not fit together
     """
     found: dict[int, BatchSet] = {}
     end = 0
@@ -76,7 +75,7 @@ def _add(
     found: dict[int, BatchSet], entries: Sequence[int], sizes: Sequence[int], widths: Sequence[int], unacked: bytes
 ) -> None:
     if sum(widths) != len(unacked):
-        raise CursorFormatError(_WHAT, f"{len(unacked)} bytes where {sum(widths)} have to be")
+        raise CursorFormatError(_WHAT, f"{len(unacked)} bytes instead of {sum(widths)}")
     at = 0
     for entry, size, width in zip(entries, sizes, widths, strict=True):
         bits = int.from_bytes(unacked[at : at + width], "little")
@@ -85,9 +84,9 @@ def _add(
 
 
 def checked_batch(entry: int, size: int, unacked: int) -> BatchSet:
-    """Return a batch set.
+    """Return the batch set of an entry.
 
-    :raises CursorFormatError: there is none like this
+    :raises CursorFormatError: the size and the bits do not fit together
     """
     try:
         return BatchSet(size, unacked)

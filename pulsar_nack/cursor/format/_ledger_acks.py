@@ -1,19 +1,18 @@
-"""What is acknowledged in one ledger, in memory or out of it."""
+"""What is acknowledged in one ledger, and the summary of it that stays in memory when it is evicted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from ..index import EntryRanges
-from ._batch import BatchSet
-from ._batch_sets import BatchSets
+from ...index import EntryRanges
+from ._batch_set import BatchSet, BatchSets
 
 _BATCH_BYTES: Final = 200
 _FRAME_BYTES: Final = 260
 
 
-class LedgersNotLoaded(Exception):  # noqa: N818  it tells the shell what to load, and never reaches a user
+class LedgersNotLoaded(Exception):  # noqa: N818  tells the caller what to load, and never reaches a user
     """The operation needs ledgers that are evicted; nothing has changed. Load and restore them, then call again."""
 
     def __init__(self, ledgers: Iterable[int]) -> None:
@@ -58,33 +57,33 @@ class LedgerAcks:
 
     @property
     def memory_bytes(self) -> int:
-        """Return about what it takes in memory; O(1)."""
+        """Return about how many bytes it takes in memory; O(1)."""
         return _FRAME_BYTES + self.ranges.memory_bytes + _BATCH_BYTES * len(self.batches)
 
     @property
     def summary(self) -> LedgerSummary:
-        """Return what has to be known of it while it is not in memory; see also :meth:`trim`."""
+        """Return the summary that stays in memory while the ledger is evicted; see also :meth:`trim`."""
         last = self.ranges.last
         leading = self.ranges.next_absent(0)
         return LedgerSummary(len(self.ranges), leading, -1 if last is None else last, len(self.batches))
 
     def trim(self, entry: int) -> None:
-        """Drop what lies at or before an entry: that of the mark-delete position. O(batches)."""
+        """Drop what lies at or before this entry, that of the mark-delete position. O(batches)."""
         self.ranges.discard_below(entry + 1)
         for passed in [passed for passed in self.batches if passed <= entry]:
             del self.batches[passed]
 
     def cut(self, end: int) -> int:
-        """Drop the acknowledgements of entries from ``end`` on, and return how many entries. O(batches)."""
+        """Drop the acknowledgements of entries from ``end`` on, and return how many entries they are. O(batches)."""
         last = self.ranges.last
-        went = 0 if last is None or last < end else self.ranges.discard_range(end, last)
+        dropped = 0 if last is None or last < end else self.ranges.discard_range(end, last)
         for beyond in [beyond for beyond in self.batches if beyond >= end]:
             del self.batches[beyond]
-            went += 1
-        return went
+            dropped += 1
+        return dropped
 
     def normalise(self) -> None:
-        """Bring foreign state into the form that is kept: no batch set of which nothing, or all, is acknowledged."""
+        """Remove batch sets in which nothing, or everything, is acknowledged: others may write them."""
         for entry, batch in list(self.batches.items()):
             if batch.is_all_acked:
                 self.ranges.add(entry)

@@ -1,8 +1,8 @@
-"""The old form: the whole state of a cursor in one record, as Pulsar writes it.
+"""The legacy format: the whole state of a cursor in one record, as Pulsar writes it without PIP-81.
 
-Acknowledged entries are there as ranges (lower, upper], or, where Pulsar is set so, as words for each ledger. Of the
-former it writes a limited number (``managedLedgerMaxUnackedRangesToPersist``): the lowest, which are dearest, because a
-position is lost for each hole above. Batch sets have such a limit as well. What the record has no room for is counted.
+Acknowledged entries are ranges (lower, upper], or, if Pulsar is configured so, words for each ledger. The number of
+ranges is limited (``managedLedgerMaxUnackedRangesToPersist``): the lowest are written, because they keep the
+mark-delete position moving. Batch sets have such a limit as well. What is left out is counted.
 """
 
 from __future__ import annotations
@@ -12,36 +12,37 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from ..errors import CursorFormatError, InvalidArgumentError
-from ..ids import Position
-from ..index import EntryRanges, add_words, pieces_of
-from ._batch import BatchSet
-from ._batch_columns import checked_batch
-from ._codec import LIMIT
-from ._encodings import MOST_ACKED
+from ...errors import CursorFormatError, InvalidArgumentError
+from ...ids import Position
+from ...index import EntryRanges, add_words, pieces_of
+from .._ledgers import Ledgers
+from ._batch_set import BatchSet
+from ._batches import checked_batch
+from ._chain import MarkerContents
+from ._entries import MAX_ACKED
 from ._ledger_acks import LedgerAcks
-from ._ledgers import Ledgers
-from ._wire import (
+from ._ledger_record import MAX_RECORD_BYTES
+from ._protobuf import (
     SEQUENCE,
     Kind,
+    add_cursor_properties,
     add_properties,
-    add_strings,
-    expect,
+    expect_kind,
     messages,
+    read_cursor_properties,
     read_properties,
-    read_strings,
     read_words,
 )
 
-MOST_RANGES: Final = 10_000
-MOST_BATCHES: Final = 10_000
-_WHAT: Final = "the old form"
+MAX_RANGES: Final = 10_000
+MAX_BATCHES: Final = 10_000
+_WHAT: Final = Kind.LEGACY.value
 _WORD: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Single:
-    """What a record of the old form says.
+class LegacyRecord:
+    """What a record in the legacy format says.
 
     :param mark_delete: the mark-delete position
     :param states: what is acknowledged beyond it, by ledger
@@ -56,68 +57,71 @@ class Single:
     cursor_properties: Mapping[str, str] = field(default_factory=dict)
     sequence: int = 0
 
+    @property
+    def contents(self) -> MarkerContents:
+        """Return what a marker would say."""
+        return MarkerContents(self.mark_delete, self.properties, self.cursor_properties)
 
-class Written(NamedTuple):
-    """A record of the old form, and what it had no room for."""
+
+class EncodedLegacy(NamedTuple):
+    """A record in the legacy format, and how many ranges and batch sets it leaves out."""
 
     record: bytes
     dropped_ranges: int
     dropped_batches: int
 
 
-def encode_single(
-    single: Single,
+def encode_legacy(
+    legacy: LegacyRecord,
     *,
-    most_ranges: int = MOST_RANGES,
-    most_batches: int = MOST_BATCHES,
+    max_ranges: int = MAX_RANGES,
+    max_batches: int = MAX_BATCHES,
     as_words: bool = False,
-    limit: int = LIMIT,
-) -> Written:
-    """Return everything in one record: the lowest ranges and batch sets that may be, and that the record has room for.
+    limit: int = MAX_RECORD_BYTES,
+) -> EncodedLegacy:
+    """Return a state as one record, with the lowest ranges and batch sets that fit.
 
-    O(ranges) for those that are written; with the default limits about 30 ms, so do it in a thread, with copies.
+    O(ranges written); about 30 ms with the default limits, so do it in a thread, with copies.
 
-    :param most_ranges: ranges that are written at most
-    :param most_batches: batch sets that are written at most
+    :param max_ranges: most ranges to write
+    :param max_batches: most batch sets to write
     :param as_words: write words instead of ranges, which Pulsar reads too
-    :param limit: bytes that the record may have
+    :param limit: most bytes of the record
     :raises InvalidArgumentError: the limit leaves no room for the properties, or a value cannot be written
     :raises MissingExtraError: protobuf is not installed
     """
-    ledger, entry = single.mark_delete
+    ledger, entry = legacy.mark_delete
     info = messages().PositionInfo(ledgerId=ledger, entryId=entry)
-    add_properties(info, single.properties, SEQUENCE, single.sequence)
-    add_strings(info.cursorProperties, single.cursor_properties)
+    add_properties(info, legacy.properties, SEQUENCE, legacy.sequence)
+    add_cursor_properties(info.cursorProperties, legacy.cursor_properties)
     room = limit - info.ByteSize()
     if room < 0:
         raise InvalidArgumentError("limit", limit, f"at least {info.ByteSize()} bytes, for the properties")
-    states = [(ledger, single.states[ledger]) for ledger in sorted(single.states)]
+    states = [(ledger, legacy.states[ledger]) for ledger in sorted(legacy.states)]
     in_all = sum(state.ranges.range_count for _, state in states)
-    if as_words:
-        written = _add_words(info, states, most_ranges, limit)
-    else:
-        written = _add_ranges(info, states, most_ranges, limit)
-    batches = _add_batches(info, states, most_batches, limit)
+    add = _add_words if as_words else _add_ranges
+    written = add(info, states, max_ranges, limit)
+    batches = _add_batches(info, states, max_batches, limit)
     in_batches = sum(len(state.batches) for _, state in states)
-    return Written(bytes(info.SerializeToString()), in_all - written, in_batches - batches)
+    return EncodedLegacy(bytes(info.SerializeToString()), in_all - written, in_batches - batches)
 
 
-def decode_single(record: bytes, ledgers: Ledgers | None = None) -> Single:
-    """Return what a record of the old form says.
+def decode_legacy(record: bytes, ledgers: Ledgers | None = None) -> LegacyRecord:
+    """Return what a record in the legacy format says.
 
-    A range that spans several ledgers is split, if ``ledgers`` knows their lengths, which the record lacks. Otherwise
+    A range that spans several ledgers is split if ``ledgers`` knows their lengths, which the record lacks. Otherwise
     only the part in its last ledger counts: the result may have fewer acknowledgements than there were, never more.
 
-    :raises CursorFormatError: it is something else, or contradicts itself
+    :raises CursorFormatError: the record has another format, or contradicts itself
     :raises MissingExtraError: protobuf is not installed
     """
-    info, sequence = expect(record, Kind.SINGLE)
+    info, sequence = expect_kind(record, Kind.LEGACY)
     states: dict[int, LedgerAcks] = {}
-    most = MOST_ACKED
+    most = MAX_ACKED
     for ledger, first, last in _ranges_of(info, ledgers):
         most -= last - first + 1
         if most < 0:
-            raise CursorFormatError(_WHAT, f"there are more than {MOST_ACKED} acknowledged entries")
+            raise CursorFormatError(_WHAT, f"there are more than {MAX_ACKED} acknowledged entries")
         _state(states, ledger).ranges.add_range(first, last)
     if not info.individualDeletedMessages:  # Pulsar prefers ranges to words as well
         for each in info.individualDeletedMessageRanges:
@@ -126,7 +130,9 @@ def decode_single(record: bytes, ledgers: Ledgers | None = None) -> Single:
         _read_batch(states, each)
     position = Position(info.ledgerId, info.entryId)
     states = {ledger: state for ledger, state in states.items() if state}
-    return Single(position, states, read_properties(info), read_strings(info.cursorProperties), sequence)
+    return LegacyRecord(
+        position, states, read_properties(info), read_cursor_properties(info.cursorProperties), sequence
+    )
 
 
 def _add_ranges(info: Any, states: Sequence[tuple[int, LedgerAcks]], most: int, limit: int) -> int:
@@ -194,7 +200,7 @@ def _add_batches(info: Any, states: Sequence[tuple[int, LedgerAcks]], most: int,
 
 
 def _ranges_of(info: Any, ledgers: Ledgers | None) -> Iterator[tuple[int, int, int]]:
-    """Yield (ledger, first, last), both in it."""
+    """Yield each range as (ledger, first entry, last entry)."""
     for each in info.individualDeletedMessages:
         lower = each.lowerEndpoint.ledgerId, each.lowerEndpoint.entryId
         ledger, last = upper = each.upperEndpoint.ledgerId, each.upperEndpoint.entryId
@@ -208,7 +214,7 @@ def _ranges_of(info: Any, ledgers: Ledgers | None) -> Iterator[tuple[int, int, i
 
 
 def _before(ledgers: Ledgers, lower: tuple[int, int], ledger: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the ranges of entries after position ``lower`` in the known ledgers before ``ledger``."""
+    """Yield the entries after ``lower`` in the known ledgers before ``ledger``, as ranges."""
     at, first = lower[0], lower[1] + 1
     while at < ledger:
         last = (ledgers.entries(at) or 0) - 1
@@ -226,7 +232,7 @@ def _read_batch(states: dict[int, LedgerAcks], each: Any) -> None:
         raise CursorFormatError(_WHAT, f"there is no batch at {each.position.ledgerId}:{entry}")
     bits = int.from_bytes(read_words(each.deleteSet), "little")
     found = checked_batch(entry, bits.bit_length(), bits)
-    if found.is_untouched and found.unacked:  # the size is not written, and a set is there because not all is left
+    if found.is_untouched and found.unacked:  # a set is written if not all is left; the size is not written
         found = BatchSet(found.size + 1, found.unacked)
     state = _state(states, each.position.ledgerId)
     known = state.batches.get(entry)

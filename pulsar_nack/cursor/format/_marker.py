@@ -1,8 +1,8 @@
-"""Markers: where the state of each ledger lies. The last record of a marker is what makes all of it count.
+"""Markers: where the state of each ledger lies. The last record of a marker makes all that it names count.
 
-A marker is *whole*, or names the record number of an earlier one, its ``base``, and says what is different: so one that
-follows on a change in few of many ledgers is small. Ledgers and record numbers are written as differences, two to four
-bytes for each ledger.
+A marker is *full*, or a *delta*: it names the record number of an earlier marker, its ``base``, and says what is
+different. So a marker after a change in few of many ledgers is small. Ledgers and record numbers are written as
+differences, two to four bytes for each ledger.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import Any, Final
 
-from ..errors import CursorFormatError, InvalidArgumentError
-from ..ids import Position
-from ._codec import LIMIT
-from ._parts import cut, empty_record, join, parts_of
-from ._wire import (
+from ...errors import CursorFormatError, InvalidArgumentError
+from ...ids import Position
+from ._ledger_record import MAX_RECORD_BYTES
+from ._parts import empty_record, join_parts, part_number, split_body
+from ._protobuf import (
     INT64_MAX,
     MARKER,
     MARKER_PART,
     Kind,
+    add_cursor_properties,
     add_properties,
-    add_strings,
     deltas,
     messages,
     parse,
+    read_cursor_properties,
     read_properties,
-    read_strings,
 )
 
 _WHAT: Final = "a marker"
@@ -39,11 +39,11 @@ class Marker:
 
     :param sequence: its sequence number, 0 <= n < 2**63
     :param mark_delete: the mark-delete position
-    :param references: for each ledger, the numbers of the records that hold its state, in order; of a marker with a
-        ``base`` only those that are different from what that says
+    :param references: for each ledger, the numbers of the records that hold its state, in order; a delta has only those
+        that differ from its ``base``
     :param properties: of the position, as Pulsar has them: names and longs
     :param cursor_properties: names and texts; None: those of ``base``
-    :param base: number of the record of another marker, the last one if there are several; None: this one is whole
+    :param base: number of the last record of another marker; None: this one is full
     :param dropped: ledgers that ``base`` names and this marker does not
     """
 
@@ -55,62 +55,56 @@ class Marker:
     base: int | None = None
     dropped: Sequence[int] = ()
 
-    def on(self, base: Marker) -> Marker:
-        """Return the whole marker that this one means as the difference to a whole one."""
-        references = {ledger: base.references[ledger] for ledger in base.references.keys() - set(self.dropped)}
-        references |= self.references
-        strings = base.cursor_properties if self.cursor_properties is None else self.cursor_properties
-        return Marker(self.sequence, self.mark_delete, references, self.properties, strings)
 
-
-def encode_marker(marker: Marker, *, limit: int = LIMIT) -> list[bytes]:
+def encode_marker(marker: Marker, *, limit: int = MAX_RECORD_BYTES) -> list[bytes]:
     """Return the records of a marker: one, or several where one would be longer than the limit.
 
-    :raises InvalidArgumentError: a value that no marker can have, or the limit leaves no room
+    :raises InvalidArgumentError: a value that no marker can have, or a limit that leaves no room
     :raises MissingExtraError: protobuf is not installed
     """
     _check(marker)
 
-    def envelope(*, is_last: bool) -> Any:
-        if not is_last:
-            info = empty_record()
-            info.properties.add(name=MARKER_PART, value=marker.sequence)
-            return info
+    def other() -> Any:
+        info = empty_record()
+        info.properties.add(name=MARKER_PART, value=marker.sequence)
+        return info
+
+    def last() -> Any:
         ledger, entry = marker.mark_delete
         info = messages().PositionInfo(ledgerId=ledger, entryId=entry)
         add_properties(info, marker.properties, MARKER, marker.sequence)
         return info
 
-    return cut(bytes(_body_of(marker).SerializeToString()), envelope, limit)
+    return split_body(bytes(_body_of(marker).SerializeToString()), limit, last=last, others=other)
 
 
 def marker_parts(record: bytes) -> int:
-    """Return of how many records the marker consists whose last one this is; the others lie right before it.
+    """Return the number of records of the marker whose last record this is; the others lie right before it.
 
-    :raises CursorFormatError: it is not the last record of a marker
+    :raises CursorFormatError: this is not the last record of a marker
     """
-    number, count = parts_of(record, Kind.MARKER)
+    number, count = part_number(record, Kind.MARKER)
     if number != count - 1:
-        raise CursorFormatError(_WHAT, f"its last record says that it is part {number + 1} of {count}")
+        raise CursorFormatError(_WHAT, f"its last record is part {number + 1} of {count}")
     return count
 
 
 def decode_marker(records: Sequence[bytes]) -> Marker:
-    """Return the marker that some records are, all of them, in order.
+    """Return the marker that consists of these records, all of them, in order.
 
     :raises CursorFormatError: they are something else, are not complete, or contradict themselves
     :raises MissingExtraError: protobuf is not installed
     """
-    joined, info, sequence = join(records, Kind.MARKER, Kind.MARKER_PART)
+    joined, info, sequence = join_parts(records, Kind.MARKER, Kind.MARKER_PART)
     body = parse(messages().MarkerBody(), joined, _WHAT)
     base = body.base if body.HasField("base") else None
     references = _read_references(body)
     dropped = _ascending(body.dropped)
     if (base is None and (dropped or body.keepsProperties)) or (base is not None and base > INT64_MAX):
-        raise CursorFormatError(_WHAT, f"it differs from one at {base}")
+        raise CursorFormatError(_WHAT, f"its base is record {base}")
     if not references.keys().isdisjoint(dropped):
         raise CursorFormatError(_WHAT, "it names ledgers that it drops")
-    strings = None if body.keepsProperties else read_strings(body.cursorProperties)
+    strings = None if body.keepsProperties else read_cursor_properties(body.cursorProperties)
     position = Position(info.ledgerId, info.entryId)
     return Marker(sequence, position, references, read_properties(info), strings, base, tuple(dropped))
 
@@ -129,7 +123,7 @@ def _body_of(marker: Marker) -> Any:
     if marker.cursor_properties is None:
         body.keepsProperties = True
     else:
-        add_strings(body.cursorProperties, marker.cursor_properties)
+        add_cursor_properties(body.cursorProperties, marker.cursor_properties)
     return body
 
 
@@ -143,8 +137,8 @@ def _read_references(body: Any) -> dict[int, tuple[int, ...]]:
         raise CursorFormatError(_WHAT, f"it names records {min(numbers)} to {max(numbers)}")
     if len(set(numbers)) != len(numbers):
         raise CursorFormatError(_WHAT, "it names a record twice")
-    rest = iter(numbers)
-    return {ledger: tuple(islice(rest, count)) for ledger, count in zip(ledgers, counts, strict=True)}
+    remaining = iter(numbers)
+    return {ledger: tuple(islice(remaining, count)) for ledger, count in zip(ledgers, counts, strict=True)}
 
 
 def _ascending(differences: Sequence[int]) -> list[int]:
@@ -155,7 +149,7 @@ def _ascending(differences: Sequence[int]) -> list[int]:
 
 
 def _check(marker: Marker) -> None:
-    """Refuse what could not be read again."""
+    """Refuse a marker that could not be read again."""
     if not 0 <= marker.sequence <= INT64_MAX:
         raise InvalidArgumentError("sequence", marker.sequence, "0 to 2**63 - 1")
     if not all(-1 <= number <= INT64_MAX for number in marker.mark_delete):
