@@ -487,7 +487,7 @@ async def test_a_fault_of_our_own_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         def fault(*_arguments: object) -> None:
             raise ZeroDivisionError("a fault")
 
-        monkeypatch.setattr("pulsar_nack.topic._delivery.deliveries_of", fault)
+        monkeypatch.setattr("pulsar_nack.topic._delivery_loop.deliveries_of", fault)
         await topic.publish(b"m")
         with pytest.raises(BrokerError, match="a fault"):
             await receiving

@@ -34,13 +34,13 @@ async def test_opened_twice(tmp_path: Path) -> None:
 async def make_cursor(folder: Path) -> str:
     """Make the folder of a cursor; return what is told of it."""
     async with await Cursor.open_local(folder, {1: 10}):
-        return r"what lies there is a cursor's, got \['cursor-0000000001'\]"
+        return r"there are logs of a cursor, got \['cursor-0000000001'\]"
 
 
 async def make_durable(folder: Path) -> str:
     """Make the folder of a durable consumer; return what is told of it."""
     async with LocalBroker() as broker, broker.consumer("s", durable=folder):
-        return "what lies there is the durable state of a consumer, got .*'nacks-"
+        return "there is the durable state of a consumer, got .*'nacks-"
 
 
 async def make_tracker(folder: Path) -> str:

@@ -155,7 +155,7 @@ async def test_a_poison_message_that_was_cleared(kind: str, clearing: str) -> No
         elif clearing == "skip":
             await topic.skip("s", 9)
         else:
-            await topic._subscriptions["s"].acknowledge_cumulative(MessageId(*topic.last_position))
+            await topic._subscriptions.used["s"].acknowledge_cumulative(MessageId(*topic.last_position))
         await asyncio.sleep(5)
         assert times - before <= 1
         assert letters.letters == []
