@@ -58,7 +58,7 @@ class Home:
                 return [record.data async for record in log.records()]
 
     async def kinds(self) -> str:
-        """Return the kinds of all records of the log in use: e for an entry, m a marker, o the old form, ? other."""
+        """Return the kind of each record of the log in use: e an entry, m a marker, o the legacy format, ? other."""
         return "".join(map(kind_of, await self.records()))
 
     async def names(self) -> list[str]:

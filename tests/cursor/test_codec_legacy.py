@@ -1,4 +1,4 @@
-"""The old form: everything in one record, as Pulsar writes it."""
+"""The legacy format: everything in one record, as Pulsar writes it."""
 
 from __future__ import annotations
 

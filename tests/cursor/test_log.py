@@ -338,7 +338,7 @@ async def test_reads_while_it_rolls_over() -> None:
         assert cursor.statistics().rollovers > 1
 
 
-# -- parts, deltas, and the old form ---------------------------------------------------------------------------------
+# -- parts, deltas, and the legacy format ------------------------------------------------------------------------------
 
 
 async def test_many_deltas() -> None:
@@ -396,7 +396,7 @@ async def test_marker_in_parts() -> None:
 
 
 async def test_old_form() -> None:
-    """K27: the last record is in the old form: it is recovered so; and from then on the new form is written."""
+    """K27: the last record is in the legacy format: it is recovered, and from then on the new format is written."""
     home = memory_home()
     old = config_of(enable_lru_cache_max_unacked_ranges=False)
     sets = {Position(2, 4): BatchSet.acked(10, [2])}
@@ -417,7 +417,7 @@ async def test_old_form() -> None:
 
 
 async def test_old_form_has_a_limit(caplog: pytest.LogCaptureFixture) -> None:
-    """K52: in the old form just 10 000 ranges are written, lowest first; the rest is counted, and warned of once."""
+    """K52: in the legacy format just 10 000 ranges are written, lowest first; the rest is counted, with one warning."""
     home = memory_home()
     ledgers = {1: 100_000}
     async with home.cursor(ledgers, config_of(enable_lru_cache_max_unacked_ranges=False)) as cursor:
