@@ -36,7 +36,7 @@ from ..ids import Position
 from ..index import as_entries
 from ._ledger_table import LedgerTable
 from ._ledgers import Ledgers, UnknownLedgers, as_ledgers, entries_after
-from ._mark_delete import MarkDelete
+from ._mark_delete import MarkDeletePosition
 from ._requests import BatchSets, check_batch_set, check_exists, check_position, read_request
 from .format import BatchSet, LedgerAcks, LedgersNotLoaded, LedgerSummary
 
@@ -68,7 +68,9 @@ class AckState:
         self._is_remote = ledgers is None
         self._ledgers = UnknownLedgers() if ledgers is None else as_ledgers(ledgers)
         self._entries_of = self._ledgers.entries
-        self.mark_delete = MarkDelete(self.table, self._ledgers, mark_delete_position, is_remote=self._is_remote)
+        self.mark_delete = MarkDeletePosition(
+            self.table, self._ledgers, mark_delete_position, is_remote=self._is_remote
+        )
         self._highest_ledger = self.mark_delete.ledger  # in which a whole entry was acknowledged
         self._cumulative: tuple[int, int] | None = None
         self._states, self._evicted = self.table.states, self.table.evicted

@@ -28,7 +28,7 @@ from ._executor import SerialExecutor, retrieve_error
 from ._flusher import Flusher
 from ._generations import log_names
 from ._opening import LedgersInput, OpenedCursor, check_ledgers, open_state
-from ._operations import Operations
+from ._operations import CursorOperations
 from ._properties import check_text
 from ._requests import BatchSets, as_list, check_number, check_position
 from ._statistics import CursorStatistics, cursor_statistics
@@ -60,7 +60,7 @@ class Cursor(OfOneLoop):
         self._writer = writer = CursorWriter(*opened, config)
         self._flusher = Flusher(self._write, lambda: writer.is_dirty, config.flush_interval.total_seconds())
         self._executor = SerialExecutor()
-        self._operations = Operations(self._executor, self._cache, writer, self._flusher)
+        self._operations = CursorOperations(self._executor, self._cache, writer, self._flusher)
         self._is_closed, self._home = False, home_of(self._loop)
         self._apply = self._state.acknowledge
 

@@ -117,7 +117,7 @@ def _describe(damage: Sequence[LogDamage]) -> str:
     return "; ".join(problems) + (f"; and {len(damage) - _DESCRIBED} more" if len(damage) > _DESCRIBED else "")
 
 
-class Snapshots:
+class PositionSnapshots:
     """Writes the snapshots of one generation; their log is created with the first one."""
 
     def __init__(self, store: LogStore, name: str) -> None:
@@ -220,7 +220,7 @@ class ObsoleteLog(NamedTuple):
     """A generation to be deleted: its log, if that is open for writing, and its snapshots."""
 
     log: Log | None
-    snapshots: Snapshots
+    snapshots: PositionSnapshots
 
     async def delete(self) -> None:
         """Delete both, as far as possible, and close them."""

@@ -44,7 +44,7 @@ from ..errors import (
 )
 from ..ledger import Log
 from ..ledger._taking import Part
-from ._generations import MAX_SNAPSHOTS, LogNames, ObsoleteLog, Snapshots
+from ._generations import MAX_SNAPSHOTS, LogNames, ObsoleteLog, PositionSnapshots
 from ._recovery import RecoveredLog
 from .format import (
     APPEND,
@@ -100,7 +100,6 @@ class CursorLog:
         self._names = names
         self._config = config
         self._log = found.log
-        self._generation = found.generation
         self._next_generation = found.next_generation
         self._sequence = ((found.sequence >> EPOCH) + 1) << EPOCH
         self._committed = found.contents
@@ -110,22 +109,12 @@ class CursorLog:
         self._is_damaged = found.is_damaged
         self._kept = found.kept
         self._owes_commit = False
-        self._snapshots = Snapshots(store, names.snapshot(found.generation))
+        self._snapshots = PositionSnapshots(store, names.snapshot(found.generation))
         self._chain: DeltaChain | None = None
         self._roll_floor = 0
         self._live_size = 0
         self._live_records = 0
         self._update(found.index, ())
-
-    @property
-    def size(self) -> int:
-        """Return about how many bytes the log takes."""
-        return self._log.size
-
-    @property
-    def name(self) -> str:
-        """Return the name of the log in use."""
-        return self._log.name
 
     @property
     def committed(self) -> MarkerContents | None:
@@ -317,7 +306,7 @@ class CursorLog:
 
     async def _roll_over(self) -> None:
         new, generation = await self._create()
-        snapshots = Snapshots(self._store, self._names.snapshot(generation))
+        snapshots = PositionSnapshots(self._store, self._names.snapshot(generation))
         old = self._log
         try:
             index, last = await self._copy(new, snapshots)
@@ -333,7 +322,7 @@ class CursorLog:
         else:
             self._obsolete.append(ObsoleteLog(old, self._snapshots))
         self._is_damaged = False
-        self._log, self._generation, self._snapshots = new, generation, snapshots
+        self._log, self._snapshots = new, snapshots
         self._chain = None if last is None else DeltaChain(last)
         self._must_roll, self._roll_floor, self._owes_commit = False, 0, True
         self._update(index, ())
@@ -347,7 +336,7 @@ class CursorLog:
                 return await self._store.create(self._names.log(generation)), generation
         raise LogExistsError(self._names.log(self._next_generation - 1))
 
-    async def _copy(self, new: Log, snapshots: Snapshots) -> tuple[dict[int, StoredRecords], int | None]:
+    async def _copy(self, new: Log, snapshots: PositionSnapshots) -> tuple[dict[int, StoredRecords], int | None]:
         """Copy what counts to a new log; return where it lies there, and the number of the marker there."""
         if self._committed is None or self._is_legacy:
             return {}, None  # the pending commit is complete

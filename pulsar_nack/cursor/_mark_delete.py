@@ -9,7 +9,7 @@ from ._requests import check_position
 from .format import LedgerAcks, LedgersNotLoaded
 
 
-class MarkDelete:
+class MarkDeletePosition:
     """The mark-delete position of one acknowledgement state. It moves forward, except by :meth:`reset`.
 
     :param is_remote: whether the topic is a remote one, whose ledgers are not known

@@ -1,4 +1,4 @@
-"""Operations on the state of a cursor: at once, or in turn when ledgers have to be loaded or memory is crowded."""
+"""Operations on the state of a cursor: at once, or in turn if ledgers have to be loaded or memory is crowded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 _CHECK_EVERY: Final = 256
 
 
-class Operations:
+class CursorOperations:
     """Runs operations, and has their changes written and memory bounded."""
 
     def __init__(self, executor: SerialExecutor, cache: LedgerCache, writer: CursorWriter, flusher: Flusher) -> None:

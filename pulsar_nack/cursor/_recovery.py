@@ -25,13 +25,13 @@ from typing import Final, NamedTuple
 from ..errors import CursorFormatError, LogCorruptedError, LogExistsError, LogLockedError, LogNotFoundError
 from ..ids import Position
 from ..ledger import Log, LogStore
-from ._generations import LogNames, ObsoleteLog, Snapshots, newest_snapshot, open_or_salvage
+from ._generations import LogNames, ObsoleteLog, PositionSnapshots, newest_snapshot, open_or_salvage
 from ._ledgers import Ledgers
 from .format import (
-    Kind,
     LedgerAcks,
     LedgerSummary,
     MarkerContents,
+    RecordKind,
     StoredRecords,
     check_version,
     decode_legacy,
@@ -249,7 +249,7 @@ class _Search:
         """Return the generations that are not needed, except damaged ones, which are kept."""
         others = {*self._names.generations(names), *self._names.snapshots(names)} - {generation, *self._damaged}
         return [
-            ObsoleteLog(self._opened.get(other), Snapshots(self._store, self._names.snapshot(other)))
+            ObsoleteLog(self._opened.get(other), PositionSnapshots(self._store, self._names.snapshot(other)))
             for other in sorted(others)
         ]
 
@@ -273,8 +273,8 @@ async def last_usable(log: Log, cache_bytes: int | None, ledgers: Ledgers | None
     """
     has_lost = False
     async for number, record in _backwards(log):
-        kind = Kind.FOREIGN if record is None else kind_of(record)
-        if kind in {Kind.LEDGER, Kind.MARKER_PART}:
+        kind = RecordKind.FOREIGN if record is None else kind_of(record)
+        if kind in {RecordKind.LEDGER, RecordKind.MARKER_PART}:
             continue
         try:
             return await _use(log, number, record, cache_bytes, ledgers), has_lost
@@ -295,9 +295,9 @@ async def _use(
     if record is None:
         raise CursorFormatError("record", "it is damaged")
     kind = kind_of(record)
-    if kind is Kind.MARKER:
+    if kind is RecordKind.MARKER:
         return await _use_marker(log, number, cache_bytes, ledgers)
-    if kind is Kind.LEGACY:
+    if kind is RecordKind.LEGACY:
         return _use_legacy(record, ledgers)
     raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the legacy format")
 

@@ -40,7 +40,7 @@ def worst_growth(batch_size: int = 0) -> int:
 
 
 @dataclass(slots=True)
-class _Ledger:
+class _LedgerInFlight:
     """The entries of a ledger that are in flight: how many, the lowest and highest since the first, and the stretch."""
 
     count: int
@@ -69,7 +69,7 @@ class Reserve:
     def __init__(self, acked: Acked | None = None) -> None:
         self._acked = acked
         self._entries: dict[Position, int] = {}
-        self._ledgers: dict[int, _Ledger] = {}
+        self._ledgers: dict[int, _LedgerInFlight] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class Reserve:
     def _add_to_ledger(self, number: int, entry: int) -> None:
         ledger = self._ledgers.get(number)
         if ledger is None:
-            ledger = self._ledgers[number] = _Ledger(0, entry, entry)
+            ledger = self._ledgers[number] = _LedgerInFlight(0, entry, entry)
             self._bytes += LEDGER_BYTES
         ledger.count += 1
         ledger.first, ledger.last = min(ledger.first, entry), max(ledger.last, entry)

@@ -12,7 +12,7 @@ from ..clock import Clock
 from ..config import TopicConfig
 from ..cursor import Cursor, DispatchGate, Reserve, worst_growth
 from ..ids import Position
-from ._redelivery_queue import EntryInfo
+from ._dispatch_queue import EntryInfo
 
 InfoOf = Callable[[Position], EntryInfo | None]
 

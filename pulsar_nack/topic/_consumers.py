@@ -14,7 +14,7 @@ from ._entry import hash_of
 _POINTS = 100
 
 
-class Receiver(Protocol):
+class ConsumerInbox(Protocol):
     """The inbox of a consumer, as its subscription fills it."""
 
     def take(self, deliveries: Iterable[Delivery]) -> None:

@@ -22,7 +22,7 @@ from ._tasks import TaskOwner
 _LATEST = (1 << 63) - 1
 
 
-class AckRequest(NamedTuple):
+class TopicAcks(NamedTuple):
     """Entries to acknowledge, each once, and for those that are not acknowledged as a whole what is left."""
 
     positions: list[Position]
@@ -70,7 +70,7 @@ class CursorMoves:
         else:
             self._note(request)
 
-    async def _request_of(self, ids: Sequence[MessageId]) -> AckRequest:
+    async def _request_of(self, ids: Sequence[MessageId]) -> TopicAcks:
         """Gather the messages of each entry.
 
         :raises InvalidArgumentError: a batch index that the entry does not have
@@ -87,13 +87,13 @@ class CursorMoves:
             one = BatchSet.acked(await self._batch_size(message_id), [message_id.batch_index])
             known = batch_sets.get(position)
             batch_sets[position] = one if known is None else known.merge(one)
-        return AckRequest(list(positions), {each: left for each, left in batch_sets.items() if each not in whole})
+        return TopicAcks(list(positions), {each: left for each, left in batch_sets.items() if each not in whole})
 
-    async def _acknowledge(self, request: AckRequest) -> None:
+    async def _acknowledge(self, request: TopicAcks) -> None:
         await self._cursor.acknowledge(request.positions, batch_sets=request.batch_sets or None)
         self._note(request)
 
-    def _note(self, request: AckRequest) -> None:
+    def _note(self, request: TopicAcks) -> None:
         for position in request.positions:
             left = request.batch_sets.get(position)
             if left is None or self._dispatcher.acked_in_part(position, left.unacked):
@@ -120,7 +120,7 @@ class CursorMoves:
             return  # a skip or a clear has overtaken it
         mark = self._cursor.mark_delete_position
         if position > mark and left is not None:
-            self._note(AckRequest([position], {position: left}))
+            self._note(TopicAcks([position], {position: left}))
         self._admission.passed(mark)
         self._dispatcher.forget(mark)
         self._after_acks()
@@ -199,7 +199,7 @@ class CursorMoves:
                 if last > self._cursor.mark_delete_position:
                     raise  # otherwise others acknowledged more while this call waited
         in_flight = [each for each in self._dispatcher.in_flight if each <= last]
-        self._delivery.take_back(in_flight, *self._delivery.receivers)
+        self._delivery.take_back(in_flight, *self._delivery.inboxes)
         self._dispatcher.forget(last)
         self._admission.forget(last)
         self._after_acks()
@@ -231,11 +231,11 @@ class CursorMoves:
         await self._cursor.reset(target)
         if left is not None:
             await self._cursor.acknowledge([target], batch_sets={target: left})
-        receivers = self._delivery.receivers
-        self._delivery.take_back(list(self._dispatcher.in_flight), *receivers)
-        for receiver in receivers.values():
-            receiver.tell(SessionEvent.CLOSED)
-            receiver.tell(SessionEvent.BEGAN)
+        inboxes = self._delivery.inboxes
+        self._delivery.take_back(list(self._dispatcher.in_flight), *inboxes)
+        for inbox in inboxes.values():
+            inbox.tell(SessionEvent.CLOSED)
+            inbox.tell(SessionEvent.BEGAN)
         self._admission.forget()
         self._delivery.rewind(forget=True)
         if self._delivery.tracker is not None:

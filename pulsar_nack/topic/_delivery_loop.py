@@ -22,11 +22,11 @@ from ..delayed import DelayedDeliveryTracker
 from ..errors import LedgerError, LogNotFoundError, TopicFormatError
 from ..ids import Position
 from ._admission import AdmissionControl
-from ._consumers import Receiver
+from ._consumers import ConsumerInbox
+from ._dispatch_queue import EntryInfo
 from ._dispatcher import Dispatcher, SubscriptionType
 from ._entry import NO_KEY, Entry, deliveries_of
 from ._ledgers import TopicLedgers
-from ._redelivery_queue import EntryInfo
 
 _AT_A_TIME: Final = 100
 _LOOK_AHEAD: Final = 5_000
@@ -48,7 +48,7 @@ class DeliveryLoop:
         dispatcher: Dispatcher,
         admission: AdmissionControl,
     ) -> None:
-        self.receivers: dict[int, Receiver] = {}
+        self.inboxes: dict[int, ConsumerInbox] = {}
         self.tracker: DelayedDeliveryTracker | None = None
         self.failures = 0
         """How often entries could not be read."""
@@ -84,7 +84,7 @@ class DeliveryLoop:
         """
         self._admission.came_back(positions)
         for number in numbers:
-            dropped = self.receivers[number].give_back(positions)
+            dropped = self.inboxes[number].give_back(positions)
             if dropped:
                 self._dispatcher.take_room(number, -dropped)
 
@@ -262,7 +262,7 @@ class DeliveryLoop:
         count = dispatcher.sent(position, number, left, info)
         self._admission.sent(position, entry.batch_size)
         indexes = range(len(entry.messages)) if batch is None else batch
-        self.receivers[number].take(deliveries_of(self._topic, position, entry, indexes, count))
+        self.inboxes[number].take(deliveries_of(self._topic, position, entry, indexes, count))
 
     async def _state_of(self, position: Position, entry: Entry) -> tuple[bool, BatchSet | None]:
         """Return whether an entry is acknowledged, and what is left of its batch, both as of the same moment."""

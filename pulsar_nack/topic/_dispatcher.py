@@ -26,7 +26,7 @@ from typing import Final
 from ..errors import BrokerError
 from ..ids import Position
 from ._consumers import AttachedConsumer, HeldEntry, KeyRing
-from ._redelivery_queue import EntryInfo, RedeliveryQueue
+from ._dispatch_queue import DispatchQueue, EntryInfo
 
 
 class SubscriptionType(Enum):
@@ -53,7 +53,7 @@ class Dispatcher:
         self.kind = kind
         self.in_flight: dict[Position, HeldEntry] = {}
         """The entries that consumers hold. Read only."""
-        self.queue = RedeliveryQueue()
+        self.queue = DispatchQueue()
         """The entries that wait to be sent."""
         self.parts_acked = 0
         """How often a part of an entry was acknowledged."""

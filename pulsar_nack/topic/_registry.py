@@ -14,7 +14,7 @@ from ..cursor import Cursor
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ledger import LogStore
 from ._arguments import InitialPosition
-from ._consumers import Receiver
+from ._consumers import ConsumerInbox
 from ._cursors import Cursors, LedgerTrimmer
 from ._dispatcher import SubscriptionType
 from ._ledgers import TopicLedgers
@@ -131,8 +131,8 @@ class SubscriptionRegistry:
                 self._ports_made += 1
                 label = consumer_name or f"{self._ports_made:09}"
 
-                def attach(receiver: Receiver) -> int:
-                    return subscription.join(receiver, label, room=room, unacked_limit=unacked_limit, kind=kind)
+                def attach(inbox: ConsumerInbox) -> int:
+                    return subscription.join(inbox, label, room=room, unacked_limit=unacked_limit, kind=kind)
 
                 port = LocalPort(
                     self._topic,

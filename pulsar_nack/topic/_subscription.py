@@ -18,7 +18,7 @@ from ..delayed import DelayedDeliveryTracker
 from ..errors import BrokerError
 from ..ids import MessageId, Position
 from ._admission import AdmissionControl
-from ._consumers import Receiver
+from ._consumers import ConsumerInbox
 from ._cursor_moves import CursorMoves
 from ._delivery_loop import DeliveryLoop
 from ._dispatcher import Dispatcher, SubscriptionType
@@ -57,7 +57,7 @@ class Subscription:
         self._delivery = DeliveryLoop(
             name, topic, ledgers, cursor=cursor, dispatcher=self._dispatcher, admission=self._admission
         )
-        self._receivers = self._delivery.receivers
+        self._inboxes = self._delivery.inboxes
         self._next_number = 0
         self._tasks = TaskOwner()
         self.moves = CursorMoves(
@@ -95,7 +95,7 @@ class Subscription:
     @property
     def is_idle(self) -> bool:
         """Return whether it has no consumer."""
-        return not self._receivers
+        return not self._inboxes
 
     @property
     def type(self) -> SubscriptionType:
@@ -107,7 +107,7 @@ class Subscription:
         dispatcher, tracker = self._dispatcher, self.tracker
         return SubscriptionStatistics(
             type=dispatcher.kind.value,
-            consumers=len(self._receivers),
+            consumers=len(self._inboxes),
             backlog=self.cursor.backlog or 0,
             in_flight=len(dispatcher.in_flight),
             waiting=len(dispatcher.queue),
@@ -149,13 +149,13 @@ class Subscription:
         if error is not None:
             self._failure = error
             _log.error("subscription %s delivers nothing any more", self.name, exc_info=error)
-            for receiver in list(self._receivers.values()):
-                receiver.fail(error)
+            for inbox in list(self._inboxes.values()):
+                inbox.fail(error)
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
     def join(
-        self, receiver: Receiver, name: str, *, room: int, unacked_limit: int | None, kind: SubscriptionType
+        self, inbox: ConsumerInbox, name: str, *, room: int, unacked_limit: int | None, kind: SubscriptionType
     ) -> int:
         """Add a consumer; return its number.
 
@@ -166,18 +166,18 @@ class Subscription:
         number, before, kind_before = self._next_number, self._dispatcher.active, self.type
         self._dispatcher.join(number, name, room=room, unacked_limit=unacked_limit, kind=kind)
         self._next_number += 1
-        self._receivers[number] = receiver
+        self._inboxes[number] = inbox
         if kind is not kind_before:
             self._delivery.rewind(forget=True)
         elif not kind.is_shared and before is not None and self._dispatcher.active != before:
             self._delivery.take_back(self._dispatcher.rewind(), before)
-            self._receivers[before].tell(SessionEvent.INACTIVE)
+            self._inboxes[before].tell(SessionEvent.INACTIVE)
         self.wake()
         return number
 
     def leave(self, number: int) -> None:
         """Remove a consumer, if it is there; what it has not acknowledged goes to the others at once."""
-        if self._receivers.pop(number, None) is not None:
+        if self._inboxes.pop(number, None) is not None:
             self._admission.came_back(list(self._dispatcher.held_by(number)))
             self._dispatcher.leave(number)
             self._delivery.changed()
@@ -190,22 +190,22 @@ class Subscription:
     @property
     def is_alone(self) -> bool:
         """Return whether there is one consumer at most."""
-        return len(self._receivers) <= 1
+        return len(self._inboxes) <= 1
 
     def hold(self, number: int) -> None:
         """Give a consumer nothing until :meth:`release`."""
-        if number in self._receivers:
+        if number in self._inboxes:
             self._dispatcher.hold(number, is_held=True)
 
     def release(self, number: int) -> None:
         """Give a consumer messages again."""
-        if number in self._receivers:
+        if number in self._inboxes:
             self._dispatcher.hold(number, is_held=False)
             self.wake()
 
     def give_back(self, number: int, positions: Iterable[Position]) -> None:
         """Give entries that a consumer has not shown to the others; they count as not delivered to it."""
-        if number in self._receivers:
+        if number in self._inboxes:
             self._delivery.take_back(self._dispatcher.give_back(number, positions), number)
             self._delivery.changed()
 

@@ -57,7 +57,7 @@ class LocalTopic(OfOneLoop):
 
     _place: LogStore
 
-    def __init__(self, name: str, store: LogStore, ledgers: TopicLedgers, settings: _Settings) -> None:
+    def __init__(self, name: str, store: LogStore, ledgers: TopicLedgers, settings: _TopicSettings) -> None:
         self.name = name
         self._ledgers = ledgers
         self._settings = settings
@@ -101,7 +101,7 @@ class LocalTopic(OfOneLoop):
         """
         entry_class()
         memory = BucketConfig(delayed_delivery_tracker_factory_class_name="memory")
-        settings = _Settings(config_of(config, TopicConfig), as_bucket_config(delayed) or memory, clock_of(clock))
+        settings = _TopicSettings(config_of(config, TopicConfig), as_bucket_config(delayed) or memory, clock_of(clock))
         check_text("name", name)
         owned = None if isinstance(home, LogStore) else await LocalLogStore.open(home)
         opened: list[LogStore] = [] if owned is None else [owned]
@@ -393,7 +393,7 @@ class LocalTopic(OfOneLoop):
         await self._subscriptions.flush()
 
 
-class _Settings(NamedTuple):
+class _TopicSettings(NamedTuple):
     config: TopicConfig
     delayed: BucketConfig
     clock: Clock

@@ -37,7 +37,7 @@ class WrittenEntry(NamedTuple):
     size: int
 
 
-class _Waiting(NamedTuple):
+class _QueuedEntry(NamedTuple):
     data: bytes
     entry: Entry
     done: asyncio.Future[Position]
@@ -55,7 +55,7 @@ class EntryWriter:
     ) -> None:
         self._find_place = find_place
         self._on_written = on_written
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedEntry] = deque()
         self._task: asyncio.Task[None] | None = None
 
     async def append(self, entry: Entry, data: bytes) -> Position:
@@ -65,7 +65,7 @@ class EntryWriter:
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Position] = loop.create_future()
-        self._queue.append(_Waiting(data, entry, done))
+        self._queue.append(_QueuedEntry(data, entry, done))
         if self._task is None:
             self._task = loop.create_task(self._work(), name="pulsar_nack.LocalTopic write")
         return await done
@@ -87,7 +87,7 @@ class EntryWriter:
 
     async def _write_some(self) -> None:
         """Write as many queued entries as fit into the ledger, and not too many at a time."""
-        group: list[_Waiting] = []
+        group: list[_QueuedEntry] = []
         try:
             place = await self._find_place()
             group = self._take(place.room)
@@ -108,9 +108,9 @@ class EntryWriter:
             if not waiting.done.done():
                 waiting.done.set_result(position)
 
-    def _take(self, limit: int) -> list[_Waiting]:
+    def _take(self, limit: int) -> list[_QueuedEntry]:
         """Take entries from the queue, without those that were withdrawn."""
-        group: list[_Waiting] = []
+        group: list[_QueuedEntry] = []
         size = 0
         while self._queue and len(group) < limit:
             size += len(self._queue[0].data) + _HEAD
@@ -122,7 +122,7 @@ class EntryWriter:
         return group
 
 
-def _fail(group: Sequence[_Waiting], error: BaseException) -> None:
+def _fail(group: Sequence[_QueuedEntry], error: BaseException) -> None:
     """Raise an error in several callers, each with its own copy, because they must not share a traceback."""
     for waiting in group:
         if waiting.done.done():

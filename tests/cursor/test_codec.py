@@ -21,7 +21,7 @@ from pulsar_nack.cursor.format._ledger_record import (
     encode_ledger,
     ledger_size,
 )
-from pulsar_nack.cursor.format._protobuf import Kind, kind_of
+from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
 from pulsar_nack.index import EntryRanges, pieces_of
 from tests.for_each import for_each
 from tests.tiers import sample
@@ -101,7 +101,7 @@ def test_the_bytes_of_a_ledger_do_not_change(case: str) -> None:
     state, body = GOLDEN[case]
     assert encode_ledger(300, state) == [ledger_record(300, body)]
     assert decode_ledger([ledger_record(300, body)]) == (300, state)
-    assert kind_of(ledger_record(300, body)) is Kind.LEDGER
+    assert kind_of(ledger_record(300, body)) is RecordKind.LEDGER
 
 
 @given(STATES, st.integers(0, 2**63 - 1), st.sampled_from([512, 1_024, MAX_RECORD_BYTES]))

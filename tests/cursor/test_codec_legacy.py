@@ -13,7 +13,7 @@ from pulsar_nack.cursor.format._batch_set import BatchSet
 from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
 from pulsar_nack.cursor.format._ledger_record import MAX_RECORD_BYTES
 from pulsar_nack.cursor.format._legacy import LegacyRecord, decode_legacy, encode_legacy
-from pulsar_nack.cursor.format._protobuf import Kind, kind_of
+from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
 from pulsar_nack.index import EntryRanges
 from tests.for_each import for_each
 
@@ -63,7 +63,7 @@ def entries(single: LegacyRecord) -> dict[int, list[tuple[int, int]]]:
 
 def test_k27_a_record_of_pulsar_is_read() -> None:
     """K27: a record that Pulsar 3.0.7 wrote, with ranges, a batch set and properties, is read."""
-    assert kind_of(JAVA) is Kind.LEGACY
+    assert kind_of(JAVA) is RecordKind.LEGACY
     assert decode_legacy(JAVA) == OF_JAVA
 
 

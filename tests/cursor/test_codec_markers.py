@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pulsar_nack import CursorFormatError, InvalidArgumentError, Position
 from pulsar_nack.cursor.format._ledger_record import MAX_RECORD_BYTES
 from pulsar_nack.cursor.format._marker import Marker, decode_marker, encode_marker, marker_parts
-from pulsar_nack.cursor.format._protobuf import Kind, kind_of
+from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
 from tests.for_each import for_each
 
 from .wire_bytes import block, long_property, marker_record, number, packed, position, varint
@@ -77,7 +77,7 @@ def test_the_bytes_of_a_marker_do_not_change(case: str) -> None:
     marker, record = GOLDEN[case]
     assert encode_marker(marker) == [record]
     assert decode_marker([record]) == marker
-    assert kind_of(record) is Kind.MARKER
+    assert kind_of(record) is RecordKind.MARKER
     assert marker_parts(record) == 1
 
 
@@ -108,7 +108,9 @@ def test_a_marker_comes_back(marker: Marker, limit: int) -> None:
     records = encode_marker(marker, limit=limit)
     assert decode_marker(records) == marker
     assert max(map(len, records)) <= limit
-    assert [kind_of(record) for record in records] == [Kind.MARKER_PART] * (len(records) - 1) + [Kind.MARKER]
+    assert [kind_of(record) for record in records] == [RecordKind.MARKER_PART] * (len(records) - 1) + [
+        RecordKind.MARKER
+    ]
 
 
 @given(MARKERS, MARKERS, st.data())
@@ -137,7 +139,7 @@ def test_a_large_marker_is_cut() -> None:
     assert max(map(len, records)) <= 1_024
     assert decode_marker(records) == marker
     assert marker_parts(records[-1]) == len(records) > 15
-    assert {kind_of(record) for record in records[:-1]} == {Kind.MARKER_PART}
+    assert {kind_of(record) for record in records[:-1]} == {RecordKind.MARKER_PART}
     for record in records[:-1]:
         assert record.startswith(position(0, -1))
         with pytest.raises(CursorFormatError):

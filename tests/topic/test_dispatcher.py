@@ -7,10 +7,10 @@ import pytest
 from pulsar_nack import BrokerError
 from pulsar_nack.ids import Position
 from pulsar_nack.topic._consumers import KeyRing
+from pulsar_nack.topic._dispatch_queue import EntryInfo
 from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType
 from pulsar_nack.topic._entry import Entry, EntryMessage
 from pulsar_nack.topic._ledgers import EntryCache
-from pulsar_nack.topic._redelivery_queue import EntryInfo
 
 A, B, C, D = (Position(1, entry) for entry in range(4))
 KEY = EntryInfo(7, 0)

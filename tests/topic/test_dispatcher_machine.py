@@ -16,9 +16,9 @@ from hypothesis.stateful import (
 )
 
 from pulsar_nack.ids import Position
+from pulsar_nack.topic._dispatch_queue import EntryInfo
 from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType
 from pulsar_nack.topic._entry import NO_KEY
-from pulsar_nack.topic._redelivery_queue import EntryInfo
 from tests.tiers import examples
 
 ENTRIES = st.tuples(st.sampled_from([3, 20_000, 40_000, 65_000]), st.integers(1, 3))

@@ -16,7 +16,7 @@ from pulsar_nack.testing import FaultyPort, LocalBroker, ManualClock, virtual_ti
 from pulsar_nack.topic import LocalTopic
 from pulsar_nack.topic._admission import AdmissionControl
 from pulsar_nack.topic._delivery_loop import DeliveryLoop
-from pulsar_nack.topic._redelivery_queue import EntryInfo
+from pulsar_nack.topic._dispatch_queue import EntryInfo
 from tests.tiers import seeds, size
 
 from .test_gate_on_topics import LIMIT, TICK

@@ -128,8 +128,8 @@ class Lives:
         """Assert that room and unacknowledged messages of each consumer are what its queue and its entries say."""
         for subscription in topic._subscriptions.used.values():
             dispatcher = subscription._dispatcher
-            assert set(dispatcher.consumers) == set(subscription._receivers)
-            for number, inbox in subscription._receivers.items():
+            assert set(dispatcher.consumers) == set(subscription._inboxes)
+            for number, inbox in subscription._inboxes.items():
                 member = dispatcher._consumers[number]
                 if member.name in self.queues:
                     assert member.room + len(inbox) == self.queues[member.name]  # type: ignore[arg-type]

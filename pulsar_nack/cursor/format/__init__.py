@@ -24,7 +24,7 @@ from ._chain import (
 from ._ledger_acks import LedgerAcks, LedgersNotLoaded, LedgerSummary
 from ._ledger_record import decode_state, encode_ledger, ledger_size
 from ._legacy import MAX_BATCHES, MAX_RANGES, EncodedLegacy, LegacyRecord, decode_legacy, encode_legacy
-from ._protobuf import Kind, kind_of, messages
+from ._protobuf import RecordKind, kind_of, messages
 from ._records import (
     APPEND,
     StoredRecords,
@@ -44,13 +44,13 @@ __all__ = [
     "BatchSet",
     "BatchSets",
     "EncodedLegacy",
-    "Kind",
     "LedgerAcks",
     "LedgerSummary",
     "LedgersNotLoaded",
     "LegacyRecord",
     "MarkerContents",
     "MarkerHead",
+    "RecordKind",
     "StoredRecords",
     "append_all",
     "assign_numbers",

@@ -15,7 +15,7 @@ from ...index import varint_bytes
 from ...ledger import Log
 from ._marker import Marker, decode_marker, encode_marker, marker_parts
 from ._parts import VERSION
-from ._protobuf import Kind, kind_of, read_record
+from ._protobuf import RecordKind, kind_of, read_record
 from ._records import StoredRecords
 
 _MAX_CHAIN: Final = 10_000
@@ -78,17 +78,17 @@ def decode_snapshot(record: bytes) -> MarkerHead:
 
 def is_marker(record: bytes) -> bool:
     """Return whether this is the last record of a marker."""
-    return kind_of(record) is Kind.MARKER
+    return kind_of(record) is RecordKind.MARKER
 
 
 def is_legacy(record: bytes) -> bool:
     """Return whether this is a record in the legacy format."""
-    return kind_of(record) is Kind.LEGACY
+    return kind_of(record) is RecordKind.LEGACY
 
 
 def needs_marker(record: bytes) -> bool:
     """Return whether a record counts only with a marker after it: a ledger's state, or a part of a marker."""
-    return kind_of(record) in {Kind.LEDGER, Kind.MARKER_PART}
+    return kind_of(record) in {RecordKind.LEDGER, RecordKind.MARKER_PART}
 
 
 def check_version(log: str, number: int, record: bytes) -> None:

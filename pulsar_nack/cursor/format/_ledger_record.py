@@ -15,7 +15,7 @@ from ._batches import batches_size, decode_batches, encode_batches
 from ._entries import MAX_ACKED, decode_entries, encode_entries, entries_size
 from ._ledger_acks import LedgerAcks
 from ._parts import empty_record, join_parts, split_body, split_size
-from ._protobuf import INT64_MAX, LEDGER, Kind, messages, parse
+from ._protobuf import INT64_MAX, LEDGER, RecordKind, messages, parse
 
 MAX_RECORD_BYTES: Final = 5 << 20
 """The largest record that is written: what bookkeepers take by default."""
@@ -58,8 +58,8 @@ def decode_ledger(records: Sequence[bytes]) -> tuple[int, LedgerAcks]:
     :raises CursorFormatError: they are something else, are not complete, or contradict themselves
     :raises MissingExtraError: protobuf is not installed
     """
-    joined, _, ledger = join_parts(records, Kind.LEDGER, Kind.LEDGER)
-    body = parse(messages().LedgerBody(), joined, Kind.LEDGER.value)
+    joined, _, ledger = join_parts(records, RecordKind.LEDGER, RecordKind.LEDGER)
+    body = parse(messages().LedgerBody(), joined, RecordKind.LEDGER.value)
     return ledger, LedgerAcks(decode_entries(body), decode_batches(body))
 
 

@@ -24,7 +24,7 @@ from ._ledger_acks import LedgerAcks
 from ._ledger_record import MAX_RECORD_BYTES
 from ._protobuf import (
     SEQUENCE,
-    Kind,
+    RecordKind,
     add_cursor_properties,
     add_properties,
     expect_kind,
@@ -36,7 +36,7 @@ from ._protobuf import (
 
 MAX_RANGES: Final = 10_000
 MAX_BATCHES: Final = 10_000
-_WHAT: Final = Kind.LEGACY.value
+_WHAT: Final = RecordKind.LEGACY.value
 _WORD: Final = 8
 
 
@@ -115,7 +115,7 @@ def decode_legacy(record: bytes, ledgers: Ledgers | None = None) -> LegacyRecord
     :raises CursorFormatError: the record has another format, or contradicts itself
     :raises MissingExtraError: protobuf is not installed
     """
-    info, sequence = expect_kind(record, Kind.LEGACY)
+    info, sequence = expect_kind(record, RecordKind.LEGACY)
     states: dict[int, LedgerAcks] = {}
     most = MAX_ACKED
     for ledger, first, last in _ranges_of(info, ledgers):

@@ -20,7 +20,7 @@ from ._protobuf import (
     INT64_MAX,
     MARKER,
     MARKER_PART,
-    Kind,
+    RecordKind,
     add_cursor_properties,
     add_properties,
     deltas,
@@ -83,7 +83,7 @@ def marker_parts(record: bytes) -> int:
 
     :raises CursorFormatError: this is not the last record of a marker
     """
-    number, count = part_number(record, Kind.MARKER)
+    number, count = part_number(record, RecordKind.MARKER)
     if number != count - 1:
         raise CursorFormatError(_WHAT, f"its last record is part {number + 1} of {count}")
     return count
@@ -95,7 +95,7 @@ def decode_marker(records: Sequence[bytes]) -> Marker:
     :raises CursorFormatError: they are something else, are not complete, or contradict themselves
     :raises MissingExtraError: protobuf is not installed
     """
-    joined, info, sequence = join_parts(records, Kind.MARKER, Kind.MARKER_PART)
+    joined, info, sequence = join_parts(records, RecordKind.MARKER, RecordKind.MARKER_PART)
     body = parse(messages().MarkerBody(), joined, _WHAT)
     base = body.base if body.HasField("base") else None
     references = _read_references(body)

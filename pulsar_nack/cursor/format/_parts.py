@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ...errors import CursorFormatError, InvalidArgumentError
 from ...index import varint_bytes
-from ._protobuf import Kind, expect_kind, messages
+from ._protobuf import RecordKind, expect_kind, messages
 
 VERSION: Final = 1
 _DESCRIPTION: Final = 2 * 4 + 5
@@ -71,7 +71,7 @@ def split_size(body: int, envelope: int, limit: int) -> int:
     return total
 
 
-def join_parts(records: Sequence[bytes], last: Kind, others: Kind) -> tuple[bytes, Any, int]:
+def join_parts(records: Sequence[bytes], last: RecordKind, others: RecordKind) -> tuple[bytes, Any, int]:
     """Return the body that some records are the parts of, the last PositionInfo, and the number of its mark.
 
     :param last: what the last record must be
@@ -100,7 +100,7 @@ def join_parts(records: Sequence[bytes], last: Kind, others: Kind) -> tuple[byte
     return body, found[-1][0], found[-1][1]
 
 
-def part_number(record: bytes, kind: Kind) -> tuple[int, int]:
+def part_number(record: bytes, kind: RecordKind) -> tuple[int, int]:
     """Return the number of a part, from 0, and the count of parts.
 
     :raises CursorFormatError: the record is not of this kind

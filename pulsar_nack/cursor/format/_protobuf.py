@@ -41,7 +41,7 @@ _FOREIGN: Final = "entry-type"
 """Marks what a later proposal of Pulsar (PIP-488) writes, whose positions mean something else."""
 
 
-class Kind(Enum):
+class RecordKind(Enum):
     """What a record is."""
 
     LEDGER = "a ledger's state"
@@ -51,7 +51,12 @@ class Kind(Enum):
     FOREIGN = "something else"
 
 
-_KINDS: Final = {LEDGER: Kind.LEDGER, MARKER: Kind.MARKER, MARKER_PART: Kind.MARKER_PART, SEQUENCE: Kind.LEGACY}
+_KINDS: Final = {
+    LEDGER: RecordKind.LEDGER,
+    MARKER: RecordKind.MARKER,
+    MARKER_PART: RecordKind.MARKER_PART,
+    SEQUENCE: RecordKind.LEGACY,
+}
 
 
 class Messages(NamedTuple):
@@ -75,7 +80,7 @@ def messages() -> Messages:
     return Messages(PositionInfo, LedgerBody, MarkerBody)
 
 
-def kind_of(record: bytes) -> Kind:
+def kind_of(record: bytes) -> RecordKind:
     """Return the kind of a record; of a marker in several parts only the last record is a marker. Never fails.
 
     :raises MissingExtraError: protobuf is not installed
@@ -83,7 +88,7 @@ def kind_of(record: bytes) -> Kind:
     try:
         info = read_record(record)
     except CursorFormatError:
-        return Kind.FOREIGN
+        return RecordKind.FOREIGN
     return mark_of(info)[0]
 
 
@@ -99,21 +104,21 @@ def read_record(record: bytes) -> Any:
     return info
 
 
-def mark_of(info: Any) -> tuple[Kind, int]:
+def mark_of(info: Any) -> tuple[RecordKind, int]:
     """Return the kind of a record and the number in its mark, 0 without a mark."""
     found = [(each.name, each.value) for each in info.properties if each.name.startswith(_MARKS)]
     if len(found) > 1 or any(each.name == _FOREIGN for each in info.properties):
-        return Kind.FOREIGN, 0
+        return RecordKind.FOREIGN, 0
     if not found:
-        return (Kind.FOREIGN, 0) if info.HasField("part") else (Kind.LEGACY, 0)
+        return (RecordKind.FOREIGN, 0) if info.HasField("part") else (RecordKind.LEGACY, 0)
     name, value = found[0]
-    kind = _KINDS.get(name, Kind.FOREIGN)
-    if value < 0 or info.HasField("part") == (kind is Kind.LEGACY):
-        return Kind.FOREIGN, 0
+    kind = _KINDS.get(name, RecordKind.FOREIGN)
+    if value < 0 or info.HasField("part") == (kind is RecordKind.LEGACY):
+        return RecordKind.FOREIGN, 0
     return kind, value
 
 
-def expect_kind(record: bytes, kind: Kind) -> tuple[Any, int]:
+def expect_kind(record: bytes, kind: RecordKind) -> tuple[Any, int]:
     """Return the PositionInfo and the mark's number of a record that must be of this kind.
 
     :raises CursorFormatError: the record is of another kind

@@ -17,7 +17,7 @@ class EntryInfo(NamedTuple):
     batch_size: int = 0
 
 
-class RedeliveryQueue:
+class DispatchQueue:
     """The positions that wait, lowest first; of those that were read it has an :class:`EntryInfo`."""
 
     __slots__ = ("_by_key", "_info", "_positions")
