@@ -79,7 +79,7 @@ class LedgerCache:
             self.use(ledger)
 
     def use_positions(self, positions: Sequence[tuple[int, int]]) -> None:
-        """Note that the ledgers of these positions are used, of which there is at least one."""
+        """Note that the ledgers of these positions (at least one) are used."""
         ledger = positions[-1][0]
         if len(positions) > 1:
             self.use_all({each for each, _ in positions})

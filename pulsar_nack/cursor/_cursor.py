@@ -140,7 +140,7 @@ class Cursor(OfOneLoop):
     async def aclose(self) -> None:
         """Finish the calls that wait, write, and release the cursor. Takes ``close_timeout`` at most. Idempotent.
 
-        :raises LedgerError: the last write failed, and what it should have written is lost
+        :raises LedgerError: the last write failed, and its changes are lost
         :raises TimeoutError: storage did not answer in time
         """
         if not self._is_closed:
@@ -377,7 +377,7 @@ class Cursor(OfOneLoop):
         await self._flusher.flush()
 
     async def _acknowledge_in_turn(self, positions: Sequence[tuple[int, int]], batch_sets: BatchSets | None) -> None:
-        """Acknowledge after the operations that wait, with copies of what was given: the caller may change it."""
+        """Acknowledge after the operations that wait, with copies of the arguments, which the caller may change."""
         wanted = list(positions)
         sets = batch_sets.copy() if isinstance(batch_sets, dict) else batch_sets
         self._ensure_open()

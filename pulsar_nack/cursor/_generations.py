@@ -39,7 +39,8 @@ from ..errors import (
     LogVersionError,
 )
 from ..ledger import Log, LogDamage, LogStore, SalvagingStore
-from .format import MarkerHead, decode_snapshot, encode_snapshot
+from .format import MarkerHead, decode_snapshot
+from .format._chain import encode_snapshot
 
 MAX_SNAPSHOTS: Final = 1_000
 """With this many snapshots beside its log, a cursor continues in the next generation."""

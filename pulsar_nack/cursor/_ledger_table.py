@@ -67,7 +67,7 @@ class LedgerTable:
             raise LedgersNotLoaded(missing)
 
     def last_acked(self, ledger: int) -> int:
-        """Return the highest entry of a ledger that is acknowledged as a whole, -1 if there is none."""
+        """Return the highest entry of a ledger that is acknowledged as a whole, -1 if it has no such entry."""
         acks = self.states.get(ledger)
         if acks is not None:
             last = acks.ranges.last
@@ -115,7 +115,7 @@ class LedgerTable:
         return True
 
     def narrow_batch(self, ledger: int, entry: int, remaining: BatchSet) -> None:
-        """Make this what is not acknowledged of a batch."""
+        """Set the batch set of an entry: what is not acknowledged of it."""
         acks = self.states.get(ledger)
         if remaining.is_untouched or (acks is not None and acks.batches.get(entry) == remaining):
             return
@@ -200,7 +200,7 @@ class LedgerTable:
         return self._ranges
 
     def _measure(self) -> None:
-        """Measure what is found quickly."""
+        """Measure memory and ranges, which is quick."""
         while self.changed:
             ledger = self.changed.pop()
             acks = self.states.get(ledger)

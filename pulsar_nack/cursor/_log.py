@@ -46,17 +46,14 @@ from ..ledger import Log
 from ..ledger._taking import Part
 from ._generations import MAX_SNAPSHOTS, LogNames, ObsoleteLog, PositionSnapshots
 from ._recovery import RecoveredLog
-from .format import (
+from .format import MarkerContents, MarkerHead
+from .format._chain import encode_delta_marker, encode_full_marker, estimated_marker_size
+from .format._records import (
     APPEND,
-    MarkerContents,
-    MarkerHead,
     StoredRecords,
     append_all,
     assign_numbers,
     copy_states,
-    encode_delta_marker,
-    encode_full_marker,
-    estimated_marker_size,
     group_by_size,
     read_numbers,
     stored_size,
@@ -92,7 +89,7 @@ class CursorLog:
 
     def __init__(self, store: Part, names: LogNames, config: CursorConfig, found: RecoveredLog) -> None:
         self.index: dict[int, StoredRecords] = {}
-        """Where the state of each ledger lies that the last marker names. Read only."""
+        """Where the ledgers' states lie, as the last marker says. Read only."""
         self.commits = 0
         self.rollovers = 0
         self.bytes_written = 0
@@ -337,7 +334,7 @@ class CursorLog:
         raise LogExistsError(self._names.log(self._next_generation - 1))
 
     async def _copy(self, new: Log, snapshots: PositionSnapshots) -> tuple[dict[int, StoredRecords], int | None]:
-        """Copy what counts to a new log; return where it lies there, and the number of the marker there."""
+        """Copy the records that count to a new log; return where they lie there, and the number of the marker."""
         if self._committed is None or self._is_legacy:
             return {}, None  # the pending commit is complete
         await snapshots.write(self.next_head(self._committed))

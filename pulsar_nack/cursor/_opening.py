@@ -21,7 +21,8 @@ from ._log import CursorLog
 from ._properties import Properties
 from ._recovery import RecoveredAcks, RecoveredLog, recover
 from ._requests import check_position
-from .format import LedgerAcks, ledger_size, messages
+from .format import LedgerAcks, ledger_size
+from .format._protobuf import messages
 
 _AT_A_TIME: Final = 200
 _log = logging.getLogger("pulsar_nack.cursor")
@@ -77,7 +78,7 @@ async def open_state(
 
 
 async def _fill(state: AckState, found: RecoveredLog, loaded: RecoveredAcks, *, is_bounded: bool) -> None:
-    """Take over the recovered ledgers, some hundred at a time, and make dirty what is not written as it will be."""
+    """Take over the recovered ledgers, some hundred at a time, and make dirty what has to be written again."""
     for at, (ledger, known) in enumerate(loaded.summaries.items(), 1):
         size = known.size - varint_bytes(ledger) + 1  # as if it were ledger 0
         state.add_evicted(ledger, known.summary, size=size, ranges=known.ranges)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from ..errors import InvalidArgumentError
 from ._executor import set_error
 from ._flusher import Flusher
-from .format import properties_size
+from .format._chain import properties_size
 
 _MOST_TEXT: Final = 1 << 19
 

@@ -27,19 +27,9 @@ from ..ids import Position
 from ..ledger import Log, LogStore
 from ._generations import LogNames, ObsoleteLog, PositionSnapshots, newest_snapshot, open_or_salvage
 from ._ledgers import Ledgers
-from .format import (
-    LedgerAcks,
-    LedgerSummary,
-    MarkerContents,
-    RecordKind,
-    StoredRecords,
-    check_version,
-    decode_legacy,
-    decode_state,
-    kind_of,
-    read_ledgers,
-    read_marker,
-)
+from .format import LedgerAcks, LedgerSummary, MarkerContents, check_version, decode_legacy, decode_state, read_marker
+from .format._protobuf import RecordKind, kind_of
+from .format._records import StoredRecords, read_ledgers
 
 _IN_USE: Final = "this cursor is open already, here or in another process; it has one owner at a time"
 _TRIES: Final = 20
@@ -254,7 +244,7 @@ class _Search:
         ]
 
     def _kept(self, generation: int) -> list[Log]:
-        """Return the damaged logs other than this one; they stay open, so that nobody else takes them."""
+        """Return the damaged logs other than this one; they stay open, so that no other process takes them."""
         return [log for other, log in self._opened.items() if other in self._damaged and other != generation]
 
     async def _close_but(self, generations: Collection[int]) -> None:

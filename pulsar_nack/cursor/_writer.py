@@ -20,16 +20,9 @@ from ..config import CursorConfig
 from ._acks import AckState
 from ._log import CursorLog, LedgerRecords
 from ._properties import Properties
-from .format import (
-    MAX_BATCHES,
-    EncodedLegacy,
-    LedgerAcks,
-    LegacyRecord,
-    MarkerContents,
-    encode_ledger,
-    encode_legacy,
-    marker_size,
-)
+from .format import LedgerAcks, LegacyRecord, MarkerContents, marker_size
+from .format._ledger_record import encode_ledger
+from .format._legacy import MAX_BATCHES, EncodedLegacy, encode_legacy
 
 _SLICE_S: Final = 0.004
 _MANY_RANGES: Final = 10_000

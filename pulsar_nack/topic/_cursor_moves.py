@@ -23,7 +23,7 @@ _LATEST = (1 << 63) - 1
 
 
 class TopicAcks(NamedTuple):
-    """Entries to acknowledge, each once, and for those that are not acknowledged as a whole what is left."""
+    """Entries to acknowledge, each once, and the batch sets of those acknowledged in part."""
 
     positions: list[Position]
     batch_sets: dict[Position, BatchSet]

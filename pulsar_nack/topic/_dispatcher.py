@@ -86,7 +86,7 @@ class Dispatcher:
         self._rearrange()
 
     def leave(self, number: int) -> None:
-        """Remove a consumer; what it held goes to the others."""
+        """Remove a consumer; the entries that it held go to the others."""
         for position in list(self._consumers[number].held):
             self._requeue(position)
         del self._consumers[number]
@@ -209,7 +209,7 @@ class Dispatcher:
     def acked_in_part(self, position: Position, left: int) -> bool:
         """Note that at most these messages of an entry are not acknowledged, as bits.
 
-        An entry that no consumer holds is looked up when it is sent.
+        Of an entry that no consumer holds, the cursor is asked when it is sent.
 
         :return: whether a consumer holds it, and all of it is acknowledged now
         """

@@ -134,7 +134,7 @@ class LocalTopic(OfOneLoop):
         return f"<LocalTopic {self.name!r}, {'closed' if self._is_closed else f'up to {tuple(self.last_position)}'}>"
 
     async def aclose(self) -> None:
-        """Close the consumers' ports, write what was acknowledged, and release the topic. Idempotent.
+        """Close the consumers' ports, write acknowledgements, and release the topic. Idempotent.
 
         Takes the ``close_timeout`` of the configuration's ``cursor`` at most.
 
@@ -380,7 +380,7 @@ class LocalTopic(OfOneLoop):
     async def seek(self, subscription: str, position: MessageId | int | datetime) -> None:
         """Make this message, or the first that was published at or after this time, a subscription's next.
 
-        :param position: a time is epoch ms, or a datetime (local time if it names no zone); 0 is before all
+        :param position: a time is epoch ms, or a datetime (local time if it names no zone); 0 is the beginning
         :raises InvalidArgumentError: it lies beyond the end, or is in seconds; nothing has changed
         """
         is_later = self._settings.clock.now_ms() >= FIRST_PUBLISH_MS  # a test's clock may be earlier

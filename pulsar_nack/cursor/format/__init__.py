@@ -4,78 +4,39 @@ Other packages read and size cursors by these names. The records are those of Ap
 not change; see :mod:`._protobuf` for how they are marked.
 """
 
-from ._batch_set import BatchSet, BatchSets
+from ._batch_set import BatchSet
 from ._chain import (
     MarkerContents,
     MarkerHead,
     check_version,
     decode_snapshot,
-    encode_delta_marker,
-    encode_full_marker,
-    encode_snapshot,
-    estimated_marker_size,
     is_legacy,
     is_marker,
     marker_size,
     needs_marker,
-    properties_size,
     read_marker,
 )
 from ._ledger_acks import LedgerAcks, LedgersNotLoaded, LedgerSummary
-from ._ledger_record import decode_state, encode_ledger, ledger_size
-from ._legacy import MAX_BATCHES, MAX_RANGES, EncodedLegacy, LegacyRecord, decode_legacy, encode_legacy
-from ._protobuf import RecordKind, kind_of, messages
-from ._records import (
-    APPEND,
-    StoredRecords,
-    append_all,
-    assign_numbers,
-    copy_states,
-    group_by_size,
-    read_ledgers,
-    read_numbers,
-    stored_size,
-)
+from ._ledger_record import decode_state, ledger_size
+from ._legacy import MAX_RANGES, LegacyRecord, decode_legacy
 
 __all__ = [
-    "APPEND",
-    "MAX_BATCHES",
     "MAX_RANGES",
     "BatchSet",
-    "BatchSets",
-    "EncodedLegacy",
     "LedgerAcks",
     "LedgerSummary",
     "LedgersNotLoaded",
     "LegacyRecord",
     "MarkerContents",
     "MarkerHead",
-    "RecordKind",
-    "StoredRecords",
-    "append_all",
-    "assign_numbers",
     "check_version",
-    "copy_states",
     "decode_legacy",
     "decode_snapshot",
     "decode_state",
-    "encode_delta_marker",
-    "encode_full_marker",
-    "encode_ledger",
-    "encode_legacy",
-    "encode_snapshot",
-    "estimated_marker_size",
-    "group_by_size",
     "is_legacy",
     "is_marker",
-    "kind_of",
     "ledger_size",
     "marker_size",
-    "messages",
     "needs_marker",
-    "properties_size",
-    "read_ledgers",
     "read_marker",
-    "read_numbers",
-    "stored_size",
 ]

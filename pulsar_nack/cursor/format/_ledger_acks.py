@@ -12,7 +12,7 @@ _BATCH_BYTES: Final = 200
 _FRAME_BYTES: Final = 260
 
 
-class LedgersNotLoaded(Exception):  # noqa: N818  tells the caller what to load, and never reaches a user
+class LedgersNotLoaded(Exception):  # noqa: N818 - for the caller to load them; it never reaches a user
     """The operation needs ledgers that are evicted; nothing has changed. Load and restore them, then call again."""
 
     def __init__(self, ledgers: Iterable[int]) -> None:
@@ -21,7 +21,7 @@ class LedgersNotLoaded(Exception):  # noqa: N818  tells the caller what to load,
 
 
 class LedgerSummary(NamedTuple):
-    """What is known of an evicted ledger, without what lies at or before the mark-delete position."""
+    """The summary of an evicted ledger, beyond the mark-delete position."""
 
     acked: int
     """Entries that are acknowledged as a whole."""
