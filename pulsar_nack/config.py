@@ -249,11 +249,11 @@ class CursorConfig(_Settings):
     """How a subscription's acknowledgement state is kept (PIP-81), and when it is too large (PIP-299)."""
 
     enable_lru_cache_max_unacked_ranges: bool = True
-    """True: an entry for each ledger and a marker, and a bounded cache. False: all in one entry, the legacy format."""
+    """True: an entry for each ledger and a marker, and a bounded cache. False: all in one entry, the old form."""
     max_individual_ack_cache_bytes_per_cursor: int = Field(default=3 << 20, ge=0)
     """Ledgers are put out of memory above this; at least one stays in it."""
     managed_ledger_max_unacked_ranges_to_persist: int = Field(default=10_000, ge=0)
-    """Most ranges that the legacy format writes; the others are never written, and come again after a restart."""
+    """Most ranges that the old form writes; what is more is written by no flush, and comes again after a restart."""
     max_per_cursor_metadata_size_in_bytes: int = 5_242_880
     """Dispatch stops before the state is larger, in bytes; at least 1,024, below 1: no limit.
 

@@ -43,7 +43,8 @@ from pulsar_nack import (
     NackStatistics,
     TopicConfig,
 )
-from pulsar_nack.cursor import DEFAULT_GATE_LIMIT, GateStatistics
+from pulsar_nack.cursor import GateStatistics
+from pulsar_nack.cursor._gate import DEFAULT_LIMIT
 from pulsar_nack.testing import EmbeddedBroker
 from pulsar_nack.wire import ClientStatistics
 from tests.for_each import for_each
@@ -278,7 +279,7 @@ def test_every_setting_of_cursors_is_listed() -> None:
     limit = "max_per_cursor_metadata_size_in_bytes"
     (other,) = re.findall(r", `(\w+)`", rows[limit])
     assert CursorConfig(**{other: 2_048}).max_per_cursor_metadata_size_in_bytes == 2_048
-    assert CursorConfig().max_per_cursor_metadata_size_in_bytes == DEFAULT_GATE_LIMIT
+    assert CursorConfig().max_per_cursor_metadata_size_in_bytes == DEFAULT_LIMIT
 
 
 def test_every_setting_of_local_topics_is_listed() -> None:
@@ -330,7 +331,7 @@ def test_alert_rules_know_what_is_exported() -> None:
     assert re.findall(r"`(\w+)`", labels) == ["cluster", "namespace", "topic", "subscription"]
     (rules,) = [block.text for block in blocks_of(ROOT / "docs" / "alerts.md") if block.language == "yaml"]
     assert set(re.findall(r"\bpulsar_\w+", rules)) == {family.name}
-    assert re.findall(r"vector\((\d+)\)", rules) == [str(DEFAULT_GATE_LIMIT)]
+    assert re.findall(r"vector\((\d+)\)", rules) == [str(DEFAULT_LIMIT)]
     assert re.findall(r"- alert: (\w+)", rules) == first_names("alerts.md", "What to do")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..cursor import DEFAULT_GATE_LIMIT
+from ..cursor._gate import DEFAULT_LIMIT
 from ._pipeline_shared import AsJson, Master, Out, Overwrite, deliver, refuse_existing, session
 
 _SHOWN = (
@@ -24,7 +24,7 @@ def holes(
     paths: Annotated[list[str], typer.Argument(help="Cursor folders or local topics, here on disk.")],
     *,
     stats: Annotated[bool, typer.Option("--stats", help="The paths hold internal stats of brokers, as JSON.")] = False,
-    limit: Annotated[int, typer.Option(help="maxPerCursorMetadataSizeInBytes; below 1: none.")] = DEFAULT_GATE_LIMIT,
+    limit: Annotated[int, typer.Option(help="maxPerCursorMetadataSizeInBytes; below 1: none.")] = DEFAULT_LIMIT,
     master: Master = None,
     out: Out = None,
     overwrite: Overwrite = False,

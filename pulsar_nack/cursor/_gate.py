@@ -46,7 +46,7 @@ from ..errors import InvalidArgumentError
 from ..ids import Position
 from ._reserve import LEDGER_BYTES, worst_growth
 
-DEFAULT_GATE_LIMIT: Final = 5_242_880
+DEFAULT_LIMIT: Final = 5_242_880
 _LEAST_LIMIT: Final = 1_024
 RESUME_RATIO: Final = 0.75
 _NEW_SHARE: Final = 7 / 8
@@ -102,7 +102,7 @@ class DispatchGate:
         name: str = "",
         clock: Clock | None = None,
     ) -> None:
-        self._limit = check_gate_limit(limit)
+        self._limit = checked_limit(limit)
         if isinstance(resume_ratio, bool) or not 0 < resume_ratio <= _NEW_SHARE:
             raise InvalidArgumentError("resume_ratio", resume_ratio, f"a number above 0 and at most {_NEW_SHARE}")
         self._size = size
@@ -278,7 +278,7 @@ def _each(growth: int | None) -> int:
     return _DEFAULT_GROWTH if growth is None else growth + LEDGER_BYTES
 
 
-def check_gate_limit(limit: object) -> int:
+def checked_limit(limit: object) -> int:
     """Return the limit in bytes, 0 for off.
 
     :raises InvalidArgumentError: a limit from 1 to 1 023, or no whole number

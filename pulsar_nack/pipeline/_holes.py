@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
-from ..cursor import DEFAULT_GATE_LIMIT, check_gate_limit
+from ..cursor._gate import DEFAULT_LIMIT, checked_limit
 from ._checks import require_columns
 from ._hole_figures import figures_of
 from .schemas import HOLES
@@ -49,7 +49,7 @@ _RESUME: Final = 0.75
 _PAUSE: Final = 7 / 8
 
 
-def holes(df: DataFrame, *, limit: int = DEFAULT_GATE_LIMIT) -> DataFrame:
+def holes(df: DataFrame, *, limit: int = DEFAULT_LIMIT) -> DataFrame:
     """Return one row for each subscription and time: its holes, what they take on storage, and how near the gate is.
 
     All rows of one subscription and time go through one task: some hundred bytes a range there.
@@ -58,7 +58,7 @@ def holes(df: DataFrame, *, limit: int = DEFAULT_GATE_LIMIT) -> DataFrame:
     :param limit: ``maxPerCursorMetadataSizeInBytes``; below 1: none, and nothing is at risk
     :raises InvalidArgumentError: a column is missing or of another type, or the limit is from 1 to 1 023
     """
-    limit = check_gate_limit(limit)
+    limit = checked_limit(limit)
     require_columns(df, HOLES)
     figures = df.select(*HOLES.fieldNames()).groupBy(*_KEY, "at_ms").applyInArrow(_figures, _SUBSCRIPTIONS)
     return _with_gate(_with_time(figures), limit)

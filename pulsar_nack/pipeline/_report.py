@@ -12,7 +12,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from ..cursor import DEFAULT_GATE_LIMIT
+from ..cursor._gate import DEFAULT_LIMIT
 from ..errors import InvalidArgumentError
 from ._accuracy import accuracy
 from ._checks import require_columns
@@ -39,7 +39,7 @@ def report(
     holes: DataFrame | None = None,
     plan: DataFrame | None = None,
     title: str = "pulsar-nack report",
-    limit: int = DEFAULT_GATE_LIMIT,
+    limit: int = DEFAULT_LIMIT,
 ) -> str:
     """Return a report as HTML that needs no other file, no script and no network.
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, Position
-from pulsar_nack.cursor import DEFAULT_GATE_LIMIT, DispatchGate, adds_range
+from pulsar_nack.cursor._gate import DEFAULT_LIMIT, DispatchGate, adds_range
 from pulsar_nack.cursor._reserve import LEDGER_BYTES, RANGE_BYTES, Reserve, worst_growth
 from pulsar_nack.index import EntryRanges
 from pulsar_nack.testing import ManualClock
@@ -155,7 +155,7 @@ def test_least_limit() -> None:
 def test_ratios_that_are_refused(ratio: float) -> None:
     """A gate that would resume above where it pauses is refused."""
     with pytest.raises(InvalidArgumentError, match="resume_ratio"):
-        DispatchGate(DEFAULT_GATE_LIMIT, never, never, resume_ratio=ratio)
+        DispatchGate(DEFAULT_LIMIT, never, never, resume_ratio=ratio)
 
 
 # -- pausing and going on --------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_example_of_the_proposal(ranges_bytes: int) -> None:
     """K46: two acknowledged ranges, or two batch sets, do not pause it, nor do 50 000 messages in flight beside."""
     reserve = Reserve()
     batch_sets = 0 if ranges_bytes else 2 * worst_growth(1_000)
-    gate = DispatchGate(DEFAULT_GATE_LIMIT, lambda: BASE + ranges_bytes + batch_sets, lambda: reserve.bytes)
+    gate = DispatchGate(DEFAULT_LIMIT, lambda: BASE + ranges_bytes + batch_sets, lambda: reserve.bytes)
     for number in range(50_000):
         assert gate.admit_new(1)
         reserve.add(Position(1 + number // 25_000, number))
