@@ -24,8 +24,7 @@ from ..index import EntryRanges
 from ..ledger import LocalLogStore, LogStore
 from ..ledger._taking import given_back
 from ._cache import LedgerCache, Range
-from ._executor import SerialExecutor, retrieve_error
-from ._flusher import Flusher
+from ._executor import retrieve_error
 from ._generations import log_names
 from ._opening import LedgersInput, OpenedCursor, check_ledgers, open_state
 from ._operations import CursorOperations
@@ -57,10 +56,10 @@ class Cursor(OfOneLoop):
         self._config = config
         limit = config.max_individual_ack_cache_bytes_per_cursor if config.enable_lru_cache_max_unacked_ranges else None
         self._cache = LedgerCache(self._state, self._log, limit)
-        self._writer = writer = CursorWriter(*opened, config)
-        self._flusher = Flusher(self._write, lambda: writer.is_dirty, config.flush_interval.total_seconds())
-        self._executor = SerialExecutor()
-        self._operations = CursorOperations(self._executor, self._cache, writer, self._flusher)
+        self._writer = CursorWriter(*opened, config)
+        flush_interval_s = config.flush_interval.total_seconds()
+        self._operations = CursorOperations(self._cache, self._writer, flush_interval_s, self._ensure_open)
+        self._executor, self._flusher = self._operations.executor, self._operations.flusher
         self._is_closed, self._home = False, home_of(self._loop)
         self._apply = self._state.acknowledge
 
@@ -222,18 +221,18 @@ class Cursor(OfOneLoop):
         """
         where = check_position(position, lowest=-1)
         index = None if batch_index is None else check_number("batch_index", batch_index, lowest=-1)
-        return await self._run(lambda: self._state.is_acked(where, index))
+        return await self._operations.run(lambda: self._state.is_acked(where, index))
 
     async def batch_set(self, position: tuple[int, int]) -> BatchSet | None:
         """Return what is left of a batch that is acknowledged in part, else None. May load."""
         where = check_position(position, lowest=-1)
-        return await self._run(lambda: self._state.batch_set(where))
+        return await self._operations.run(lambda: self._state.batch_set(where))
 
     async def unacked(self, ledger: int, first: int, last: int) -> list[tuple[int, int]]:
         """Return the unacknowledged ranges between two entries, ends included, whether they exist or not. May load."""
         in_ledger = check_number("ledger", ledger)
         begin, end = check_number("first", first), check_number("last", last, lowest=-1)
-        return await self._run(lambda: list(self._state.unacked(in_ledger, begin, end)))
+        return await self._operations.run(lambda: list(self._state.unacked(in_ledger, begin, end)))
 
     async def individually_deleted(self) -> list[Range]:
         """Return the acknowledged ranges beyond the mark-delete position, in order. May load."""
@@ -249,7 +248,7 @@ class Cursor(OfOneLoop):
     async def lru_switch(self, ledger_id: int) -> None:
         """Load a ledger if it is evicted, and make it the one that was used last (PIP-81)."""
         ledger = check_number("ledger_id", ledger_id)
-        await self._run(lambda: self._cache.switch(ledger))
+        await self._operations.run(lambda: self._cache.switch(ledger))
 
     # --- acknowledging -----------------------------------------------------------------------------------------------
 
@@ -289,7 +288,7 @@ class Cursor(OfOneLoop):
         """Acknowledge entries of one ledger: the fast way for many; otherwise as :meth:`acknowledge`."""
         wanted = as_list("entries", entries)
         checked = check_number("ledger", ledger)
-        await self._change((checked, 0), lambda: self._state.acknowledge_entries(ledger, wanted))
+        await self._operations.change((checked, 0), lambda: self._state.acknowledge_entries(ledger, wanted))
 
     def acknowledge_nowait(self, positions: Sequence[tuple[int, int]], *, batch_sets: BatchSets | None = None) -> None:
         """Acknowledge entries as :meth:`acknowledge` does, or raise if that would have to wait.
@@ -310,7 +309,7 @@ class Cursor(OfOneLoop):
 
         :raises InvalidArgumentError: it does not exist, or is older than the mark-delete position; nothing has changed
         """
-        await self._change(position, lambda: self._state.acknowledge_cumulative(position, batch_set))
+        await self._operations.change(position, lambda: self._state.acknowledge_cumulative(position, batch_set))
 
     async def reset(self, position: tuple[int, int]) -> None:
         """Make this position the next message: everything before it counts as acknowledged, nothing from it on.
@@ -319,7 +318,6 @@ class Cursor(OfOneLoop):
 
         :raises InvalidArgumentError: it lies beyond the end; nothing has changed
         """
-        self._ensure_open()
         await self._operations.change_when_encoded(position, lambda: self._state.reset(position))
 
     def settle(self) -> None:
@@ -380,21 +378,8 @@ class Cursor(OfOneLoop):
         """Acknowledge after the operations that wait, with copies of the arguments, which the caller may change."""
         wanted = list(positions)
         sets = batch_sets.copy() if isinstance(batch_sets, dict) else batch_sets
-        self._ensure_open()
         await self._operations.run_in_turn(lambda: self._acknowledge(wanted, sets))
 
     def _acknowledge(self, positions: Sequence[tuple[int, int]], batch_sets: BatchSets | None) -> None:
         self._apply(positions, batch_sets)
         self._operations.note_changes(positions)
-
-    async def _write(self) -> None:
-        await self._writer.write()
-        self._cache.make_room(is_writing=bool(self._writer.in_flight))
-
-    async def _change(self, position: tuple[int, int], change: Callable[[], None]) -> None:
-        self._ensure_open()
-        await self._operations.change(position, change)
-
-    async def _run(self, attempt: Callable[[], _T]) -> _T:
-        self._ensure_open()
-        return await self._operations.run(attempt)

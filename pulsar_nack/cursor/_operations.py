@@ -18,15 +18,23 @@ _CHECK_EVERY: Final = 256
 
 
 class CursorOperations:
-    """Runs operations, and has their changes written and memory bounded."""
+    """Runs operations, schedules writes of their changes, and bounds memory.
 
-    def __init__(self, executor: SerialExecutor, cache: LedgerCache, writer: CursorWriter, flusher: Flusher) -> None:
+    :param flush_interval_s: how long after a change it is written
+    :param check_open: raises an error when the cursor is closed or was taken over
+    """
+
+    def __init__(
+        self, cache: LedgerCache, writer: CursorWriter, flush_interval_s: float, check_open: Callable[[], None]
+    ) -> None:
         self.countdown = _CHECK_EVERY
         """Changes until memory is checked again."""
-        self._executor = executor
+        self.executor = SerialExecutor()
+        """Runs the operations that have to wait."""
+        self.flusher = Flusher(self._write, lambda: writer.is_dirty, flush_interval_s)
         self._cache = cache
         self._writer = writer
-        self._flusher = flusher
+        self._check_open = check_open
         self._releasing: asyncio.Task[None] | None = None
 
     async def run(self, attempt: Callable[[], _T]) -> _T:
@@ -34,7 +42,8 @@ class CursorOperations:
 
         :param attempt: raises :class:`LedgersNotLoaded` before it changes anything; then it is called again
         """
-        if not self._executor.is_busy:
+        self._check_open()
+        if not self.executor.is_busy:
             try:
                 return attempt()
             except LedgersNotLoaded:
@@ -43,16 +52,17 @@ class CursorOperations:
 
     async def run_in_turn(self, attempt: Callable[[], _T]) -> _T:
         """Run an operation after those before it, once its ledgers are loaded."""
+        self._check_open()
 
         async def load_and_run(is_wanted: IsWanted) -> _T:
             if self._cache.is_crowded:
-                await self._flusher.flush()
+                await self.flusher.flush()
             try:
                 return await self._cache.run_loaded(attempt, is_wanted)
             finally:
                 self.check_memory()
 
-        return await self._executor.run(load_and_run)
+        return await self.executor.run(load_and_run)
 
     async def change(self, position: tuple[int, int], change: Callable[[], None]) -> None:
         """Change the state at a position, at once or in turn."""
@@ -65,7 +75,8 @@ class CursorOperations:
 
     async def change_when_encoded(self, position: tuple[int, int], change: Callable[[], None]) -> None:
         """Change the state at a position, at once or in turn, but not while ledgers are being encoded."""
-        if not self._executor.is_busy and not self._writer.is_encoding:
+        self._check_open()
+        if not self.executor.is_busy and not self._writer.is_encoding:
             change()
             self.note_changes([position])
             return
@@ -76,7 +87,7 @@ class CursorOperations:
                 change()
                 self.note_changes([position])
 
-        await self._executor.run(wait_and_change)
+        await self.executor.run(wait_and_change)
 
     async def finish(self, timeout_s: float, release: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Finish all operations, write what is dirty, and call ``release``, within this time.
@@ -90,18 +101,18 @@ class CursorOperations:
         deadline = loop.time() + timeout_s
 
         async def release_when_idle() -> None:
-            await self._flusher.wait_until_idle()
+            await self.flusher.wait_until_idle()
             await release()
 
-        self._flusher.end()
+        self.flusher.end()
         try:
             async with asyncio.timeout_at(deadline):
-                await self._executor.wait_until_idle()
-                if self._flusher.broken is None:
-                    await self._flusher.flush()
-                await self._flusher.wait_until_idle()
+                await self.executor.wait_until_idle()
+                if self.flusher.broken is None:
+                    await self.flusher.flush()
+                await self.flusher.wait_until_idle()
         finally:
-            self._executor.cancel()
+            self.executor.cancel()
             releasing = self._releasing = loop.create_task(release_when_idle(), name="pulsar_nack.Cursor release")
             releasing.add_done_callback(retrieve_error)
             await asyncio.wait([releasing], timeout=max(deadline - loop.time(), 0))
@@ -112,8 +123,8 @@ class CursorOperations:
         """Note that these positions were changed: schedule a write, and check memory now and then."""
         if positions and positions[-1][0] != self._cache.last_used:
             self._cache.use_positions(positions)
-        if not self._flusher.is_armed:
-            self._flusher.arm()
+        if not self.flusher.is_armed:
+            self.flusher.arm()
         self.countdown -= 1
         if self.countdown <= 0:
             self.check_memory()
@@ -121,5 +132,12 @@ class CursorOperations:
     def check_memory(self) -> None:
         """Evict ledgers if they take too much memory; begin a write if that is not enough."""
         self.countdown = _CHECK_EVERY
-        if not self._cache.make_room(is_writing=bool(self._writer.in_flight)):
-            self._flusher.begin()
+        if not self._make_room():
+            self.flusher.begin()
+
+    async def _write(self) -> None:
+        await self._writer.write()
+        self._make_room()
+
+    def _make_room(self) -> bool:
+        return self._cache.make_room(is_writing=bool(self._writer.in_flight))
