@@ -259,7 +259,7 @@ class AckState:
         return taken
 
     def put_back_dirty(self, ledgers: Iterable[int], mark_delete: bool) -> None:
-        """Make these dirty again."""
+        """Make ledgers (and the mark-delete position) dirty again."""
         self._dirty.update(ledgers)
         self.mark_delete.is_dirty |= mark_delete
 

@@ -209,7 +209,7 @@ class Cursor(OfOneLoop):
         return self._properties.view
 
     def statistics(self) -> CursorStatistics:
-        """Return a snapshot."""
+        """Return a snapshot of the cursor's figures."""
         return cursor_statistics(self._state, self._log, self._cache, self._writer, self._flusher)
 
     # --- reading; this may load ledgers ------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ class DispatchGate:
         self._wake(list(self._waiting))
 
     def statistics(self) -> GateStatistics:
-        """Return a snapshot. A gate that is off has sizes of 0."""
+        """Return a snapshot of the gate's figures. A gate that is off has sizes of 0."""
         size, reserve = (self._size(), self._reserve()) if self.is_on else (0, 0)
         return GateStatistics(self._limit, size, reserve, self.is_paused, self._paused_since, self._times_paused)
 

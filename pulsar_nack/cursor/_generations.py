@@ -224,7 +224,7 @@ class ObsoleteLog(NamedTuple):
     snapshots: PositionSnapshots
 
     async def delete(self) -> None:
-        """Delete both, as far as possible, and close them."""
+        """Delete the log and its snapshots, as far as possible, and close them."""
         try:
             with suppress(LedgerError):
                 await self.snapshots.delete()
@@ -234,7 +234,7 @@ class ObsoleteLog(NamedTuple):
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Close both without deleting them."""
+        """Close the log and its snapshots without deleting them."""
         await self.snapshots.aclose()
         if self.log is not None:
             await self.log.aclose()

@@ -53,7 +53,7 @@ class DispatchQueue:
         self._by_key.setdefault(info.key_hash, OrderedPositions()).add(position)
 
     def update(self, positions: Iterable[Position]) -> None:
-        """Add entries that were not read; of those that are here already, what is known stays."""
+        """Add entries that were not read; what is known of those already here stays."""
         self._positions.update(positions)
 
     def discard(self, position: Position) -> None:

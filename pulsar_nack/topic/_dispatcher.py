@@ -88,7 +88,7 @@ class Dispatcher:
     def leave(self, number: int) -> None:
         """Remove a consumer; the entries that it held go to the others."""
         for position in list(self._consumers[number].held):
-            self._requeue(position)
+            self._return_to_queue(position)
         del self._consumers[number]
         if not self._consumers:
             self._counts.clear()
@@ -244,14 +244,14 @@ class Dispatcher:
             if (held := self.in_flight.get(position)) is not None and held.consumer == number
         ]
         for position in mine:
-            self._requeue(position)
+            self._return_to_queue(position)
         return mine
 
     def rewind(self) -> list[Position]:
         """Queue all entries in flight; return them."""
         released = list(self.in_flight)
         for position in released:
-            self._requeue(position)
+            self._return_to_queue(position)
         return released
 
     def forget(self, up_to: Position | None = None) -> None:
@@ -266,7 +266,7 @@ class Dispatcher:
         """Yield the entries that a consumer holds."""
         return iter(self._consumers[number].held)
 
-    def _requeue(self, position: Position) -> None:
+    def _return_to_queue(self, position: Position) -> None:
         """Queue an entry that is in flight."""
         held = self._release(position)
         if held is not None:

@@ -103,7 +103,7 @@ class Subscription:
         return self._dispatcher.kind
 
     def statistics(self) -> SubscriptionStatistics:
-        """Return a snapshot."""
+        """Return a snapshot of the subscription's figures."""
         dispatcher, tracker = self._dispatcher, self.tracker
         return SubscriptionStatistics(
             type=dispatcher.kind.value,

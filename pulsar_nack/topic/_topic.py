@@ -183,7 +183,7 @@ class LocalTopic(OfOneLoop):
         return self.cursor(subscription).backlog or 0
 
     def statistics(self) -> TopicStatistics:
-        """Return a snapshot."""
+        """Return a snapshot of the topic's figures."""
         ledgers = self._ledgers
         return TopicStatistics(
             ledgers=len(ledgers.ids),
