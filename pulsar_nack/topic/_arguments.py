@@ -56,6 +56,18 @@ def kind_of(value: object) -> SubscriptionType:
         raise InvalidArgumentError("type", value, f"one of {names}") from None
 
 
+def check_subscribe(
+    name: object, kind: object, initial_position: object, consumer_name: object, receiver_queue_size: object
+) -> SubscriptionType:
+    """Check the arguments of a new consumer; return the type of its subscription."""
+    found = kind_of(kind)
+    check_subscription_name(name)
+    check_initial(initial_position)
+    check_text("consumer_name", consumer_name)
+    check_count("receiver_queue_size", receiver_queue_size, least=0)
+    return found
+
+
 def deliver_at_ms(at: object, after: Any, now_ms: int) -> int | None:
     """Return when to deliver a message (epoch ms), None: at once.
 

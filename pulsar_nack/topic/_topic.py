@@ -28,9 +28,9 @@ from ._arguments import (
     as_bucket_config,
     check_count,
     check_initial,
+    check_subscribe,
     check_subscription_name,
     check_text,
-    kind_of,
 )
 from ._dispatcher import SubscriptionType
 from ._entry import entry_class
@@ -288,11 +288,7 @@ class LocalTopic(OfOneLoop):
         :raises BrokerError: the present consumers exclude this one
         """
         self._ensure_open()
-        kind = kind_of(type)
-        check_subscription_name(name)
-        check_initial(initial_position)
-        check_text("consumer_name", consumer_name)
-        check_count("receiver_queue_size", receiver_queue_size, least=0)
+        kind = check_subscribe(name, type, initial_position, consumer_name, receiver_queue_size)
         check_flag("batch_index_ack", batch_index_ack)
         if unacked_limit is not None:
             check_count("unacked_limit", unacked_limit)
@@ -334,11 +330,7 @@ class LocalTopic(OfOneLoop):
             new subscription begins with the first message
         :raises InvalidArgumentError: an argument is invalid; other errors are raised when it is entered or awaited
         """
-        kind_of(type)
-        check_subscription_name(name)
-        check_initial(initial_position)
-        check_text("consumer_name", consumer_name)
-        check_count("receiver_queue_size", receiver_queue_size, least=0)
+        check_subscribe(name, type, initial_position, consumer_name, receiver_queue_size)
         as_bucket_config(delayed)
         Consumer(NoPort(self.name, name), **options)  # checks the options, and begins nothing
 
