@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from ..clock import Clock
 from ..config import BucketConfig, TopicConfig
@@ -21,6 +22,8 @@ from ._ledgers import TopicLedgers
 from ._subscription import Subscription
 from ._tasks import TaskOwner
 from ._trackers import Trackers
+
+_T = TypeVar("_T")
 
 
 class SubscriptionRegistry:
@@ -86,22 +89,16 @@ class SubscriptionRegistry:
         """
         self._check_open()
         self.cursor(name)
-        return await self._tasks.run_to_end(self._get(name))
 
-    async def _get(self, name: str) -> Subscription:
-        async with self._changing:
-            self._check_open()
+        async def work() -> Subscription:
             self.cursor(name)
             return await self._get_or_create(name)
 
+        return await self._alone(work)
+
     async def create(self, name: str, initial: InitialPosition) -> None:
         """Create a subscription, durable when this returns; an existing one stays as it is."""
-        await self._tasks.run_to_end(self._create(name, initial))
-
-    async def _create(self, name: str, initial: InitialPosition) -> None:
-        async with self._changing:
-            self._check_open()
-            await self._get_or_create_cursor(name, initial)
+        await self._alone(lambda: self._get_or_create_cursor(name, initial))
 
     async def join(
         self,
@@ -123,32 +120,30 @@ class SubscriptionRegistry:
         is_wanted = True
 
         async def work() -> LocalPort:
-            async with self._changing:
-                self._check_open()
-                subscription = await self._get_or_create(name, initial, delayed)
-                if not is_wanted:
-                    raise asyncio.CancelledError
-                self._ports_made += 1
-                label = consumer_name or f"{self._ports_made:09}"
+            subscription = await self._get_or_create(name, initial, delayed)
+            if not is_wanted:
+                raise asyncio.CancelledError
+            self._ports_made += 1
+            label = consumer_name or f"{self._ports_made:09}"
 
-                def attach(inbox: ConsumerInbox) -> int:
-                    return subscription.join(inbox, label, room=room, unacked_limit=unacked_limit, kind=kind)
+            def attach(inbox: ConsumerInbox) -> int:
+                return subscription.join(inbox, label, room=room, unacked_limit=unacked_limit, kind=kind)
 
-                port = LocalPort(
-                    self._topic,
-                    subscription,
-                    attach,
-                    self.delete,
-                    name=label,
-                    is_shared=kind.is_shared,
-                    receiver_queue_size=room,
-                    batch_index_ack=batch_index_ack,
-                )
-                self._ports.add(port)
-                return port
+            port = LocalPort(
+                self._topic,
+                subscription,
+                attach,
+                self.delete,
+                name=label,
+                is_shared=kind.is_shared,
+                receiver_queue_size=room,
+                batch_index_ack=batch_index_ack,
+            )
+            self._ports.add(port)
+            return port
 
         try:
-            return await self._tasks.run_to_end(work())
+            return await self._alone(work)
         finally:
             is_wanted = False
 
@@ -159,22 +154,30 @@ class SubscriptionRegistry:
         :raises BrokerError: it has a consumer
         :raises LedgerError: not all of it could be deleted; try again
         """
-        await self._tasks.run_to_end(self._delete(name))
+        await self._alone(lambda: self._delete(name))
 
     async def _delete(self, name: str) -> None:
-        async with self._changing:
-            self._check_open()
-            self.cursor(name)
-            subscription = await self._get_or_create(name)
-            if not subscription.is_idle:
-                raise BrokerError(f"subscription {name!r} has a consumer")
-            if subscription.tracker is not None:
-                await self._trackers.delete(subscription.tracker, subscription.delayed)
-            del self.used[name]
-            with suppress(LedgerError, TimeoutError):  # what could not be written is deleted
-                await subscription.aclose()
-            await self.cursors.delete(name)
-            self.trim()
+        self.cursor(name)
+        subscription = await self._get_or_create(name)
+        if not subscription.is_idle:
+            raise BrokerError(f"subscription {name!r} has a consumer")
+        if subscription.tracker is not None:
+            await self._trackers.delete(subscription.tracker, subscription.delayed)
+        del self.used[name]
+        with suppress(LedgerError, TimeoutError):  # what could not be written is deleted
+            await subscription.aclose()
+        await self.cursors.delete(name)
+        self.trim()
+
+    async def _alone(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Run a change of subscriptions to its end, after other changes, if the topic is still open then."""
+
+        async def run() -> _T:
+            async with self._changing:
+                self._check_open()
+                return await work()
+
+        return await self._tasks.run_to_end(run())
 
     async def flush(self) -> None:
         """Return when everything that was acknowledged before the call is durable."""

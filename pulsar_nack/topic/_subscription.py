@@ -219,22 +219,13 @@ class Subscription:
         self._delivery.changed()
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        """Acknowledge messages, all or none.
-
-        :raises InvalidArgumentError: one of them cannot exist; none was acknowledged
-        """
+        """Acknowledge messages; see :meth:`CursorMoves.acknowledge`."""
         await self.moves.acknowledge(ids)
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge everything up to and including a message; an older message changes nothing.
-
-        :raises InvalidArgumentError: it does not exist
-        """
+        """Acknowledge everything up to a message; see :meth:`CursorMoves.acknowledge_cumulative`."""
         await self.moves.acknowledge_cumulative(message_id)
 
     async def seek_to(self, position: MessageId | int) -> None:
-        """Make this message, or the first that was published at or after this time (epoch ms), the next one.
-
-        :raises InvalidArgumentError: it lies beyond the end; nothing has changed
-        """
+        """Move to a message or a publish time; see :meth:`CursorMoves.seek_to`."""
         await self.moves.seek_to(position)
