@@ -6,9 +6,11 @@ cancelled; so the two agree about what is acknowledged.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from .._tasks import TaskOwner
 from ..consumer import SessionEvent
 from ..cursor import BatchSet, Cursor
 from ..errors import InvalidArgumentError, LogNotFoundError, WouldBlockError
@@ -17,7 +19,6 @@ from ._admission import AdmissionControl
 from ._delivery_loop import DeliveryLoop
 from ._dispatcher import Dispatcher
 from ._ledgers import TopicLedgers
-from ._tasks import TaskOwner
 
 _LATEST = (1 << 63) - 1
 
@@ -66,7 +67,7 @@ class CursorMoves:
         try:
             self._cursor.acknowledge_nowait(request.positions, batch_sets=request.batch_sets or None)
         except WouldBlockError:
-            await self._tasks.run_to_end(self._acknowledge(request))
+            await asyncio.shield(self._tasks.begin(self._acknowledge(request)))
         else:
             self._note(request)
 
@@ -106,7 +107,7 @@ class CursorMoves:
 
         :raises InvalidArgumentError: it does not exist
         """
-        await self._tasks.run_to_end(self._acknowledge_cumulative(message_id))
+        await asyncio.shield(self._tasks.begin(self._acknowledge_cumulative(message_id)))
 
     async def _acknowledge_cumulative(self, message_id: MessageId) -> None:
         position, left = Position(*message_id[:2]), None
@@ -157,7 +158,7 @@ class CursorMoves:
 
     async def skip(self, count: int) -> int:
         """Acknowledge the next unacknowledged entries; return how many they were."""
-        return await self._tasks.run_to_end(self._skip(count))
+        return await asyncio.shield(self._tasks.begin(self._skip(count)))
 
     async def _skip(self, count: int) -> int:
         last, passed = await self._nth_unacked(count)
@@ -180,7 +181,7 @@ class CursorMoves:
 
     async def clear_backlog(self) -> None:
         """Acknowledge all entries of the topic."""
-        await self._tasks.run_to_end(self._clear_backlog())
+        await asyncio.shield(self._tasks.begin(self._clear_backlog()))
 
     async def _clear_backlog(self) -> None:
         last = self._ledgers.last_entry()
@@ -215,10 +216,10 @@ class CursorMoves:
             if position.entry == _LATEST:
                 last = self._ledgers.last_position
                 position = MessageId(last.ledger, last.entry + 1)
-            await self._tasks.run_to_end(self._seek(Position(*position[:2]), max(position.batch_index, 0)))
+            await asyncio.shield(self._tasks.begin(self._seek(Position(*position[:2]), max(position.batch_index, 0))))
         elif type(position) is int and position >= 0:
             target = await self._ledgers.first_published(position)
-            await self._tasks.run_to_end(self._seek(target, 0))
+            await asyncio.shield(self._tasks.begin(self._seek(target, 0)))
         else:
             raise InvalidArgumentError("position", position, "a MessageId, or a publish time in epoch ms")
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from .._tasks import TaskOwner
 from ..clock import Clock
 from ..config import BucketConfig, TopicConfig
 from ..consumer._local import LocalPort
@@ -20,7 +21,6 @@ from ._cursors import Cursors, LedgerTrimmer
 from ._dispatcher import SubscriptionType
 from ._ledgers import TopicLedgers
 from ._subscription import Subscription
-from ._tasks import TaskOwner
 from ._trackers import Trackers
 
 _T = TypeVar("_T")
@@ -177,7 +177,7 @@ class SubscriptionRegistry:
                 self._check_open()
                 return await work()
 
-        return await self._tasks.run_to_end(run())
+        return await asyncio.shield(self._tasks.begin(run()))
 
     async def flush(self) -> None:
         """Return when everything that was acknowledged before the call is durable."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from .._tasks import TaskOwner
 from ..clock import Clock
 from ..config import BucketConfig, TopicConfig
 from ..consumer import SessionEvent
@@ -24,7 +25,6 @@ from ._delivery_loop import DeliveryLoop
 from ._dispatcher import Dispatcher, SubscriptionType
 from ._ledgers import TopicLedgers
 from ._statistics import SubscriptionStatistics
-from ._tasks import TaskOwner
 
 _log = logging.getLogger("pulsar_nack.topic")
 
