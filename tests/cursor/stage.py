@@ -24,7 +24,7 @@ LONG = 3_600
 
 
 def config_of(**settings: Any) -> CursorConfig:
-    """Return settings under which nothing is written by itself."""
+    """Return settings under which nothing is written without a flush."""
     return CursorConfig(**{"flush_interval": LONG, **settings})
 
 

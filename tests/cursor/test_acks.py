@@ -206,7 +206,7 @@ def test_k7_hops_over_empty_and_deleted_ledgers() -> None:
 
 
 def test_k7_stays_on_an_entry_that_exists() -> None:
-    """K7: with nothing acknowledged in the next ledger, the mark-delete position stays at the end of its own."""
+    """K7: with nothing acknowledged in the next ledger, the mark-delete position stays at the end of its ledger."""
     state = AckState({1: 2, 2: 2}, (1, -1))
     state.acknowledge([(1, 0), (1, 1)])
     assert (state.mark_delete_position, state.next_position) == (Position(1, 1), Position(2, 0))
@@ -215,7 +215,7 @@ def test_k7_stays_on_an_entry_that_exists() -> None:
 
 
 def test_k7_a_deleted_ledger_opens_the_way() -> None:
-    """K7: a ledger that is deleted while it holds unacknowledged entries is hopped over as soon as that is told."""
+    """K7: a ledger that is deleted while it holds unacknowledged entries is skipped by the next advance."""
     ledgers = {1: 2, 2: 2, 3: 2}
     state = AckState(ledgers, (1, 1))
     state.acknowledge([(2, 1), (3, 0)])
@@ -392,7 +392,7 @@ def test_k17_reset_where_nothing_is() -> None:
 
 
 def test_k17_reset_and_then_acknowledge() -> None:
-    """K17: acks after a reset count anew, also a cumulative one of a position before the old mark-delete position."""
+    """K17: acks after a reset count again, also a cumulative one of a position before the old mark-delete position."""
     state = AckState({1: 9}, (1, -1))
     state.acknowledge_cumulative((1, 7))
     state.reset((1, 2))

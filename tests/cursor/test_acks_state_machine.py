@@ -21,7 +21,7 @@ ENTRIES = st.integers(0, 4)
 POSITIONS = st.builds(Position, LEDGERS, ENTRIES)
 INDEXES = st.sets(st.integers(0, SIZE - 1), max_size=SIZE)
 STRAY = 12
-"""One in so many positions is any, which need not exist."""
+"""One in this many positions is a random one, which need not exist."""
 
 
 class Reference:

@@ -219,7 +219,7 @@ def test_many_batch_sets_are_written_in_steps() -> None:
     [(-1, MAX_RECORD_BYTES, "ledger"), (2**63, MAX_RECORD_BYTES, "ledger"), (1, 80, "limit")],
 )
 def test_what_cannot_be_written_is_refused(ledger: int, limit: int, field: str) -> None:
-    """A ledger that is none, and a limit that leaves no room, are named."""
+    """Errors name an invalid ledger, and a limit that leaves no room."""
     with pytest.raises(InvalidArgumentError) as caught:
         encode_ledger(ledger, state_of(range(0, 4_000, 2)), limit=limit)
     assert caught.value.field == field

@@ -133,7 +133,7 @@ def test_many_ledgers_take_a_few_bytes_each() -> None:
 
 
 def test_a_large_marker_is_cut() -> None:
-    """K33: a marker beyond the limit is cut; the parts before the last one count for nothing by themselves."""
+    """K33: a marker beyond the limit is cut; the parts before the last one alone count for nothing."""
     marker = many(5_000, seed=1)
     records = encode_marker(marker, limit=1_024)
     assert max(map(len, records)) <= 1_024
@@ -191,7 +191,7 @@ BAD = {
 
 @for_each("case", BAD)
 def test_k34_what_is_no_marker_is_refused(case: str) -> None:
-    """K34: a marker that contradicts itself, or is none, is an error."""
+    """K34: a marker that contradicts itself, or another record, is an error."""
     with pytest.raises(CursorFormatError):
         decode_marker([BAD[case]])
 

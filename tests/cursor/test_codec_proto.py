@@ -33,7 +33,7 @@ def generated() -> dict[str, dict[str, int]]:
 
 
 def test_the_classes_are_those_of_the_file() -> None:
-    """After a change of the .proto file the classes were generated anew (make proto)."""
+    """After a change of the .proto file the classes were generated again (make proto)."""
     written = {
         name: {field: int(number) for field, number in re.findall(r"(\w+) = (\d+)(?: \[.*?\])?;", body)}
         for name, body in re.findall(r"^message (\w+) \{(.*?)^\}", SOURCE, re.MULTILINE | re.DOTALL)

@@ -45,7 +45,7 @@ def test_crash_while_recovering(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds([3, 1, 2]))
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_after_failures(kind: str, seed: int) -> None:
-    """K32: the store refuses something, the run goes on, and stops later: what was reported is there all the same."""
+    """K32: the store refuses something, the run goes on, and stops later: what was reported is still there."""
     fail_everywhere(lambda random: start(kind, seed, random), seed, 4, most=16)
 
 

@@ -367,7 +367,7 @@ async def test_failed_load_changes_nothing() -> None:
 
 
 async def test_taken_over(caplog: pytest.LogCaptureFixture) -> None:
-    """On object storage, who opens it later has it: the other one is told, and writes nothing any more."""
+    """On object storage the last one to open it owns it: the other one gets an error, and writes nothing any more."""
     home = object_home()
     async with await home.open() as store:
         one = await Cursor.open(store, TWENTY, config_of())
@@ -520,7 +520,7 @@ async def test_metadata_size(pattern: str) -> None:
 
 
 async def marker_size_of(cursor: Cursor) -> int:
-    """Return how many bytes the log gets where everything is written anew."""
+    """Return how many bytes the log gets if everything is written again."""
     log = cursor._log
     written, overhead = log.bytes_written, RECORD_OVERHEAD * (len(log.index) + 1)
     log._must_roll = True
@@ -545,7 +545,7 @@ async def test_remote_topic(home: Home) -> None:
 
 
 async def acknowledge_one_by_one(cursor: Cursor, several: Sequence[Position]) -> None:
-    """Acknowledge positions, each with a call of its own."""
+    """Acknowledge positions, each with a separate call."""
     for position in several:
         await cursor.acknowledge([position])
 
@@ -630,7 +630,7 @@ async def test_batch_sets_can_be_asked_for() -> None:
 
 
 async def test_deleted_ledgers_are_passed() -> None:
-    """Once a ledger was deleted from the topic, the mark-delete position moves on over it when it is told."""
+    """Once a ledger was deleted from the topic, ``settle`` moves the mark-delete position over it."""
     ledgers = {1: 10, 2: 10}
     async with memory_home().cursor(ledgers) as cursor:
         await cursor.acknowledge(positions(2, range(4)))
@@ -759,7 +759,7 @@ async def test_closed() -> None:
 
 
 async def test_close_that_cannot_write() -> None:
-    """Closing says that the last write failed, and gives everything up all the same."""
+    """Closing raises the error of the last write, and still releases everything."""
     home, files = faulty_home()
     async with await home.open() as store:
         cursor = await Cursor.open(store, TWENTY, config_of())
@@ -798,7 +798,7 @@ async def test_close_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_unclosed(tmp_path: Path) -> None:
-    """A cursor that is dropped without being closed is told of."""
+    """A cursor that is dropped without being closed is reported."""
     cursor = await Cursor.open_local(tmp_path, TWENTY, config_of())
     owned = cursor._owned
     del cursor
@@ -869,7 +869,7 @@ async def test_carries_a_bucket_tracker() -> None:
 
 
 async def test_forgetting_a_snapshot() -> None:
-    """On object storage who has lost the cursor is told before it deletes anything."""
+    """On object storage a former owner of the cursor gets an error before it deletes anything."""
     home = object_home()
     key = "#pulsar.internal.delayed.bucket_1_2"
     async with await home.open() as store:

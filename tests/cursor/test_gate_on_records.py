@@ -46,7 +46,7 @@ def test_a_far_entry_of_a_dense_ledger(dense: int, step: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 64, 65, 1_000, 5_000])
 def test_batches(size: int) -> None:
-    """K48: parts of batches, in ledgers of their own, take no more than the reserve has for them."""
+    """K48: parts of batches, each in another ledger, take no more than the reserve has for them."""
     positions = [Position(2**62 + number, 2**62) for number in range(30)]
     state, reserve = AckState(None, (0, 0)), Reserve()
     empty = written(state)

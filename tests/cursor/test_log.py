@@ -163,7 +163,7 @@ async def test_damaged_log_goes_on_in_a_new_one(caplog: pytest.LogCaptureFixture
 
 
 async def test_nothing_usable_at_all(caplog: pytest.LogCaptureFixture) -> None:
-    """K26: neither a marker nor a snapshot: it begins anew, nothing is claimed, and a warning says so."""
+    """K26: neither a marker nor a snapshot: it begins again, nothing is acknowledged, and a warning says so."""
     home = memory_home()
     async with await home.open() as store:
         log = await store.create(LOG)

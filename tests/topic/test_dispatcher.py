@@ -17,7 +17,7 @@ KEY = EntryInfo(7, 0)
 
 
 def dispatcher(kind: SubscriptionType, *rooms: int, limit: int | None = None) -> Dispatcher:
-    """Return a dispatcher whose consumers have so much room, with numbers from 0."""
+    """Return a dispatcher whose consumers have this much room, with numbers from 0."""
     made = Dispatcher(kind)
     for number, room in enumerate(rooms):
         made.join(number, "name", room=room, unacked_limit=limit, kind=kind)
@@ -36,7 +36,7 @@ def test_a_key_waits_for_what_the_gate_holds() -> None:
 
 
 def test_a_key_stays_with_its_holder() -> None:
-    """A key goes to another consumer only when nobody holds any of it, whoever comes."""
+    """A key goes to another consumer only when nobody holds any of it, also when others join."""
     it = dispatcher(SubscriptionType.KEY_SHARED, 10)
     it.sent(A, 0, 1, KEY)
     for number in range(1, 20):

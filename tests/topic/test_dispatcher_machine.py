@@ -64,7 +64,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     # -- what the model and the dispatcher agree on --------------------------------------------------------------------
 
     def key_of(self, position: Position) -> int:
-        """Return the key as the dispatcher is told it."""
+        """Return the key as the dispatcher gets it."""
         return self.entries[position].key if self.kind is SubscriptionType.KEY_SHARED else NO_KEY
 
     def must_stay_in_order(self, one: Position, other: Position) -> bool:
@@ -182,7 +182,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.entries)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
-        """An entry is acknowledged as a whole, whoever has it."""
+        """An entry is acknowledged as a whole, whether a consumer holds it or not."""
         position = data.draw(st.sampled_from(sorted(self.entries)))
         self.dispatcher.acked(position)
         self.done(position)
@@ -234,7 +234,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule()
     def seek_to_the_lowest(self) -> None:
-        """The subscription begins anew with what is not acknowledged."""
+        """The subscription begins again with what is not acknowledged."""
         self.dispatcher.forget()
         self.came_back(list(self.entries))
         for entry in self.entries.values():

@@ -18,7 +18,7 @@ SHORT = TopicConfig(max_entries_per_ledger=4)
 
 
 async def take(port: ConsumerPort, count: int) -> list[Delivery]:
-    """Receive so many messages."""
+    """Receive this many messages."""
     return [await asyncio.wait_for(port.receive(), patience(5)) for _ in range(count)]
 
 
@@ -37,7 +37,7 @@ def payloads(deliveries: list[Delivery]) -> list[bytes]:
 
 
 def numbered(count: int) -> list[bytes]:
-    """Return so many payloads."""
+    """Return this many payloads."""
     return [b"%d" % number for number in range(count)]
 
 

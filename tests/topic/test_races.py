@@ -39,7 +39,7 @@ def before_each(monkeypatch: pytest.MonkeyPatch, thing: object, name: str, do: C
 
 
 async def until_count(port: FaultyPort, count: int) -> list[bytes]:
-    """Receive so many messages."""
+    """Receive this many messages."""
     return [(await port.receive()).data for _ in range(count)]
 
 
@@ -152,7 +152,7 @@ async def test_a_member_that_is_acknowledged_while_its_batch_is_read(monkeypatch
 
 @virtual_time
 async def test_acknowledging_in_a_batch_whose_ledger_goes() -> None:
-    """A member that is acknowledged anew while its ledger is deleted is accepted."""
+    """A member that is acknowledged again while its ledger is deleted is accepted."""
     async with LocalBroker(PAIRS) as broker:
         topic = await broker.topic()
         port: FaultyPort = await broker.subscribe("s")
