@@ -394,6 +394,7 @@ FREE: dict[str, str] = {
     "TlsAuthentication": "waits for nothing",
     "TokenAuthentication": "keeps nothing between calls",
     "OAuth2Authentication": "asks for itself in each loop",
+    "DeadLetterProducers": "driven by a publisher of a Consumer, which checks",
     "DisabledDelayedDeliveryTracker": "waits for nothing",
     "FakePublisher": "waits for nothing",
     "MemoryDelayedCursor": "waits for nothing",

@@ -1,7 +1,7 @@
-"""Consumers: a port in front of a transport, and what the user holds in the hand."""
+"""The Consumer and Message API, and the transport port beneath it."""
 
 from ._consumer import Consumer
-from ._dead_letter import DeadLetterPolicy
+from ._dead_letter_rules import DeadLetterPolicy
 from ._message import Message
 from ._port import (
     AcksDone,
@@ -22,15 +22,18 @@ from ._port import (
     SupportsSessions,
     SupportsUnsubscribe,
 )
+from ._redelivery_router import Redelivery
+from ._settings import ConsumerOptions, ConsumerSettings, check_settings
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
 from ._tracing import ConsumerTrace, TraceNote
-from ._ways import Redelivery
 
 __all__ = [
     "AcksDone",
     "Consumer",
+    "ConsumerOptions",
     "ConsumerPort",
+    "ConsumerSettings",
     "ConsumerStatistics",
     "ConsumerTrace",
     "DeadLetterPolicy",
@@ -53,6 +56,7 @@ __all__ = [
     "SupportsSessions",
     "SupportsUnsubscribe",
     "TraceNote",
+    "check_settings",
     "subscribe",
     "wrap",
 ]

@@ -12,21 +12,21 @@ from ._message import Message
 class Inbox:
     """First in, first out, on both sides; a cancelled call gives its message to the next one.
 
-    :param is_current: whether a message that waited here is still to be shown (it may have been settled by its id)
-    :param kept: called with a message that nobody waits for
+    :param is_current: whether a message that waited here is still to be delivered (it may have been settled by its id)
+    :param kept: called with a message that no call waits for
     """
 
     def __init__(self, is_current: Callable[[Message], bool], kept: Callable[[Message], None] | None = None) -> None:
         self.wanted = asyncio.Event()
-        """Set while somebody waits."""
+        """Set while a call waits."""
         self.is_paused = False
-        """While it is, messages are kept and calls wait."""
+        """While this is true, messages are kept and calls wait."""
         self._is_current = is_current
         self._kept = kept
         self.ready: deque[Message] = deque()
-        """What nobody has taken yet; not all of it need be current."""
+        """Messages that no call has taken yet; some may not be current."""
         self.waiters: deque[asyncio.Future[Message]] = deque()
-        """Calls that wait, not all of them still."""
+        """Calls that wait; some may have ended."""
         self._closed_by: Exception | None = None
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Inbox:
         self.wanted.clear()
 
     def resume(self) -> None:
-        """Hand out what was kept, first come, first served."""
+        """Hand out the kept messages, first come, first served."""
         self.is_paused = False
         ready, self.ready = self.ready, deque()
         for message in ready:
@@ -92,7 +92,7 @@ class Inbox:
                 return message
 
     def _leave(self, waiter: asyncio.Future[Message]) -> None:
-        """Do without a call that was cancelled: what it got is for the next one."""
+        """Take a cancelled call out of the line; the next one gets its message."""
         if not waiter.cancelled() and waiter.exception() is None:
             self.put(waiter.result(), first=True)
         elif waiter in self.waiters:
@@ -117,7 +117,7 @@ class Inbox:
         self.fail(self._closed_by)
 
     def drop(self, is_gone: Callable[[Message], bool]) -> list[Message]:
-        """Drop some of what is ready, and return it."""
+        """Drop some of the ready messages, and return them."""
         gone = [message for message in self.ready if is_gone(message)]
         if gone:
             kept = [message for message in self.ready if not is_gone(message)]
@@ -126,5 +126,5 @@ class Inbox:
         return gone
 
     def clear(self) -> None:
-        """Drop what is ready."""
+        """Drop the ready messages."""
         self.ready.clear()

@@ -29,7 +29,7 @@ from ..errors import (
     TopicNotFoundError,
 )
 from ..ids import MessageId
-from ._handles import Handles, delivery_of
+from ._native_ids import NativeMessageIds, delivery_of
 from ._official_publisher import OfficialPublisher
 from ._port import Delivery, OwnPublisher, PortTraits
 
@@ -87,7 +87,7 @@ class OfficialPort:
         self._native = consumer._consumer
         self._schema = consumer._schema
         self._topic = None if has_several_topics or _SEVERAL in consumer.topic() else consumer.topic()
-        self._handles = Handles(self._topic)
+        self._ids = NativeMessageIds(self._topic)
         self._loop = asyncio.get_running_loop()
         self._waiters: deque[asyncio.Future[Delivery]] = deque()
         self._arrived: deque[Delivery] = deque()
@@ -153,7 +153,7 @@ class OfficialPort:
         """
         await self._acknowledge_each(ids, self._native.acknowledge_async)
         for message_id in ids:
-            self._handles.forget(message_id)
+            self._ids.forget(message_id)
 
     async def acknowledge_cumulative(self, message_id: MessageId) -> None:
         """Acknowledge everything up to and including ``message_id``.
@@ -161,7 +161,7 @@ class OfficialPort:
         :raises BrokerError: the client refused it
         """
         await self._acknowledge_each([message_id], self._native.acknowledge_cumulative_async)
-        self._handles.forget_through(message_id)
+        self._ids.forget_through(message_id)
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
         """Ask for these again, in the next burst.
@@ -170,7 +170,7 @@ class OfficialPort:
         """
         self._check_open()
         try:
-            self._outbox.extend([self._handles.get(message_id) for message_id in ids])
+            self._outbox.extend([self._ids.get(message_id) for message_id in ids])
         except (BrokerError, RuntimeError, ValueError, TypeError) as error:
             raise RedeliveryError(f"the client refused a redelivery: {error}") from error
         if self._burst_timer is None and self._outbox:
@@ -183,8 +183,8 @@ class OfficialPort:
         :raises BrokerError: the broker refused it
         """
         self._check_open()
-        target = position if isinstance(position, int) else self._handles.build(position)
-        self._handles.clear()
+        target = position if isinstance(position, int) else self._ids.build(position)
+        self._ids.clear()
         self._arrived.clear()
         await self._call(self._native.seek_async, target)
 
@@ -259,7 +259,7 @@ class OfficialPort:
         if result.name != "Ok":
             self._fail_waiters(BrokerError(f"receive: {result.name}"))
             return
-        self._arrived.append(delivery_of(native, self._schema, self._handles.id_of(native)))
+        self._arrived.append(delivery_of(native, self._schema, self._ids.id_of(native)))
         self._hand_over()
 
     def _hand_over(self) -> None:
@@ -281,7 +281,7 @@ class OfficialPort:
 
     async def _acknowledge_each(self, ids: Sequence[MessageId], function: Callable[..., None]) -> None:
         self._check_open()
-        calls = [self._call(function, self._handles.for_ack(message_id)) for message_id in ids]
+        calls = [self._call(function, self._ids.for_ack(message_id)) for message_id in ids]
         if len(calls) == 1:
             await calls[0]
             return

@@ -13,7 +13,7 @@ from .._foreign import quoted
 from ..errors import BrokerError
 from ..ids import MessageId
 from ._port import Schema
-from ._producers import Producers, warn_without_schema
+from ._producers import DeadLetterProducers, warn_without_schema
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _Key = tuple[str, Schema | None]
@@ -28,7 +28,7 @@ class OfficialPublisher:
     def __init__(self, client: Any, initial_subscription: str | None = None) -> None:
         self._client = client
         self._initial_subscription = initial_subscription
-        self._producers: Producers[_Key, Any] = Producers(self._make)
+        self._producers: DeadLetterProducers[_Key, Any] = DeadLetterProducers(self._make)
 
     async def _make(self, key: _Key) -> Any:
         topic, schema = key

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from ..ids import MessageId, Position
 
-OF_A_PROPERTY: Final = 100
+PROPERTY_BYTES: Final = 100
 """Bytes of the Python objects around a name and its value, about."""
 
 
@@ -83,7 +83,7 @@ def bytes_of(delivery: Delivery) -> int:
         return size
     properties = delivery.properties
     if properties:
-        size += sum(map(len, properties)) + sum(map(len, properties.values())) + OF_A_PROPERTY * len(properties)
+        size += sum(map(len, properties)) + sum(map(len, properties.values())) + PROPERTY_BYTES * len(properties)
     size += len(delivery.key or "") + len(delivery.ordering_key or "") + len(delivery.producer_name or "")
     return size + len(delivery.schema_version or b"") + len(delivery.replicated_from or "")
 

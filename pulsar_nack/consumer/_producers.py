@@ -33,7 +33,7 @@ def warn_without_schema(log: logging.Logger, schema: Schema, error: Exception) -
     )
 
 
-class Producers(Generic[Key, Made]):
+class DeadLetterProducers(Generic[Key, Made]):
     """Makes, keeps and closes them.
 
     :param make: opens the producer that a key is for: a topic, and the schema that is sent with

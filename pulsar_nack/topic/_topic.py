@@ -18,7 +18,6 @@ from .._lifetime import OfOneLoop
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
-from ..consumer._local import LocalPort, NoPort
 from ..cursor import Cursor
 from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
 from ..ids import MessageId, Position
@@ -42,6 +41,7 @@ from ._dispatcher import SubscriptionType
 from ._entry import Entry, messages
 from ._jobs import Jobs
 from ._ledgers import STATE, TopicLedgers
+from ._port import LocalPort, NoPort
 from ._publisher import LocalPublisher
 from ._receiver import Receiver
 from ._statistics import TopicStatistics

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from .._delays import delay_ms
 from .._foreign import shown
 from ..consumer import AcksDone, Delivery, SessionEvent
-from ..consumer._port import bytes_of
+from ..consumer.transport import bytes_of
 from ..errors import (
     BrokerError,
     BrokerRefusedError,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ..consumer import Delivery
-from ..consumer._port import bytes_of
+from ..consumer.transport import bytes_of
 from ..ids import MessageId
 from ._delivery import Item
 from ._unread import Reading, Unread, read_some

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from ..consumer._port import Schema
-from ..consumer._producers import Producers, warn_without_schema
+from ..consumer.transport import DeadLetterProducers, Schema, warn_without_schema
 from ..errors import BrokerRefusedError, ClosedError
 from ..ids import MessageId
 from ._core import Core
@@ -33,7 +32,7 @@ class WirePublisher:
     def __init__(self, core: Core, initial_subscription: str | None = None) -> None:
         self._core = core
         self._options = ProducerOptions(chunking=True, initial_subscription=initial_subscription)
-        self._producers: Producers[_Key, Producer] = Producers(self._make)
+        self._producers: DeadLetterProducers[_Key, Producer] = DeadLetterProducers(self._make)
 
     async def _make(self, key: _Key) -> Producer:
         topic, schema = key

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from ..consumer._patterns import TopicPattern
+from .._topic_pattern import TopicPattern
 from ..errors import InvalidArgumentError, TopicNotFoundError
 from ._together import together
 from ._topics import TopicName, TopicsMode, normalize, partition_name, split_partition

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ..consumer import Delivery
-from ..consumer._port import OF_A_PROPERTY, bytes_of
+from ..consumer.transport import PROPERTY_BYTES, bytes_of
 from ..errors import MissingExtraError, UndecodableMessageError
 from ..ids import MessageId, _delivered_id
 from ._ack_sets import all_of
@@ -86,7 +86,7 @@ class Unread:
         self.messages = shown.bit_count()
         """How many messages are left, as far as known."""
         self._size = min(metadata.uncompressed_size, reader.max_bytes) if metadata.compression else len(entry.payload)
-        self._about = about + OF_A_PROPERTY * len(metadata.properties)
+        self._about = about + PROPERTY_BYTES * len(metadata.properties)
         here = self._about + len(entry.payload) + (0 if stored is entry.payload else len(stored))
         self.bytes = max(here, self._size)
         """Size of the messages that are left."""

@@ -16,12 +16,17 @@ from time import process_time
 from typing import Any, Final, Self
 
 from pulsar_nack import Consumer, Message, MessageId
+from pulsar_nack.consumer._engine import ConsumerEngine
+from pulsar_nack.consumer._receiver import Receiver
+from pulsar_nack.consumer._settings import ConsumerSettings
+from pulsar_nack.consumer._settler import LoopTurn, Settler
 from pulsar_nack.testing import VirtualClockEventLoop
 
 from .two_workers import LEDGER, World, WrongError
 
 _SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._ack_")
 """Objects of these modules are looked into; of others only the type counts."""
+_NOT_SEEN_THROUGH: Final = {Consumer, ConsumerEngine, ConsumerSettings, LoopTurn, Message, Receiver, Settler}
 _COUNTERS: Final = {
     *("acked", "acked_again", "done", "failures", "given_up", "redelivered_local", "redelivered_broker"),
     *("asked_again", "request", "_tries", "id"),
@@ -127,7 +132,9 @@ def picture(world: World) -> bytes:
     for worker in world.workers:
         consumer = worker.consumer
         parts.append((sorted(worker.hand), sorted(worker.acking), len(worker.calls)))
-        parts += [draw.of(part) for part in vars(consumer).values() if _is_looked_into(part)]
+        engine = consumer._engine
+        for owner in (engine, engine.settler, engine.receiver):
+            parts += [draw.of(part) for part in vars(owner).values() if _is_looked_into(part)]
         parts += [
             (member.is_connected, draw.of(member._acks), draw.of(member._ack_sets)) for member in consumer.port._members
         ]
@@ -136,7 +143,7 @@ def picture(world: World) -> bytes:
 
 def _is_looked_into(value: Any) -> bool:
     kind = type(value)
-    return kind.__module__.startswith(_SEEN_THROUGH) and kind not in {Consumer, Message}
+    return kind.__module__.startswith(_SEEN_THROUGH) and kind not in _NOT_SEEN_THROUGH
 
 
 @dataclass

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, Consumer, MessageId, NackConfig
-from pulsar_nack.consumer._states import REQUEST_MEMORY_MS, Record, States
-from pulsar_nack.consumer._unanswered import PAUSES_MS, AskAgain
+from pulsar_nack.consumer._message_state import MessageState
+from pulsar_nack.consumer._message_table import MessageTable
+from pulsar_nack.consumer._requests import PAUSES_MS, REQUEST_MEMORY_MS, RetrySchedule
 from pulsar_nack.testing import FakePort, virtual_time
 from pulsar_nack.testing._fake_faults import Fault
 from tests.consumer.ports import Ports
@@ -210,7 +211,7 @@ async def test_a_callable_is_asked_once(ports: Ports) -> None:
 
 def test_memory_is_bounded() -> None:
     """U30: beyond the bound the oldest are left to the broker, and counted."""
-    ask = AskAgain(most=3)
+    ask = RetrySchedule(most=3)
     for entry in range(5):
         ask.add(MessageId(1, entry), 0)
     assert (len(ask), ask.given_up) == (3, 2)
@@ -222,7 +223,7 @@ def test_memory_is_bounded() -> None:
 @pytest.mark.parametrize("late_ms", [0, 1])
 def test_each_round_comes_at_its_time(late_ms: int) -> None:
     """U23: one tick before a pause is over nothing is due; what is added anew takes the place of what was."""
-    ask = AskAgain()
+    ask = RetrySchedule()
     for turn, pause_ms in enumerate(PAUSES_MS):
         ask.add(ID, 1_000, turn)
         ask.add(ID, 1_000 + late_ms, turn)
@@ -235,29 +236,29 @@ def test_each_round_comes_at_its_time(late_ms: int) -> None:
 
 def test_cumulative_acknowledgement_and_seek_forget_what_was_asked_for() -> None:
     """U35: what was asked for in vain and is acknowledged or left behind is not asked for."""
-    states = States()
-    records: list[Record] = []
+    table = MessageTable()
+    records: list[MessageState] = []
     for entry in range(3):
-        states.deliver(MessageId(1, entry), 0, 0)
-        records.append(states.hold(MessageId(1, entry)))
+        table.deliver(MessageId(1, entry), 0, 0)
+        records.append(table.hold(MessageId(1, entry)))
     for record in records:
-        states.request(record, 0)
-    states.expire(REQUEST_MEMORY_MS)
-    assert states.next_request_at() == REQUEST_MEMORY_MS
-    states.settle_through(MessageId(1, 1), REQUEST_MEMORY_MS)
-    assert [one.id.entry for one in states.unanswered.pop_due(REQUEST_MEMORY_MS, 9)] == [2]
-    states.unanswered.add(MessageId(1, 2), 0)
-    states.clear()
-    assert states.next_request_at() is None
+        table.request(record, 0)
+    table.expire(REQUEST_MEMORY_MS)
+    assert table.requests.next_at() == REQUEST_MEMORY_MS
+    table.settle_through(MessageId(1, 1), REQUEST_MEMORY_MS)
+    assert [one.id.entry for one in table.requests.retries.pop_due(REQUEST_MEMORY_MS, 9)] == [2]
+    table.requests.retries.add(MessageId(1, 2), 0)
+    table.clear()
+    assert table.requests.next_at() is None
 
 
 def test_all_that_a_seek_left_behind_is_asked_for() -> None:
     """However many messages were held, each of them is asked for, and again if nothing comes."""
-    states, count = States(), 25_000
-    states.ask_for({MessageId(1, entry): 1 for entry in range(count)}, 0)
-    due = states.unanswered.pop_due(0, count)
+    table, count = MessageTable(), 25_000
+    table.ask_for({MessageId(1, entry): 1 for entry in range(count)}, 0)
+    due = table.requests.retries.pop_due(0, count)
     assert len(due) == count
-    assert all(states.is_awaited(one.id) for one in due)
+    assert all(one.id in table.requests.counts and table.get(one.id) is None for one in due)
     for one in due:
-        states.unanswered.add(one.id, 0, one.turn + 1)
-    assert len(states.unanswered) == count
+        table.requests.retries.add(one.id, 0, one.turn + 1)
+    assert len(table.requests.retries) == count

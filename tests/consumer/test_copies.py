@@ -32,15 +32,15 @@ async def test_one_that_fails_keeps_no_other_from_it() -> None:
         await asyncio.gather(*map(consumer.acknowledge, ids))
         port.refused = 7
         for message_id in ids:
-            consumer._acknowledging.again(message_id)
+            consumer._settler.acks.ack_duplicate(message_id)
         await asyncio.sleep(60)
         assert consumer.statistics().acked_again == 19
         await asyncio.sleep(600)
         calls = len(port.calls)
-        assert not consumer._acknowledging._copies
+        assert not consumer._settler.acks._duplicates
         await asyncio.sleep(600)
         assert len(port.calls) == calls
         port.refused = -1
-        consumer._acknowledging.again(ids[7])
+        consumer._settler.acks.ack_duplicate(ids[7])
         await asyncio.sleep(60)
         assert consumer.statistics().acked_again == 20

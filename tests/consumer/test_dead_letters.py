@@ -348,7 +348,7 @@ async def test_not_after_it_is_shown_again_or_acknowledged(ports: Ports) -> None
         first = await consumer.receive(timeout=1)
         await first.nack(0.1)
         second = await consumer.receive(timeout=1)
-        with pytest.raises(AlreadySettledError, match="shown again"):
+        with pytest.raises(AlreadySettledError, match="redelivered"):
             await first.dead_letter("late")
         await second.ack()
         with pytest.raises(AlreadySettledError, match="acknowledged"):

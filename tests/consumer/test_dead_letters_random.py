@@ -64,7 +64,7 @@ class Life:
                 if left:
                     return True
                 assert consumer.statistics().unacked == 0
-                consumer._states._check()
+                consumer._engine.table._check()
                 return False
             assert self.may_forget or message.data not in self.acked
             self.shown[message.data] += 1

@@ -324,7 +324,7 @@ async def test_a_message_is_shown_where_all_others_are_being_acknowledged() -> N
         for _, done in port.asked:
             done(None)
         assert consumer.statistics().in_work == 0
-        consumer._states._check()
+        consumer._engine.table._check()
 
 
 class ClosingPort(NowaitPort):

@@ -10,10 +10,11 @@ from typing import Any, get_type_hints
 import pytest
 
 import pulsar_nack
-from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError, NackConfig
+from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError
+from pulsar_nack.consumer.transport import CONSUMER_SETTINGS, ConsumerOptions
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
-from pulsar_nack.wire._settings import ConsumerSettings, Settings, split
+from pulsar_nack.wire._settings import Settings, split
 from tests.for_each import for_each
 from tests.patience import patience
 from tests.processes import run_python
@@ -199,7 +200,8 @@ async def test_closing_the_client_closes_its_consumers() -> None:
 
 def test_every_setting_has_its_place() -> None:
     """The settings for type checkers are those of consumers and subscriptions, and each goes where it belongs."""
-    hints = get_type_hints(ConsumerSettings, localns=vars(pulsar_nack.wire._settings) | names_for_checkers())
+    hints = get_type_hints(ConsumerOptions, localns=vars(pulsar_nack.consumer._settings) | names_for_checkers())
+    assert list(hints) == list(CONSUMER_SETTINGS)
     of_subscription = {each.name for each in fields(SubscribeOptions)} - {"subscription", "type", "durable"}
     assert set(Settings.__annotations__) - set(hints) == of_subscription | {"durable_subscription"}
     every = dict.fromkeys(Settings.__annotations__, None)
@@ -210,16 +212,9 @@ def test_every_setting_has_its_place() -> None:
 
 def names_for_checkers() -> dict[str, Any]:
     """The names that the settings have for type checkers only."""
-    from os import PathLike
+    from pulsar_nack.consumer._durable import DurableHome
 
-    from pulsar_nack.consumer import ConsumerTrace, Redelivery
-    from pulsar_nack.ledger import LogStore
-    from pulsar_nack.nack import HookLike
-
-    public = ("Backoff", "Clock", "DeadLetterPolicy", "MessageId")
-    names: dict[str, Any] = {name: getattr(pulsar_nack, name) for name in public}
-    names |= {"NackConfig": NackConfig, "Delay": float, "PathLike": PathLike, "HookLike": HookLike}
-    return names | {"ConsumerTrace": ConsumerTrace, "Redelivery": Redelivery, "LogStore": LogStore}
+    return {"DurableHome": DurableHome}
 
 
 async def test_the_client_is_of_one_loop() -> None:

@@ -18,9 +18,9 @@ from ...ids import MessageId
 from ...ledger import LocalLogStore, Log, LogStore
 from ...ledger._folder import as_folder
 from ...ledger._taking import Part, given_back, take
+from .._message_table import MessageTable
 from .._port import Delivery
-from .._redelivery import Holds
-from .._states import States
+from .._redelivery_queue import RedeliveryQueue
 from ._ageing import Ageing
 from ._epoch import Epoch
 from ._generations import IN_USE, STATE, recover, take_place
@@ -74,8 +74,8 @@ class DurableNacks:
     A consumer calls :meth:`restore` before :meth:`holds_back`.
     """
 
-    _states: States
-    _holds: Holds
+    _states: MessageTable
+    _holds: RedeliveryQueue
 
     def __init__(
         self, place: Place, journal: Journal, memory: Memory, epoch: Epoch, surroundings: Surroundings
@@ -218,21 +218,21 @@ class DurableNacks:
         :param now_ms: the time of the consumer's own clock
         """
         states = self._states
-        if states.get(delivery.id) is not None or states.is_hidden(delivery.id, now_ms):
+        if states.get(delivery.id) is not None or states.acked.hides(delivery.id, now_ms):
             return False
         found = self.find(delivery.id)
         if found is None:
             return False
         remaining_ms = found.time_ms - self._epoch.now_ms()
         if remaining_ms <= 0:
-            states.remember(delivery.id, found.redeliveries)
+            states.requests.remember(delivery.id, found.redeliveries)
             return False
         record = states.restore(delivery.id, found.redeliveries, delivery.redelivery_count)
         self._holds.hold(record, remaining_ms, delivery)
         self.restored += 1
         return True
 
-    async def restore(self, states: States, holds: Holds, now_ms: int) -> None:
+    async def restore(self, states: MessageTable, holds: RedeliveryQueue, now_ms: int) -> None:
         """Tell the consumer what was acknowledged before it was opened; lets others run meanwhile.
 
         :param states: its messages, to be looked at from now on; likewise ``holds``

@@ -10,61 +10,18 @@ import asyncio
 import contextlib
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
+from ..consumer import Delivery, PortTraits, SessionEvent
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId, Position
-from ._local_inbox import BatchMembers, LocalInbox
-from ._port import Delivery, PortTraits, SessionEvent
+from ._inbox import BatchMembers, LocalInbox
+
+if TYPE_CHECKING:
+    from ._subscription import Subscription
 
 MAX_IDS: Final = 100_000
-
-
-class LocalSubscription(Protocol):
-    """What a local topic does for the ports of one subscription; each is known to it by a number."""
-
-    name: str
-
-    @property
-    def mark_delete_position(self) -> Position:
-        """Return up to where everything is acknowledged."""
-        ...
-
-    async def flush(self) -> None:
-        """Return when all that was acknowledged is written."""
-
-    def leave(self, number: int) -> None:
-        """Let a consumer go, if it is there; what it has not acknowledged goes to the others."""
-
-    def received(self, number: int) -> None:
-        """Note that a consumer has received a message."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Return whether there is one consumer at most."""
-        ...
-
-    def hold(self, number: int) -> None:
-        """Give a consumer nothing until :meth:`release`."""
-
-    def release(self, number: int) -> None:
-        """Give a consumer messages again."""
-
-    def give_back(self, number: int, positions: Iterable[Position]) -> None:
-        """Give entries to other consumers that this one holds and has not shown."""
-
-    def redeliver(self, number: int, positions: Iterable[Position]) -> None:
-        """Send entries again that a consumer holds."""
-
-    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        """Acknowledge messages, all or none."""
-
-    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge everything up to a message."""
-
-    async def seek_to(self, position: MessageId | int) -> None:
-        """Move to a message, or to a publish time in epoch ms."""
 
 
 class NoPort:
@@ -103,7 +60,7 @@ class LocalPort:
     def __init__(
         self,
         topic: str,
-        subscription: LocalSubscription,
+        subscription: Subscription,
         join: Callable[[LocalInbox], int],
         forget: Callable[[str], Awaitable[None]],
         *,
@@ -298,7 +255,7 @@ class LocalPort:
                 raise InvalidArgumentError("ids", message_id, f"messages of {self._topic}")
 
 
-def _leave_soon(loop: asyncio.AbstractEventLoop, subscription: LocalSubscription, number: int) -> None:
+def _leave_soon(loop: asyncio.AbstractEventLoop, subscription: Subscription, number: int) -> None:
     """Let a port go that was dropped without being closed; the collector may run in any thread."""
     with contextlib.suppress(RuntimeError):  # the loop has ended, and the topic with it
         loop.call_soon_threadsafe(subscription.leave, number)

@@ -22,7 +22,7 @@ _FIRST_CHUNK_TAG: Final = b"\x3a"
 _PARTITION: Final = "-partition-"
 
 
-class Handles:
+class NativeMessageIds:
     """The client's id objects of what is not acknowledged, at most 100 000, the newest.
 
     :param topic: the consumer's topic, for ids that carry none; None: it has several

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from ..errors import InvalidArgumentError
+from .errors import InvalidArgumentError
 
 _EXPECTED: Final = (
     "a pattern as 'orders-.*', 'tenant/namespace/orders-.*' or 'persistent://tenant/namespace/orders-.*', with one"

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from ..consumer import Delivery, SessionEvent
 from ..ids import MessageId, Position
-from ._port import Delivery, SessionEvent
 
 
 class LocalInbox:
@@ -20,7 +20,7 @@ class LocalInbox:
     def __init__(self, members: BatchMembers | None = None) -> None:
         self.failure: BaseException | None = None
         self.told: Callable[[SessionEvent], None] | None = None
-        """Called with each session event of the consumer; holds no reference to the port, see :mod:`._local`."""
+        """Called with each session event of the consumer; holds no reference to the port, see :mod:`._port`."""
         self._members = members
         self._here: deque[Delivery] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
