@@ -123,6 +123,7 @@ def test_is_bounded() -> None:
         "_delays",
         "_foreign",
         "_lifetime",
+        "_topic_pattern",
         "_version",
         "_wake_up",
         "backoff",

@@ -149,7 +149,8 @@ class MessageTable:
         if record is not None and record.state is State.DELIVERED:
             self._move(record, State.HELD)
             record.is_guessed = False  # the next delivery has its count
-            record.learn(message_id)
+            if message_id is not record.id:
+                record.learn(message_id)
             return record
         self.check_unsettled(message_id)
         if record is None:
@@ -338,13 +339,19 @@ class MessageTable:
         self.requests.open.pop(record, None)
 
     def _move(self, record: MessageState, state: State) -> None:
-        self._count(record.state, -1)
+        before, record.state = record.state, state
+        if before is State.HELD:
+            self.held -= 1
+        elif before is State.REQUESTED:
+            self.requested -= 1
+        else:
+            self.delivered -= 1
         self._count(state, 1)
-        if (record.state is State.REQUESTED) is not (state is State.REQUESTED):
-            self.batches.requested(record.id, 1 if state is State.REQUESTED else -1)
-        if state is not State.REQUESTED and state is not State.ACKING:
+        is_requested = state is State.REQUESTED
+        if record.id[3] >= 0 and (before is State.REQUESTED) is not is_requested:
+            self.batches.requested(record.id, 1 if is_requested else -1)
+        if not is_requested and state is not State.ACKING:
             self.requests.open.pop(record, None)
-        record.state = state
 
     def _count(self, state: State, change: int) -> None:
         if state is State.HELD:

@@ -50,27 +50,21 @@ class PayloadCache:
     def __init__(self, max_bytes: int) -> None:
         self.bytes = 0
         self._max_bytes = max_bytes
-        self._kept: dict[MessageId, Delivery | _Values] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def __contains__(self, message_id: MessageId) -> bool:
-        return message_id in self._kept
+        self.kept: dict[MessageId, Delivery | _Values] = {}
 
     def has_room(self, message_id: MessageId, size: int) -> bool:
         """Return whether a message of this size may be kept too."""
-        return not self._kept or message_id in self._kept or self.bytes + size <= self._max_bytes
+        return not self.kept or message_id in self.kept or self.bytes + size <= self._max_bytes
 
     def keep(self, delivery: Delivery, size: int) -> None:
         """Keep a message; the caller looked for room first."""
-        if delivery.id not in self._kept:
-            self._kept[delivery.id] = _packed(delivery, size)
+        if delivery.id not in self.kept:
+            self.kept[delivery.id] = _packed(delivery, size)
             self.bytes += size
 
     def pop(self, message_id: MessageId) -> Delivery | None:
         """Take a message out, None if it is not kept."""
-        kept = self._kept.pop(message_id, None)
+        kept = self.kept.pop(message_id, None)
         if kept is None:
             return None
         if not isinstance(kept, tuple):
@@ -81,7 +75,7 @@ class PayloadCache:
 
     def clear(self) -> None:
         """Forget all messages."""
-        self._kept.clear()
+        self.kept.clear()
         self.bytes = 0
 
 
@@ -91,29 +85,26 @@ class LruPayloads:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._delivered: OrderedDict[MessageId, Delivery] = OrderedDict()
-        self.get = self._delivered.get
+        self.delivered: OrderedDict[MessageId, Delivery] = OrderedDict()
+        self.get = self.delivered.get
         """Returns a delivered message, None if it is not known any more."""
-
-    def __len__(self) -> int:
-        return len(self._delivered)
 
     def add(self, delivery: Delivery) -> None:
         """Note a message that is delivered."""
         self.pop(delivery.id)
-        self._delivered[delivery.id] = delivery
+        self.delivered[delivery.id] = delivery
         self._bytes += kept_bytes(delivery)
         while self._bytes > self._max_bytes:
-            self.pop(next(iter(self._delivered)))
+            self.pop(next(iter(self.delivered)))
 
     def pop(self, message_id: MessageId) -> Delivery | None:
         """Take a message out, None if it is not known any more."""
-        delivery = self._delivered.pop(message_id, None)
+        delivery = self.delivered.pop(message_id, None)
         if delivery is not None:
             self._bytes -= kept_bytes(delivery)
         return delivery
 
     def clear(self) -> None:
         """Forget all messages."""
-        self._delivered.clear()
+        self.delivered.clear()
         self._bytes = 0

@@ -226,9 +226,9 @@ class Receiver:
             self._payloads.pop(message_id)
         if self._dead is not None and self._dead.takes(delivery, record):
             return None
-        table, limiter = self._table, self._limiter
-        if table.delivered + table.held >= limiter.near:
-            limiter.warn_if_near()
+        table = self._table
+        if table.delivered + table.held >= self._limiter.near:
+            self._limiter.warn_if_near()
         return Message(self._settler, delivery, record.redelivery_count)
 
     def _take_known(self, delivery: Delivery, message_id: MessageId) -> Message | None:
@@ -273,12 +273,15 @@ class Receiver:
 
     def _message(self, delivery: Delivery, record: MessageState, due_at_ms: int | None) -> Message | None:
         """Return the message to be delivered, None if it is a dead letter."""
-        self._trace.arrive(record, due_at_ms)
+        if self._trace.is_on:
+            self._trace.arrive(record, due_at_ms)
         if self._dead is not None and self._dead.takes(delivery, record):
             return None
         if self._queue.router.may_keep(record.id):
             self._recent.add(delivery)
-        self._limiter.warn_if_near()
+        table = self._table
+        if table.delivered + table.held >= self._limiter.near:
+            self._limiter.warn_if_near()
         return Message(self._settler, delivery, record.redelivery_count)
 
     def _put(self, message: Message) -> None:

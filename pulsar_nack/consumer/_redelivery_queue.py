@@ -106,7 +106,7 @@ class RedeliveryQueue:
         if not is_sooner:
             return
         record.due_at_ms = due_at_ms
-        record.is_local = plan.is_local and record.id in self._payloads
+        record.is_local = plan.is_local and record.id in self._payloads.kept
         record.is_early = not record.is_local and plan.early_ms > 0
         self._arm(record.id, delay_ms - plan.early_ms if record.is_early else delay_ms)
 
@@ -133,11 +133,9 @@ class RedeliveryQueue:
         if plan.keeps and self._keep(delivery):
             record.is_local = plan.is_local
 
-    def must_wait(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
-        """Return whether there is no room for a payload that should rather be kept."""
-        if payload is None or not plan.must_keep:
-            return False
-        return not self._payloads.has_room(payload.id, kept_bytes(payload))
+    def has_room(self, payload: Delivery) -> bool:
+        """Return whether a payload may be kept."""
+        return self._payloads.has_room(payload.id, kept_bytes(payload))
 
     def drop(self, message_id: MessageId) -> None:
         """End the hold of a message that is settled."""
@@ -212,7 +210,7 @@ class RedeliveryQueue:
 
     def _bring_back_locally(self, record: MessageState, due_members: Counter[EntryKey]) -> bool:
         """Redeliver from memory, waiting for the deadline if the timer was early; False: the broker's turn."""
-        if record.id not in self._payloads:
+        if record.id not in self._payloads.kept:
             return False
         batches, due = self._table.batches, due_members[entry_key(record.id)]
         if not record.is_local:
@@ -241,8 +239,9 @@ class RedeliveryQueue:
 
     def _begin_request(self, records: Sequence[MessageState]) -> list[int]:
         now_ms = self._clock.now_ms()
-        self._table.expire(now_ms)
-        for record in records:  # if it is not held, a request for this hold has failed
+        if self._table.requests.open:
+            self._table.expire(now_ms)
+        for record in records if self._trace.is_on else ():  # if it is not held, a request for this hold has failed
             self._trace.redeliver(record, None if record.is_held else REQUESTED_AGAIN)
         requests = [self._table.request(record, now_ms) for record in records]
         self._watch_from(self._table.requests.next_at())
@@ -263,7 +262,7 @@ class RedeliveryQueue:
         if not records:
             return
         self.redelivered_broker += len(records)
-        for record in records if len(self._payloads) else ():
+        for record in records if self._payloads.kept else ():
             if record.state is State.REQUESTED:
                 self._payloads.pop(record.id)
         self._freed()

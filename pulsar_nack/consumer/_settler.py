@@ -150,7 +150,7 @@ class Settler:
                 self._queue.drop(record.id)
             if record.has_duplicate and self.acks is not None:
                 self.acks.ack_duplicate(record.id)
-        if self._recent:
+        if self._recent.delivered:
             for record in records:
                 self._recent.pop(record.id)
         if self._limiter.waiters:
@@ -275,10 +275,13 @@ class Settler:
             plan = self._queue.router.choose(message_id, left_ms)
         record = self._table.hold(message_id)
         self._queue.hold(record, left_ms, payload, plan)
-        self._trace.nack(record, milliseconds, reason)
+        if self._trace.is_on:
+            self._trace.nack(record, milliseconds, reason)
         self.nacked += 1
-        self._recent.pop(message_id)
-        self._limiter.warn_if_near()
+        if self._recent.delivered:
+            self._recent.pop(message_id)
+        if self._table.delivered + self._table.held >= self._limiter.near:
+            self._limiter.warn_if_near()
         if self.on_idle is not None:
             self.on_idle()
         if self.durable is None or record.state is not State.HELD:
@@ -302,7 +305,7 @@ class Settler:
     def _has_room(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
         most = self._config.max_held
         is_full = most is not None and self._table.held >= most
-        return not is_full and not self._queue.must_wait(plan, payload)
+        return not is_full and (payload is None or not plan.must_keep or self._queue.has_room(payload))
 
     def _delay_ms(self, record: MessageState | None, delay: Delay | None) -> int:
         if delay is None and self._backoff is not None:

@@ -116,7 +116,7 @@ def statistics_of(engine: ConsumerEngine) -> ConsumerStatistics:
         ready=receiver.waiting(),
         held=table.held,
         requested=table.requested,
-        kept=len(engine.payloads),
+        kept=len(engine.payloads.kept),
         kept_bytes=engine.payloads.bytes,
         unacked=limiter.count(),
         prefetched=limiter.prefetched,

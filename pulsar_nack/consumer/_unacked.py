@@ -61,7 +61,7 @@ class UnackedLimiter:
     @property
     def is_free(self) -> bool:
         """Return whether fewer messages are unacknowledged than the limit allows."""
-        return self.limit is None or self.count() < self.limit
+        return self.limit is None or self._table.delivered + self._table.held < self.limit
 
     async def wait_for(self, fits: Callable[[], bool]) -> None:
         """Wait until the count is below the limit and ``fits`` says yes, or the call must not wait.

@@ -161,8 +161,8 @@ async def test_closing_ends_in_time(kind: Kind, storage: str) -> None:
     assert threads.has_hung
     await ends_within(TIMEOUT_S, opened.aclose())
     if isinstance(opened, Consumer):
-        assert isinstance(opened._port, FakePort)
-        assert opened._port.is_closed
+        assert isinstance(opened.port, FakePort)
+        assert opened.port.is_closed
         assert opened.statistics().durable_failures == 1
     change.cancel()
     with suppress(asyncio.CancelledError, LedgerError, NotDurableError):
