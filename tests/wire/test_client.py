@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 import pulsar_nack
 from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError
-from pulsar_nack.consumer.transport import CONSUMER_SETTINGS, ConsumerOptions
+from pulsar_nack.consumer._settings import ConsumerOptions, ConsumerSettings
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
 from pulsar_nack.wire._consumer._settings import Settings, split
@@ -200,20 +200,14 @@ async def test_closing_the_client_closes_its_consumers() -> None:
 
 def test_every_setting_has_its_place() -> None:
     """The settings for type checkers are those of consumers and subscriptions, and each goes where it belongs."""
-    hints = get_type_hints(ConsumerSettings, localns=vars(pulsar_nack.wire._consumer._settings) | names_for_checkers())
+    hints = {name: kind.__forward_arg__ for name, kind in ConsumerOptions.__annotations__.items()}
+    assert hints == {each.name: each.type for each in fields(ConsumerSettings)}
     of_subscription = {each.name for each in fields(SubscribeOptions)} - {"subscription", "type", "durable"}
     assert set(Settings.__annotations__) - set(hints) == of_subscription | {"durable_subscription"}
     every = dict.fromkeys(Settings.__annotations__, None)
     consumer, subscription = split(every)
     assert set(consumer) == set(hints)
     assert set(subscription) == of_subscription | {"durable"}
-
-
-def names_for_checkers() -> dict[str, Any]:
-    """The names that the settings have for type checkers only."""
-    from pulsar_nack.consumer._durable import DurableHome
-
-    return {"DurableHome": DurableHome}
 
 
 async def test_the_client_is_of_one_loop() -> None:
