@@ -92,7 +92,7 @@ class AckMemory:
         self.marks[place_of(message_id)] = (message_id, (self.sessions.turn, now_ms))
 
     def clear(self) -> None:
-        """Forget what was acknowledged."""
+        """Forget all acknowledgements."""
         self.entries.clear()
         self.older_entries.clear()
         self.marks.clear()

@@ -89,7 +89,7 @@ class DeadLetterRules:
         return attempts_failed(redelivery_count) if redelivery_count > self._most else None
 
     def message(self, delivery: Delivery, attempts: int, reason: str) -> DeadLetterMessage:
-        """Return what is published of a message that was delivered ``attempts`` times."""
+        """Return the dead letter of a message that was delivered ``attempts`` times."""
         origin = base_name(delivery.topic or delivery.id.topic or "")
         topic = self._topic or f"{origin}-{self._subscription}-DLQ"
         is_readable = delivery.error is None

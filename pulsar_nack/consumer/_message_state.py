@@ -65,8 +65,8 @@ class MessageState:
         # due_at_ms, is_local, is_early: of the present hold, if is_held
         # is_local: redelivered from memory, whatever happens to the rest of its batch
         # is_early: its timer fires the port's latency before due_at_ms
-        # is_guessed: the message was not known when it was acknowledged, so redelivery_count may be too low to tell
-        #   one attempt from another
+        # is_guessed: the message was not known when it was acknowledged, so redelivery_count may be too low to
+        #   distinguish attempts
         # is_doubtful: delivered in an ended session and not in the present one, so another consumer may have it, or
         #   may have settled it
         # has_duplicate: a delivery was dropped while an acknowledgement was pending

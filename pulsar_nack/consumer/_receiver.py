@@ -362,7 +362,7 @@ class Receiver:
             self.inbox.resume()
 
     def _on_idle(self) -> None:
-        """Give the remaining messages back once a paused or stopped consumer has no message in work."""
+        """Give the remaining messages back once a paused or stopped consumer has settled all delivered ones."""
         if self.unreadable is not None and self._table.delivered <= self.waiting():
             self._stop()
         elif self.inbox.is_paused and self._pausable is not None and not self._limiter.count():

@@ -162,7 +162,7 @@ class RedeliveryQueue:
             self._armed = delay_ms / 1000 if delay_ms <= _YEAR_MS else timedelta(milliseconds=delay_ms)
         self.tracker.nack_nowait(message_id, self._armed)  # cached: the tracker recognises its last delay
 
-    # --- what is due -----------------------------------------------------------------------------------------------
+    # --- due messages ----------------------------------------------------------------------------------------------
 
     async def on_due(self, ids: Sequence[MessageId]) -> None:
         """Redeliver due messages: the tracker's callback. Lets the loop run in between if there are many."""
@@ -198,7 +198,7 @@ class RedeliveryQueue:
         return [record.id for record in some]
 
     def _not_local(self, ids: Sequence[MessageId]) -> list[MessageState]:
-        """Redeliver what belongs to memory; return the messages that the broker is to be asked for."""
+        """Redeliver from memory what belongs there; return the messages that the broker is to redeliver."""
         records = [record for record in map(self._table.get, ids) if record is not None and self._is_due(record)]
         due_members = Counter(entry_key(record.id) for record in records if record.id[3] >= 0 and is_member(record.id))
         return [record for record in records if not self._bring_back_locally(record, due_members)]

@@ -2,7 +2,7 @@
 
 A request is open for 30 s, or as long as its message may wait at the port. If nothing came by then, mostly another
 consumer of the subscription got the message, and the broker passes over what we ask. Or the request was lost: a client
-accepts one while it has no connection, and drops it. Nothing tells the two apart, so a few more requests are made,
+accepts one while it has no connection, and drops it. The two cannot be distinguished, so a few more requests are made,
 further and further apart, and then the message is left to the broker, which holds it unacknowledged.
 """
 
@@ -37,7 +37,6 @@ class RetrySchedule:
     """
 
     def __init__(self, most: int = _MOST_RETRIES) -> None:
-        self.given_up = 0
         self._most = most
         self._at: dict[MessageId, int] = {}
         self.known: Mapping[MessageId, int] = self._at
@@ -55,11 +54,9 @@ class RetrySchedule:
         """Note that a request, the ``turn``-th repeated one, brought nothing or is not known to have."""
         self._at.pop(message_id, None)
         if turn == len(PAUSES_MS):
-            self.given_up += 1
             return
         if len(self._at) >= self._most:
             del self._at[next(iter(self._at))]
-            self.given_up += 1
         self._put(RedeliveryRetry(message_id, turn), now_ms + PAUSES_MS[turn], turn)
 
     def failed(self, retries: Iterable[RedeliveryRetry], now_ms: int) -> None:
@@ -149,7 +146,7 @@ class OpenRequests:
             self.retries.add(record.id, now_ms)
 
     def next_at(self) -> int | None:
-        """Return when a request next expires or is repeated; None: there is none. Amortized O(1)."""
+        """Return when a request next expires or is repeated; None: no request. Amortized O(1)."""
         if self.lost:
             return 0
         next_at = self.retries.next_at()

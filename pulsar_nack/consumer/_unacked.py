@@ -148,7 +148,7 @@ async def watch_held_back(
         if reason is not None and not has_warned:
             has_warned = True
             _log.warning(
-                "nothing comes while %d messages are in work or held here, of at most %s: %s; acknowledge some, "
+                "nothing comes while %d messages are unacknowledged here, of at most %s: %s; acknowledge some, "
                 "raise that limit, or set unacked_limit below it",
                 limiter.count(),
                 "any number" if limiter.limit is None else limiter.limit + limiter.prefetched,

@@ -251,7 +251,7 @@ async def test_a_limit_of_the_namespace_is_told(
         async with asyncio.timeout(patience(10)):
             while not consumer.statistics().is_held_back:
                 await asyncio.sleep(0.05)
-        assert f"nothing comes while {held} messages are in work or held here" in caplog.text
+        assert f"nothing comes while {held} messages are unacknowledged here" in caplog.text
         waiting.cancel()
 
 

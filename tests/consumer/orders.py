@@ -28,7 +28,7 @@ _SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._ack_")
 """Objects of these modules are looked into; of others only the type counts."""
 _NOT_SEEN_THROUGH: Final = {Consumer, ConsumerEngine, ConsumerSettings, LoopTurn, Message, Receiver, Settler}
 _COUNTERS: Final = {
-    *("acked", "acked_again", "done", "failures", "given_up", "redelivered_local", "redelivered_broker"),
+    *("acked", "acked_again", "done", "failures", "redelivered_local", "redelivered_broker"),
     *("asked_again", "request", "_tries", "id"),
 }
 """Fields that say how often something happened, which makes no difference to what can happen."""
