@@ -23,7 +23,7 @@ from ._port import (
     SupportsUnsubscribe,
 )
 from ._redelivery_router import Redelivery
-from ._settings import ConsumerOptions, ConsumerSettings, check_settings
+from ._settings import ConsumerOptions
 from ._statistics import ConsumerStatistics
 from ._subscribe import Subscribing, subscribe, wrap
 from ._tracing import ConsumerTrace, TraceNote
@@ -33,7 +33,6 @@ __all__ = [
     "Consumer",
     "ConsumerOptions",
     "ConsumerPort",
-    "ConsumerSettings",
     "ConsumerStatistics",
     "ConsumerTrace",
     "DeadLetterPolicy",
@@ -56,7 +55,6 @@ __all__ = [
     "SupportsSessions",
     "SupportsUnsubscribe",
     "TraceNote",
-    "check_settings",
     "subscribe",
     "wrap",
 ]

@@ -28,7 +28,7 @@ class DurableGateQueue:
     :param inbox: where the messages came from, and return to
     """
 
-    def __init__(self, durable: DurableNacks, inbox: Inbox) -> None:
+    def __init__(self, durable: DurableNacks, inbox: Inbox[Message]) -> None:
         self.has_room = asyncio.Event()
         """Clear while so many wait that no more are to be fetched."""
         self.has_room.set()

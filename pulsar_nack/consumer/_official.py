@@ -29,6 +29,7 @@ from ..errors import (
     TopicNotFoundError,
 )
 from ..ids import MessageId
+from ._inbox import Inbox
 from ._native_ids import NativeMessageIds, delivery_of
 from ._official_publisher import OfficialPublisher
 from ._port import Delivery, OwnPublisher, PortTraits
@@ -89,8 +90,7 @@ class OfficialPort:
         self._topic = None if has_several_topics or _SEVERAL in consumer.topic() else consumer.topic()
         self._ids = NativeMessageIds(self._topic)
         self._loop = asyncio.get_running_loop()
-        self._waiters: deque[asyncio.Future[Delivery]] = deque()
-        self._arrived: deque[Delivery] = deque()
+        self._inbox: Inbox[Delivery] = Inbox()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._outbox: deque[Any] = deque()
@@ -132,19 +132,10 @@ class OfficialPort:
         :raises TopicNotFoundError: the only topic was deleted, and the broker may not create it
         """
         self._check_open()
-        if self._arrived and not self._waiters:
-            return self._arrived.popleft()
-        waiter: asyncio.Future[Delivery] = self._loop.create_future()
-        self._waiters.append(waiter)
-        self._fetch()
-        self._check_topic_later()
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._arrived.appendleft(waiter.result())
-                self._hand_over()
-            raise
+        if not self._inbox.ready:
+            self._fetch()
+            self._check_topic_later()
+        return await self._inbox.get()
 
     async def acknowledge(self, ids: Sequence[MessageId]) -> None:
         """Acknowledge; the client sends it within 100 ms and does not wait for the broker.
@@ -185,7 +176,7 @@ class OfficialPort:
         self._check_open()
         target = position if isinstance(position, int) else self._ids.build(position)
         self._ids.clear()
-        self._arrived.clear()
+        self._inbox.clear()
         await self._call(self._native.seek_async, target)
 
     async def unsubscribe(self) -> None:
@@ -226,7 +217,7 @@ class OfficialPort:
     def _check_topic(self) -> None:
         """Check whether the topic still exists if the client is not connected to it: the client does not say why."""
         self._check_timer = None
-        if self._closing is not None or all(waiter.done() for waiter in self._waiters):
+        if self._closing is not None or not self._inbox.wanted.is_set():
             return
         if self._native.is_connected():
             self._check_topic_later()
@@ -242,8 +233,8 @@ class OfficialPort:
         self._checking = None
         if error is not None and result_of(error) == _NOT_FOUND:
             what = f"{self._topic} was deleted, and may not be created again (the client says: {shown(str(error))})"
-            self._fail_waiters(TopicNotFoundError(_NOT_FOUND, what))
-        elif self._closing is None and self._waiters:
+            self._inbox.fail(TopicNotFoundError(_NOT_FOUND, what))
+        elif self._closing is None and self._inbox.wanted.is_set():
             self._check_topic_later()
 
     async def _let_native_receive_end(self) -> None:
@@ -255,32 +246,18 @@ class OfficialPort:
     # --- receiving -------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
-        if self._is_idle.is_set() and self._waiters:
+        if self._is_idle.is_set():
             self._is_idle.clear()
             self._native.receive_async(partial(_call_soon, self._loop, self._on_message))
 
     def _on_message(self, result: Any, native: Any) -> None:
         self._is_idle.set()
         if result.name != "Ok":
-            self._fail_waiters(BrokerError(f"receive: {result.name}"))
+            self._inbox.fail(BrokerError(f"receive: {result.name}"))
             return
-        self._arrived.append(delivery_of(native, self._schema, self._ids.id_of(native)))
-        self._hand_over()
-
-    def _hand_over(self) -> None:
-        while self._arrived and self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(self._arrived.popleft())
-        while self._waiters and self._waiters[0].done():
-            self._waiters.popleft()
-        self._fetch()
-
-    def _fail_waiters(self, error: Exception) -> None:
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(ClosedError("the consumer") if self._closing is not None else error)
+        self._inbox.put(delivery_of(native, self._schema, self._ids.id_of(native)))
+        if self._inbox.wanted.is_set():
+            self._fetch()
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -311,7 +288,7 @@ class OfficialPort:
             if timer is not None:
                 timer.cancel()
         self._outbox.clear()
-        self._fail_waiters(ClosedError("the consumer"))
+        self._inbox.close(ClosedError("the consumer"))
 
     def _check_open(self) -> None:
         if self._closing is not None:

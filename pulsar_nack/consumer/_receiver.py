@@ -71,7 +71,7 @@ class Receiver:
         self.gate_queue: DurableGateQueue | None = None
         self._pausable = port if isinstance(port, SupportsPause) else None
         has_queue = self.prefetched > 0 or self._pausable is None
-        self.inbox = Inbox(self._is_current, None if has_queue else self._give_back_unwanted)
+        self.inbox: Inbox[Message] = Inbox(self._is_current, None if has_queue else self._give_back_unwanted)
         self.turn = settler.turn
         self._port = port
         self._table = table

@@ -3,12 +3,11 @@
 from ._official import broker_error
 from ._port import PROPERTY_BYTES, Schema, bytes_of
 from ._producers import DeadLetterProducers, warn_without_schema
-from ._settings import CONSUMER_SETTINGS, ConsumerOptions, check_settings
+from ._settings import CONSUMER_SETTINGS, check_settings
 
 __all__ = [
     "CONSUMER_SETTINGS",
     "PROPERTY_BYTES",
-    "ConsumerOptions",
     "DeadLetterProducers",
     "Schema",
     "broker_error",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, Ty
 from pydantic import BaseModel, ValidationError
 
 from ..._check import suggest_name
-from ...consumer.transport import CONSUMER_SETTINGS, ConsumerOptions
+from ...consumer import ConsumerOptions
+from ...consumer.transport import CONSUMER_SETTINGS
 from ...errors import InvalidArgumentError
 from .._connection._options import ClientOptions
 from ._subscribe_options import InitialPosition, KeyShared, SubscribeOptions
