@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from .._delays import delay_ms
-from ..backoff import as_backoff
 from ..clock import LoopClock, WallClock
 from ..config import NackConfig
 from ..errors import ClosedError
@@ -42,7 +41,7 @@ class ConsumerEngine:
         traits, most = port.traits, settings.max_local_bytes
         self.port = port
         self._settings = settings
-        self._config = config = settings.config or NackConfig()
+        self._close_timeout = (settings.config or NackConfig()).close_timeout
         self.clock = clock = settings.clock or LoopClock()
         note = None if settings.trace is None else settings.trace.source(*names_of(port))
         trace = MessageTrace(note, clock)
@@ -56,8 +55,6 @@ class ConsumerEngine:
             most_delivered=2 * (limit or 500_000),
             keeps_members=self._port_keeps_members,
         )
-        self.payloads = PayloadCache(most)
-        recent = LruPayloads(most)
         self.limiter = UnackedLimiter(table, limit, traits.receiver_queue_size, self._must_admit)
         self.mark_delete: MarkDeleteWatch | None = None
         if self._reporting is not None:
@@ -72,41 +69,16 @@ class ConsumerEngine:
         self.queue = RedeliveryQueue(
             port,
             table,
-            self.payloads,
-            settings.redelivery,
-            config,
+            PayloadCache(most),
+            settings,
             clock=clock,
-            hooks=settings.hooks,
             freed=self.limiter.changed,
             waits=ignore_wait if self.mark_delete is None else self.mark_delete.note,
             lost=self._on_lost,
             trace=trace,
         )
-        self.settler = Settler(
-            table,
-            self.queue,
-            recent=recent,
-            limiter=self.limiter,
-            dead=self.dead,
-            config=config,
-            backoff=None if settings.backoff is None else as_backoff(settings.backoff),
-            clock=clock,
-            trace=trace,
-        )
-        self.receiver = Receiver(
-            port,
-            self.settler,
-            table,
-            self.queue,
-            payloads=self.payloads,
-            recent=recent,
-            limiter=self.limiter,
-            dead=self.dead,
-            clock=clock,
-            trace=trace,
-            is_durable=settings.durable is not None,
-            stop=self.stop,
-        )
+        self.settler = Settler(self.queue, LruPayloads(most), self.limiter, self.dead, settings)
+        self.receiver = Receiver(port, self.settler, is_durable=settings.durable is not None, stop=self.stop)
         table.requests.may_be_at_port = self.receiver.may_be_at_port
         table.requests.bring_all = self._reporting is not None and not traits.honours_ids
         self._ends_at = math.inf
@@ -171,7 +143,7 @@ class ConsumerEngine:
     def stop(self) -> None:
         """Let :meth:`serve` end, within ``close_timeout``."""
         if not self._stopping.is_set():
-            self._ends_at = asyncio.get_running_loop().time() + self._config.close_timeout.total_seconds()
+            self._ends_at = asyncio.get_running_loop().time() + self._close_timeout.total_seconds()
         self._stopping.set()
 
     def end_calls(self, error: Exception) -> None:

@@ -13,23 +13,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from .._delays import Delay, delay_ms
-from ..clock import Clock
 from ..errors import ClosedError, MissingExtraError
 from ..ids import MessageId
 from ._acks import Acks
-from ._dead_letters import DeadLetters
 from ._gate_queue import DurableGateQueue
 from ._inbox import Inbox
 from ._message import Message
 from ._message_state import MessageState, State, Verdict
-from ._message_table import MessageTable
-from ._payloads import LruPayloads, PayloadCache
 from ._port import ConsumerPort, Delivery, SupportsNowait, SupportsPause
-from ._redelivery_queue import RedeliveryQueue
 from ._sessions import Place, place_of
 from ._settler import Settler
-from ._tracing import MessageTrace
-from ._unacked import UnackedLimiter
 
 if TYPE_CHECKING:
     from ._durable import DurableNacks
@@ -48,44 +41,29 @@ class Receiver:
     :param stop: called to close the consumer after a message that this process cannot read
     """
 
-    def __init__(
-        self,
-        port: ConsumerPort,
-        settler: Settler,
-        table: MessageTable,
-        queue: RedeliveryQueue,
-        *,
-        payloads: PayloadCache,
-        recent: LruPayloads,
-        limiter: UnackedLimiter,
-        dead: DeadLetters | None,
-        clock: Clock,
-        trace: MessageTrace,
-        is_durable: bool,
-        stop: Callable[[], None],
-    ) -> None:
+    def __init__(self, port: ConsumerPort, settler: Settler, *, is_durable: bool, stop: Callable[[], None]) -> None:
         self.received = self.delivered = self.duplicates = self.replayed = 0
-        self.prefetched = port.traits.receiver_queue_size
         self.unreadable: MissingExtraError | None = None
         self.durable: DurableNacks | None = None
         self.gate_queue: DurableGateQueue | None = None
-        self._pausable = port if isinstance(port, SupportsPause) else None
-        has_queue = self.prefetched > 0 or self._pausable is None
-        self.inbox: Inbox[Message] = Inbox(self._is_current, None if has_queue else self._give_back_unwanted)
         self.turn = settler.turn
         self._port = port
-        self._table = table
-        self._queue = queue
-        self._payloads = payloads
-        self._recent = recent
-        self._limiter = limiter
-        self._dead = dead
         self._settler = settler
-        self._clock = clock
-        self._trace = trace
+        self._queue = queue = settler.queue
+        self._table = queue.table
+        self._payloads = queue.payloads
+        self._trace = queue.trace
+        self._clock = queue.clock
+        self._recent = settler.recent
+        self._limiter = settler.limiter
+        self._dead = settler.dead
         self._stop = stop
+        self._pausable = port if isinstance(port, SupportsPause) else None
+        self._prefetched = port.traits.receiver_queue_size
+        has_queue = self._prefetched > 0 or self._pausable is None
+        self.inbox: Inbox[Message] = Inbox(self._is_current, None if has_queue else self._give_back_unwanted)
         queue.redeliver = self._redeliver
-        self._is_plain = not (is_durable or trace.is_on or queue.router.may_keep_all)
+        self._is_plain = not (is_durable or queue.trace.is_on or queue.router.may_keep_all)
         self._nowait = port.receive_nowait if not is_durable and isinstance(port, SupportsNowait) else None
         self.receive_nowait = self._nowait
         """Takes a message from the port without waiting; None if that is not possible, or while paused."""
@@ -209,8 +187,8 @@ class Receiver:
             return False
         if record.received_before is None:
             record.received_before = self.received
-        is_unknown = not self.prefetched and self._pausable is None
-        most = _USUAL_QUEUE if is_unknown else self.prefetched
+        is_unknown = not self._prefetched and self._pausable is None
+        most = _USUAL_QUEUE if is_unknown else self._prefetched
         return self.received - record.received_before <= most
 
     # --- verdicts --------------------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ from ..clock import Clock
 from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
-from ..nack import HookLike, NegativeAcksTracker, RedeliveryCallback
+from ..nack import NegativeAcksTracker, RedeliveryCallback
 from ._batches import EntryKey, entry_key, is_member
 from ._message_state import MessageState, State
 from ._message_table import MessageTable
 from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
-from ._redelivery_router import Redelivery, RedeliveryPlan, RedeliveryRouter
+from ._redelivery_router import RedeliveryPlan, RedeliveryRouter
+from ._settings import ConsumerSettings
 from ._tracing import MessageTrace
 
 _MOST_IN_A_TURN: Final = 1_000
@@ -45,11 +46,9 @@ class RedeliveryQueue:
         port: ConsumerPort,
         table: MessageTable,
         payloads: PayloadCache,
-        redelivery: Redelivery,
-        config: NackConfig,
+        settings: ConsumerSettings,
         *,
         clock: Clock,
-        hooks: Sequence[HookLike],
         freed: Callable[[], None],
         waits: Callable[[MessageState, int], None],
         lost: Callable[[Sequence[MessageState]], None],
@@ -57,19 +56,20 @@ class RedeliveryQueue:
     ) -> None:
         self.redeliver: Callable[[Delivery, MessageState], None]
         """Called with each message that is redelivered from memory, and its state; set by the receiver."""
+        redelivery, config = settings.redelivery, settings.config or NackConfig()
         self.router = RedeliveryRouter(redelivery, port.traits)
         self.redelivered_local = 0
         self.redelivered_broker = 0
         self.asked_again = 0
         self._port = port
-        self._table = table
-        self._payloads = payloads
+        self.table = table
+        self.payloads = payloads
         self._custom: RedeliveryCallback | None = redelivery if callable(redelivery) else None
-        self._clock = clock
+        self.clock = clock
         self._freed = freed
         self._waits = waits
         self._lost = lost
-        self._trace = trace
+        self.trace = trace
         self._armed_ms = 0
         self._armed: Delay = 0.0
         self._watched_until_ms: int | None = None
@@ -81,7 +81,7 @@ class RedeliveryQueue:
             self.on_due if must_wait else self._on_due_nowait,
             config.model_copy(update={"max_batch": most, "max_held": None}),
             clock=clock,
-            hooks=hooks,
+            hooks=settings.hooks,
             collapse=self.router.only_rewinds,
             ahead=self.router.lead_time,
         )
@@ -98,7 +98,7 @@ class RedeliveryQueue:
             return
         self._waits(record, delay_ms)
         plan = plan or self.router.choose(record.id, delay_ms)
-        due_at_ms = self._clock.now_ms() + delay_ms
+        due_at_ms = self.clock.now_ms() + delay_ms
         is_sooner = not record.is_held or due_at_ms < record.due_at_ms
         record.is_held = True
         if plan.keeps and payload is not None and not record.is_doubtful:
@@ -106,41 +106,41 @@ class RedeliveryQueue:
         if not is_sooner:
             return
         record.due_at_ms = due_at_ms
-        record.is_local = plan.is_local and record.id in self._payloads.kept
+        record.is_local = plan.is_local and record.id in self.payloads.kept
         record.is_early = not record.is_local and plan.early_ms > 0
         self._arm(record.id, delay_ms - plan.early_ms if record.is_early else delay_ms)
 
     def _keep(self, payload: Delivery, *, must_keep: bool = False) -> bool:
         """Keep a payload if there is room; over the budget if the alternative is a rewind of everything."""
         size = kept_bytes(payload)
-        has_room = must_keep or self._payloads.has_room(payload.id, size)
+        has_room = must_keep or self.payloads.has_room(payload.id, size)
         if has_room:
-            self._payloads.keep(payload, size)
+            self.payloads.keep(payload, size)
         return has_room
 
     def doubt(self, records: Sequence[MessageState]) -> None:
         """Drop the payloads of messages that may be settled: each is delivered if it comes, and at its time."""
         for record in records:
             record.is_doubtful = True
-            self._payloads.pop(record.id)
+            self.payloads.pop(record.id)
 
     def came_again(self, record: MessageState, delivery: Delivery) -> None:
         """Note that a doubtful message has come; if it is held, its payload is kept where that is wanted."""
         record.is_doubtful = False
         if not record.is_held:
             return
-        plan = self.router.choose(record.id, record.due_at_ms - self._clock.now_ms())
+        plan = self.router.choose(record.id, record.due_at_ms - self.clock.now_ms())
         if plan.keeps and self._keep(delivery):
             record.is_local = plan.is_local
 
     def has_room(self, payload: Delivery) -> bool:
         """Return whether a payload may be kept."""
-        return self._payloads.has_room(payload.id, kept_bytes(payload))
+        return self.payloads.has_room(payload.id, kept_bytes(payload))
 
     def drop(self, message_id: MessageId) -> None:
         """End the hold of a message that is settled."""
         self.tracker.ack(message_id)
-        self._payloads.pop(message_id)
+        self.payloads.pop(message_id)
 
     def hold_again(self, record: MessageState) -> None:
         """Let a message come due at once: its time came during an acknowledgement that failed."""
@@ -148,13 +148,13 @@ class RedeliveryQueue:
 
     def ask_for(self, counts: Mapping[MessageId, int]) -> None:
         """Request messages soon that were forgotten here, by how often each was delivered."""
-        self._table.ask_for(counts, self._clock.now_ms())
-        self._watch_from(self._table.requests.next_at())
+        self.table.ask_for(counts, self.clock.now_ms())
+        self._watch_from(self.table.requests.next_at())
 
     def clear(self) -> None:
         """Forget all holds."""
         self.tracker.clear()
-        self._payloads.clear()
+        self.payloads.clear()
 
     def _arm(self, message_id: MessageId, delay_ms: int) -> None:
         if delay_ms != self._armed_ms:
@@ -199,7 +199,7 @@ class RedeliveryQueue:
 
     def _not_local(self, ids: Sequence[MessageId]) -> list[MessageState]:
         """Redeliver from memory what belongs there; return the messages that the broker is to redeliver."""
-        records = [record for record in map(self._table.get, ids) if record is not None and self._is_due(record)]
+        records = [record for record in map(self.table.get, ids) if record is not None and self._is_due(record)]
         due_members = Counter(entry_key(record.id) for record in records if record.id[3] >= 0 and is_member(record.id))
         return [record for record in records if not self._bring_back_locally(record, due_members)]
 
@@ -210,14 +210,14 @@ class RedeliveryQueue:
 
     def _bring_back_locally(self, record: MessageState, due_members: Counter[EntryKey]) -> bool:
         """Redeliver from memory, waiting for the deadline if the timer was early; False: the broker's turn."""
-        if record.id not in self._payloads.kept:
+        if record.id not in self.payloads.kept:
             return False
-        batches, due = self._table.batches, due_members[entry_key(record.id)]
+        batches, due = self.table.batches, due_members[entry_key(record.id)]
         if not record.is_local:
             if not batches.has_busy_members(record.id, due):
                 return False
-            self._trace.hold(record.id, record.redelivery_count, "busy batch mates")
-        early_ms = record.due_at_ms - self._clock.now_ms()
+            self.trace.hold(record.id, record.redelivery_count, "busy batch mates")
+        early_ms = record.due_at_ms - self.clock.now_ms()
         is_last_ms = early_ms == 1 and not record.is_local and self.tracker.ahead > 0
         must_wait = early_ms > 0 and (record.is_early or is_last_ms)
         record.is_local, record.is_early = True, False
@@ -228,30 +228,30 @@ class RedeliveryQueue:
         return True
 
     def _redeliver_locally(self, record: MessageState) -> None:
-        delivery = self._payloads.pop(record.id)
+        delivery = self.payloads.pop(record.id)
         if delivery is None:
             return
         self.redelivered_local += 1
-        self._trace.redeliver(record)
-        self._table.redeliver(record)
+        self.trace.redeliver(record)
+        self.table.redeliver(record)
         self.redeliver(delivery, record)
         self._freed()
 
     def _begin_request(self, records: Sequence[MessageState]) -> list[int]:
-        now_ms = self._clock.now_ms()
-        if self._table.requests.open:
-            self._table.expire(now_ms)
-        for record in records if self._trace.is_on else ():  # if it is not held, a request for this hold has failed
-            self._trace.redeliver(record, None if record.is_held else REQUESTED_AGAIN)
-        requests = [self._table.request(record, now_ms) for record in records]
-        self._watch_from(self._table.requests.next_at())
+        now_ms = self.clock.now_ms()
+        if self.table.requests.open:
+            self.table.expire(now_ms)
+        for record in records if self.trace.is_on else ():  # if it is not held, a request for this hold has failed
+            self.trace.redeliver(record, None if record.is_held else REQUESTED_AGAIN)
+        requests = [self.table.request(record, now_ms) for record in records]
+        self._watch_from(self.table.requests.next_at())
         return requests
 
     def _fail_request(self, records: Sequence[MessageState], requests: Sequence[int], error: BaseException) -> NoReturn:
         failed = [
             record.id
             for record, request in zip(records, requests, strict=True)
-            if self._table.request_failed(record, request)
+            if self.table.request_failed(record, request)
         ]
         self._trace_failed(failed, error)
         if isinstance(error, Exception):
@@ -262,9 +262,9 @@ class RedeliveryQueue:
         if not records:
             return
         self.redelivered_broker += len(records)
-        for record in records if self._payloads.kept else ():
+        for record in records if self.payloads.kept else ():
             if record.state is State.REQUESTED:
-                self._payloads.pop(record.id)
+                self.payloads.pop(record.id)
         self._freed()
 
     # --- repeated requests -------------------------------------------------------------------------------------------
@@ -272,10 +272,10 @@ class RedeliveryQueue:
     async def watch(self) -> None:
         """Repeat requests that brought nothing, until cancelled; a callable of the user's is called once."""
         while self._custom is None:
-            next_at = self._table.requests.next_at()
+            next_at = self.table.requests.next_at()
             self._watched_until_ms = next_at
             self._is_sooner.clear()
-            delay_ms = None if next_at is None else next_at - self._clock.now_ms()
+            delay_ms = None if next_at is None else next_at - self.clock.now_ms()
             if delay_ms is None or delay_ms > 0:
                 await self._sleep(delay_ms)
             elif not await self._request_again():
@@ -294,14 +294,14 @@ class RedeliveryQueue:
 
     async def _request_again(self) -> bool:
         """Repeat the requests that are due; False: the port is closed."""
-        requests, now_ms = self._table.requests, self._clock.now_ms()
-        self._table.expire(now_ms)
+        requests, now_ms = self.table.requests, self.clock.now_ms()
+        self.table.expire(now_ms)
         lost, requests.lost = requests.lost, []
         if lost:
             self._lost(lost)
         due = requests.retries.pop_due(now_ms, self._most_at_once)
         ids = [retry.id for retry in due]
-        self._trace.request_again(self._counts_of(ids), REQUESTED_AGAIN)
+        self.trace.request_again(self._counts_of(ids), REQUESTED_AGAIN)
         try:
             if due:
                 await self._port.redeliver(ids)
@@ -309,7 +309,7 @@ class RedeliveryQueue:
             return False
         except Exception as error:  # noqa: BLE001 - tried again
             self._trace_failed(ids, error)
-            requests.retries.failed([retry for retry in due if self._is_awaited(retry.id)], self._clock.now_ms())
+            requests.retries.failed([retry for retry in due if self._is_awaited(retry.id)], self.clock.now_ms())
         else:
             self.asked_again += len(due)
             for retry in due:
@@ -319,18 +319,18 @@ class RedeliveryQueue:
 
     def _is_awaited(self, message_id: MessageId) -> bool:
         """Return whether a message whose request brought nothing has not come or been settled since."""
-        return message_id in self._table.requests.counts and self._table.get(message_id) is None
+        return message_id in self.table.requests.counts and self.table.get(message_id) is None
 
     def _counts_of(self, ids: Iterable[MessageId]) -> Iterator[tuple[MessageId, int | None]]:
         """Return with which redelivery count each message was delivered last, None where that is not known."""
         for message_id in ids:
-            record = self._table.get(message_id)
-            known = self._table.requests.counts.get(message_id) if record is None else record.redelivery_count
+            record = self.table.get(message_id)
+            known = self.table.requests.counts.get(message_id) if record is None else record.redelivery_count
             yield message_id, known
 
     def _trace_failed(self, ids: Iterable[MessageId], error: BaseException) -> None:
         for message_id, count in self._counts_of(ids):
-            self._trace.error(message_id, count, "redeliver", error)
+            self.trace.error(message_id, count, "redeliver", error)
 
     async def _send(self, ids: Sequence[MessageId]) -> None:
         if self._custom is None:

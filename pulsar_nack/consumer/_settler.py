@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from .._delays import Delay, delay_ms
 from .._lifetime import check_loop, running_loop
-from ..backoff import Backoff
+from ..backoff import as_backoff
 from ..clock import Clock
 from ..config import NackConfig
 from ..errors import AlreadySettledError, ClosedError, NoDeadLetterError, NotDurableError, NotOpenError
@@ -22,12 +22,12 @@ from ._acks import Acks
 from ._dead_letter_rules import as_reason
 from ._dead_letters import DeadLetters, DeadLetterTask
 from ._message_state import MessageState, State
-from ._message_table import MessageTable
 from ._payloads import LruPayloads
 from ._port import Delivery
 from ._redelivery_queue import RedeliveryQueue
 from ._redelivery_router import RedeliveryPlan
-from ._tracing import DEAD_LETTER, MessageTrace
+from ._settings import ConsumerSettings
+from ._tracing import DEAD_LETTER
 from ._unacked import UnackedLimiter
 
 if TYPE_CHECKING:
@@ -70,18 +70,13 @@ class Settler:
 
     def __init__(
         self,
-        table: MessageTable,
         queue: RedeliveryQueue,
-        *,
         recent: LruPayloads,
         limiter: UnackedLimiter,
         dead: DeadLetters | None,
-        config: NackConfig,
-        backoff: Backoff | None,
-        clock: Clock,
-        trace: MessageTrace,
+        settings: ConsumerSettings,
     ) -> None:
-        self.turn = LoopTurn(clock)
+        self.turn = LoopTurn(queue.clock)
         self.is_closed = False
         self.on_idle: Callable[[], None] | None = None
         """Called when messages were settled or held; None while nobody waits for that."""
@@ -90,15 +85,14 @@ class Settler:
         """None until the consumer is open."""
         self.durable: DurableNacks | None = None
         self.nacked = self.dropped = 0
-        self._table = table
-        self._queue = queue
-        self._recent = recent
-        self._limiter = limiter
-        self._dead = dead
-        self._config = config
-        self._backoff = backoff
-        self._clock = clock
-        self._trace = trace
+        self.queue = queue
+        self.recent = recent
+        self.limiter = limiter
+        self.dead = dead
+        self._table = queue.table
+        self._trace = queue.trace
+        self._config = settings.config or NackConfig()
+        self._backoff = None if settings.backoff is None else as_backoff(settings.backoff)
 
     def check_open(self) -> Acks:
         """Return the acknowledgements of an open consumer, in its event loop.
@@ -121,25 +115,25 @@ class Settler:
         acks = self.acks
         if acks is None or self.is_closed or running_loop() is not self.loop:
             acks = self.check_open()
-        if self._dead is not None:
+        if self.dead is not None:
             self._check_not_dead_lettering(message_id)
         return acks.acknowledge(message_id)
 
     def acknowledge_soon(self, message_id: MessageId) -> None:
         """Begin to acknowledge a message; nobody waits for the outcome."""
         acks = self.check_open()
-        if self._dead is not None:
+        if self.dead is not None:
             self._check_not_dead_lettering(message_id)
         acks.acknowledge_soon(message_id)
 
     def settled_through(self, message_id: MessageId, now_ms: int) -> None:
         """Note a cumulative acknowledgement that the port has confirmed; holds up to it are cancelled."""
         for settled in self._table.settle_through(message_id, now_ms):
-            self._trace.settled_through(settled, was_held=settled in self._queue.tracker)
+            self._trace.settled_through(settled, was_held=settled in self.queue.tracker)
             self._forget(settled)
-            if self._dead is not None:
-                self._dead.drop(settled, State.ACKING.value)
-        self._limiter.changed()
+            if self.dead is not None:
+                self.dead.drop(settled, State.ACKING.value)
+        self.limiter.changed()
 
     def on_settled(self, records: Sequence[MessageState]) -> None:
         """Take note of messages whose acknowledgement was confirmed."""
@@ -147,14 +141,14 @@ class Settler:
             self._trace.settled(records)
         for record in records:
             if record.before_ack is not State.DELIVERED:
-                self._queue.drop(record.id)
+                self.queue.drop(record.id)
             if record.has_duplicate and self.acks is not None:
                 self.acks.ack_duplicate(record.id)
-        if self._recent.delivered:
+        if self.recent.delivered:
             for record in records:
-                self._recent.pop(record.id)
-        if self._limiter.waiters:
-            self._limiter.changed()
+                self.recent.pop(record.id)
+        if self.limiter.waiters:
+            self.limiter.changed()
         if self.on_idle is not None:
             self.on_idle()
 
@@ -162,10 +156,10 @@ class Settler:
         """Take note of a message whose acknowledgement failed, and whether its time came meanwhile."""
         self._trace.error(record.id, record.redelivery_count, "ack", error)
         if was_due:
-            self._queue.hold_again(record)
+            self.queue.hold_again(record)
         is_unknown = record.is_guessed and self._table.get(record.id) is None
         if is_unknown and (record.has_duplicate or record.redelivery_count):
-            self._queue.ask_for({record.id: record.redelivery_count})
+            self.queue.ask_for({record.id: record.redelivery_count})
 
     def on_unobserved_error(self, record: MessageState, error: Exception) -> None:
         """Redeliver a message as if it was nacked: its acknowledgement failed and no caller will settle it."""
@@ -173,11 +167,11 @@ class Settler:
         if self.is_closed:
             return
         if record.is_guessed and known is None:
-            self._queue.ask_for({record.id: record.redelivery_count})  # no task has it, or it was forgotten
+            self.queue.ask_for({record.id: record.redelivery_count})  # no task has it, or it was forgotten
         elif known is record and record.state is State.DELIVERED:
             _log.warning("%r could not be acknowledged, and is redelivered: %s", record.id, error)
-            payload = self._recent.pop(record.id)
-            self._queue.hold(self._table.hold(record.id), self._delay_ms(record, None), payload)
+            payload = self.recent.pop(record.id)
+            self.queue.hold(self._table.hold(record.id), self._delay_ms(record, None), payload)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -189,7 +183,7 @@ class Settler:
 
     def is_dead_lettering(self, message_id: MessageId) -> bool:
         """Return whether a message is on its way to the dead-letter topic."""
-        return self._dead is not None and message_id in self._dead
+        return self.dead is not None and message_id in self.dead
 
     def _check_not_dead_lettering(self, message_id: MessageId) -> None:
         """Raise AlreadySettledError if the message is on its way to the dead-letter topic."""
@@ -213,7 +207,7 @@ class Settler:
     async def dead_letter(self, payload: Delivery, count: int, reason: str) -> None:
         """Send a message to the dead-letter topic, and wait until it is there and acknowledged."""
         self.check_open()
-        dead = self._dead
+        dead = self.dead
         if dead is None:
             raise NoDeadLetterError(payload.id)
         reason = as_reason(reason)
@@ -229,7 +223,7 @@ class Settler:
             self.check_open()
             if payload.id not in dead:
                 self._check_unsettled(payload.id, attempt)
-        if payload.id in self._queue.tracker:
+        if payload.id in self.queue.tracker:
             self._trace.cancel(payload.id, count, DEAD_LETTER)
         self._forget(payload.id)
         return dead.send(payload, count, reason)
@@ -255,8 +249,8 @@ class Settler:
         if reason or type(reason) is not str:
             reason = as_reason(reason)
         if payload is None:
-            payload = self._recent.get(message_id)
-        dead = self._dead
+            payload = self.recent.get(message_id)
+        dead = self.dead
         if dead is not None and message_id in dead:
             return None
         record = self._check_unsettled(message_id, attempt)
@@ -267,26 +261,26 @@ class Settler:
                 await self._begin_dead_letter(dead, payload, count, attempt, reason)
                 self.nacked += 1
                 return None
-        plan, left_ms = self._queue.router.choose(message_id, milliseconds), milliseconds
+        plan, left_ms = self.queue.router.choose(message_id, milliseconds), milliseconds
         is_new = record is None or record.state is State.DELIVERED
-        if is_new and not (self._limiter.is_free and self._has_room(plan, payload)):
+        if is_new and not (self.limiter.is_free and self._has_room(plan, payload)):
             waited_ms = await self._wait_for_room(message_id, attempt, plan, payload)
             left_ms = max(milliseconds - waited_ms, 0)
-            plan = self._queue.router.choose(message_id, left_ms)
+            plan = self.queue.router.choose(message_id, left_ms)
         record = self._table.hold(message_id)
-        self._queue.hold(record, left_ms, payload, plan)
+        self.queue.hold(record, left_ms, payload, plan)
         if self._trace.is_on:
             self._trace.nack(record, milliseconds, reason)
         self.nacked += 1
-        if self._recent.delivered:
-            self._recent.pop(message_id)
-        if self._table.delivered + self._table.held >= self._limiter.near:
-            self._limiter.warn_if_near()
+        if self.recent.delivered:
+            self.recent.pop(message_id)
+        if self._table.delivered + self._table.held >= self.limiter.near:
+            self.limiter.warn_if_near()
         if self.on_idle is not None:
             self.on_idle()
         if self.durable is None or record.state is not State.HELD:
             return None
-        due_in_ms = record.due_at_ms - self._clock.now_ms()
+        due_in_ms = record.due_at_ms - self.queue.clock.now_ms()
         return self.durable.nacked(record.id, due_in_ms, record.redelivery_count)
 
     async def _wait_for_room(
@@ -298,14 +292,14 @@ class Settler:
             self._trace.hold(message_id, 0 if record is None else record.redelivery_count, "no room")
         now = asyncio.get_running_loop().time
         began_at = now()
-        await self._limiter.wait_for(lambda: self._has_room(plan, payload))
+        await self.limiter.wait_for(lambda: self._has_room(plan, payload))
         self._check_unsettled(message_id, attempt)
         return round((now() - began_at) * 1000)
 
     def _has_room(self, plan: RedeliveryPlan, payload: Delivery | None) -> bool:
         most = self._config.max_held
         is_full = most is not None and self._table.held >= most
-        return not is_full and (payload is None or not plan.must_keep or self._queue.has_room(payload))
+        return not is_full and (payload is None or not plan.must_keep or self.queue.has_room(payload))
 
     def _delay_ms(self, record: MessageState | None, delay: Delay | None) -> int:
         if delay is None and self._backoff is not None:
@@ -333,16 +327,16 @@ class Settler:
         if records:
             self.dropped += len(records)
             _log.info("%d messages that waited for redelivery are dropped: %s", len(records), reason)
-        self._limiter.changed()
+        self.limiter.changed()
 
     def clear(self, trace_reason: str, dead_letter_reason: str) -> None:
         """Forget all messages: the subscription was moved or deleted."""
         self.trace_cancelled(trace_reason)
-        self._queue.clear()
-        self._recent.clear()
+        self.queue.clear()
+        self.recent.clear()
         self._table.clear()
-        if self._dead is not None:
-            self._dead.clear(dead_letter_reason)
+        if self.dead is not None:
+            self.dead.clear(dead_letter_reason)
 
     def trace_cancelled(self, reason: str) -> None:
         """Note in the trace that all holds end."""
@@ -350,5 +344,5 @@ class Settler:
             self._trace.cancel_all(self._table.select({State.HELD}), reason)
 
     def _forget(self, message_id: MessageId) -> None:
-        self._queue.drop(message_id)
-        self._recent.pop(message_id)
+        self.queue.drop(message_id)
+        self.recent.pop(message_id)
