@@ -30,7 +30,7 @@ class DurableGateQueue:
 
     def __init__(self, durable: DurableNacks, inbox: Inbox[Message]) -> None:
         self.has_room = asyncio.Event()
-        """Clear while so many wait that no more are to be fetched."""
+        """Clear while too many wait to fetch more."""
         self.has_room.set()
         self._durable = durable
         self._gate = durable.gate

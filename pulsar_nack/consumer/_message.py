@@ -76,12 +76,12 @@ class Message:
 
     @property
     def key(self) -> str | None:
-        """Return the partition key, None if there is none."""
+        """Return the partition key, None without one."""
         return self._delivery.key
 
     @property
     def ordering_key(self) -> str | None:
-        """Return the ordering key, None if there is none."""
+        """Return the ordering key, None without one."""
         return self._delivery.ordering_key
 
     @property
@@ -96,7 +96,7 @@ class Message:
 
     @property
     def event_time_ms(self) -> int:
-        """Return the producer's event time, epoch ms, 0 if there is none."""
+        """Return the producer's event time, epoch ms, 0 without one."""
         return self._delivery.event_time_ms
 
     @property

@@ -41,7 +41,7 @@ class RedeliveryPlan(NamedTuple):
 class RedeliveryRouter:
     """Decides for one consumer.
 
-    :raises InvalidArgumentError: ``redelivery`` is none of the names and no callable
+    :raises InvalidArgumentError: ``redelivery`` is not a known name or a callable
     """
 
     def __init__(self, redelivery: Redelivery, traits: PortTraits) -> None:

@@ -24,7 +24,7 @@ _NEAR: Final = 0.8
 HELD_BACK_S: Final = 10.0
 """How long a receiver waits for nothing, with messages unacknowledged, until the consumer asks the broker why."""
 _MOST_REFUSALS: Final = 3
-"""After so many refused questions the consumer does not ask the broker again."""
+"""After this many refused questions the consumer does not ask the broker again."""
 
 
 class UnackedLimiter:

@@ -1,6 +1,6 @@
 """All orders of events up to a length, breadth first, where equal states are gone on from once.
 
-There is no way to copy a consumer, so each step plays its order from the beginning, in a round of its own. Two orders
+There is no way to copy a consumer, so each step plays its order from the beginning, in a new round. Two orders
 lead to the same state if their :class:`Picture` is the same.
 """
 
@@ -39,13 +39,13 @@ DISTURBANCES: Final = {
 """The events that do not happen on a quiet day."""
 _BEGIN_S: Final = 1_000_000.0
 _ROUNDS: Final = 40
-"""After so many a world is made new, as a topic with many messages is slow."""
+"""After this many rounds a world is made new, as a topic with many messages is slow."""
 
 
 class Picture:
     """What a state is: all that is known of the round's messages at the broker, in the consumers, and in hands.
 
-    Times that have passed are all the same, later ones are told from now on, and entries from the round's first one.
+    All past times are equal. Later times count from now, and entries from the round's first one.
     """
 
     def __init__(self, world: World) -> None:
@@ -235,7 +235,7 @@ def _note(found: Explored, wrong: str, order: tuple[str, ...]) -> None:
 
 
 class Stage:
-    """Plays orders, each in a round of its own, and now and then in a new world."""
+    """Plays orders, each in a new round, and now and then in a new world."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds

@@ -125,7 +125,7 @@ def test_the_properties_are_those_of_the_java_client_and_ours() -> None:
 
 
 def test_where_a_message_was_first_stays() -> None:
-    """A dead letter of a dead letter tells the first topic and id, as with the Java client, and the new reason."""
+    """A dead letter of a dead letter has the first topic and id, as with the Java client, and the new reason."""
     first = {"REAL_TOPIC": "first", "ORIGIN_MESSAGE_ID": "1:2:3", "PULSAR_NACK_REASON": "old"}
     found = (
         DeadLetterRules(DeadLetterPolicy(2, "dead"), "billing").message(delivery(properties=first), 3, "new").properties

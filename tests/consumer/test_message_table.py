@@ -41,7 +41,7 @@ def acked(table: MessageTable, message_id: MessageId, now_ms: int = 0) -> None:
 
 
 def test_a_copy_of_what_is_in_work_or_held_is_dropped() -> None:
-    """U23: in work and held, a second delivery is a copy, whatever its count."""
+    """U23: a second delivery of a delivered or held message is a duplicate, whatever its count."""
     table = MessageTable()
     delivered(table)
     assert table.deliver(ID, 0, 1) is Verdict.DUPLICATE
@@ -51,7 +51,7 @@ def test_a_copy_of_what_is_in_work_or_held_is_dropped() -> None:
 
 
 def test_what_was_asked_for_is_shown_once() -> None:
-    """U23: asked for, the first delivery is shown and the second is a copy (counts 1 and 1, or 1 and 0)."""
+    """U23: after a request the first delivery counts and the second is a duplicate (counts 1 and 1, or 1 and 0)."""
     for second_count in (1, 0):
         table = MessageTable()
         table.request(held(table), 10)
@@ -62,7 +62,7 @@ def test_what_was_asked_for_is_shown_once() -> None:
 
 
 def test_acked_before_it_arrives() -> None:
-    """U24: asked for, then acknowledged; when it arrives all the same it is acknowledged again."""
+    """U24: requested, then acknowledged; when it arrives anyway it is acknowledged again."""
     table = MessageTable()
     table.request(held(table), 10)
     record = table.mark_acking_unknown(ID)
@@ -118,7 +118,7 @@ def test_counts_leave_copies_out() -> None:
 
 
 def test_settled_messages_refuse_a_nack() -> None:
-    """U20: during and after an acknowledgement a nack is told; after a failed one it may be made."""
+    """U20: during and after an acknowledgement a nack raises; after a failed one it is possible."""
     table = MessageTable()
     record = delivered(table)
     table.mark_acking_unknown(ID)
@@ -157,7 +157,7 @@ def test_a_failed_request_is_held_again() -> None:
 
 
 def test_a_failure_of_an_older_request_changes_nothing() -> None:
-    """N16: a message that was asked for anew is not held because the request before it failed."""
+    """N16: a message that was requested again is not held because the earlier request failed."""
     table = MessageTable()
     record = held(table)
     older = table.request(record, 0)
@@ -189,7 +189,7 @@ def test_acked_batch_members_are_remembered() -> None:
 
 
 def test_busy_members() -> None:
-    """U26: mates not seen, in work, or held are busy; acknowledged, asked for, and due ones are not."""
+    """U26: unseen, delivered and held members are busy; acknowledged, requested and due ones are not."""
     table = MessageTable()
     batches = table.batches
     record = held(table, BATCH[0])
@@ -224,7 +224,7 @@ def test_a_cumulative_ack_settles_what_is_before() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Of messages in work beyond the bound the oldest are forgotten, and shown if they come; counts stay right."""
+    """Beyond the bound the oldest delivered messages are forgotten, and delivered if they come; counts stay right."""
     table = MessageTable(most_delivered=100)
     for number in range(1_000):
         delivered(table, MessageId(1, number))
@@ -246,7 +246,7 @@ def test_a_seek_forgets_everything() -> None:
 
 
 def test_what_waits_in_a_partition_leaves() -> None:
-    """When another consumer gets a partition, what is held or asked for there goes, what is in work stays."""
+    """When another consumer gets a partition, held and requested messages go, delivered ones stay."""
     table = MessageTable()
     held, asked, in_work = (MessageId(1, entry, 2, topic="t-partition-2") for entry in range(3))
     elsewhere = MessageId(1, 9, 3, topic="t-partition-3")

@@ -91,7 +91,7 @@ async def test_partitions_without_a_queue_are_refused(monkeypatch: pytest.Monkey
 
 
 class Encryption:
-    """What the binding tells of an encrypted message."""
+    """The binding's encryption context of an encrypted message."""
 
     key = "shop"
 
@@ -107,11 +107,11 @@ class Encryption:
 class NativeMessage:
     """As much of the binding's message as a delivery needs."""
 
-    def __init__(self, **told: Any) -> None:
-        self._told = {"data": b"", "properties": {}, "redelivery_count": 0, "int_schema_version": -1, **told}
+    def __init__(self, **fields: Any) -> None:
+        self._fields = {"data": b"", "properties": {}, "redelivery_count": 0, "int_schema_version": -1, **fields}
 
     def __getattr__(self, name: str) -> Any:
-        return lambda: self._told.get(name)
+        return lambda: self._fields.get(name)
 
 
 def test_what_the_client_tells_of_a_message() -> None:
@@ -180,7 +180,7 @@ async def test_what_the_library_cannot_take_is_refused_here() -> None:
 
 
 @for_each(
-    ("pattern", "told"),
+    ("pattern", "translated"),
     [
         ("x-.*", "persistent://public/default/x-.*"),
         ("^x-.*", "persistent://public/default/x-.*"),
@@ -198,9 +198,9 @@ async def test_what_the_library_cannot_take_is_refused_here() -> None:
         ("größe-.*", "persistent://public/default/größe-.*"),
     ],
 )
-def test_patterns_for_the_library(pattern: str, told: str) -> None:
+def test_patterns_for_the_library(pattern: str, translated: str) -> None:
     """O18: anchors and namespaces are made what its library compares with whole names."""
-    assert for_official_client(pattern) == told
+    assert for_official_client(pattern) == translated
 
 
 class Broken:
@@ -337,7 +337,7 @@ def test_ids_are_built_with_their_topic() -> None:
 
 
 def test_one_of_a_batch_is_not_acknowledged_by_number() -> None:
-    """U26: a member that was not delivered here cannot be acknowledged: the client would acknowledge its mates too."""
+    """U26: a member not delivered here cannot be acknowledged: the client would acknowledge the whole batch."""
     handles = NativeMessageIds("t")
     for message_id in (MessageId(3, 4, -1, 0), MessageId(3, 4, -1, 0, batch_size=5)):
         with pytest.raises(BrokerError, match="whole batch"):

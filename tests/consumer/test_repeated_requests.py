@@ -97,7 +97,7 @@ async def test_asking_again_ends(ports: Ports) -> None:
 
 @virtual_time
 async def test_a_request_that_is_answered_is_not_made_again(ports: Ports) -> None:
-    """U23: the broker is asked once for what comes, also for what is nacked anew or acknowledged meanwhile."""
+    """U23: a message that comes is requested once, also if it is nacked again or acknowledged meanwhile."""
     async with Consumer(port := ports.port(latency=0.005), redelivery="broker", config=EXACT) as consumer:
         for _ in range(3):
             await nacked(port, consumer)
@@ -148,7 +148,7 @@ async def test_a_queue_that_is_never_empty_does_not_keep_it_from_being_asked_for
 
 @virtual_time
 async def test_what_is_settled_by_its_id_is_not_asked_for_again(ports: Ports) -> None:
-    """U24: a message that was asked for in vain and then acknowledged, or nacked anew, is not asked for meanwhile."""
+    """U24: a message that was requested in vain and then acknowledged, or nacked again, is not requested meanwhile."""
     async with Consumer(port := ports.port(), redelivery="broker", config=EXACT) as consumer:
         port.topic.publish(b"a")
         port.topic.publish(b"b")
@@ -222,7 +222,7 @@ def test_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("late_ms", [0, 1])
 def test_each_round_comes_at_its_time(late_ms: int) -> None:
-    """U23: one tick before a pause is over nothing is due; what is added anew takes the place of what was."""
+    """U23: one tick before a pause is over nothing is due; a message that is added again replaces the earlier entry."""
     ask = RetrySchedule()
     for turn, pause_ms in enumerate(PAUSES_MS):
         ask.add(ID, 1_000, turn)
