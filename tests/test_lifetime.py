@@ -396,6 +396,7 @@ FREE: dict[str, str] = {
     "OAuth2Authentication": "asks for itself in each loop",
     "DeadLetterProducers": "driven by a publisher of a Consumer, which checks",
     "DisabledDelayedDeliveryTracker": "waits for nothing",
+    "DurableNacks": "used by a Consumer, which checks",
     "FakePublisher": "waits for nothing",
     "MemoryDelayedCursor": "waits for nothing",
     "MemorySnapshotStorage": "waits for nothing",

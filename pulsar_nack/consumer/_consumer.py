@@ -291,7 +291,7 @@ class Consumer(ClosesWhenDropped):
         await port.acknowledge_cumulative(message_id)
         self._settler.settled_through(message_id, self._engine.clock.now_ms())
         if self._settler.durable is not None:
-            await self._settler.durable.settled_through(message_id)
+            await self._settler.durable.acked_up_to(message_id)
 
     # --- the subscription ------------------------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class ConsumerEngine:
         settings = self._settings
         if settings.durable is None:
             return
-        from ._durable import DurableNacks, Surroundings
+        from .durable import DurableContext, DurableNacks
 
         port = self.port if isinstance(self.port, SupportsConnectionState) else None
         durable = await DurableNacks.open(
@@ -178,7 +178,7 @@ class ConsumerEngine:
             keeps_members=not self._port_keeps_members,
             ttl_ms=delay_ms(settings.durable_ttl),
             clock=settings.wall_clock or WallClock(),
-            surroundings=Surroundings(
+            context=DurableContext(
                 in_flight=lambda: self.limiter.count() - self.receiver.waiting(),
                 is_connected=lambda: port is None or port.is_connected,
                 max_ack_state_bytes=settings.max_ack_state_bytes,

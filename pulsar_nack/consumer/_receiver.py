@@ -25,7 +25,7 @@ from ._sessions import Place, place_of
 from ._settler import Settler
 
 if TYPE_CHECKING:
-    from ._durable import DurableNacks
+    from .durable import DurableNacks
 
 _log = logging.getLogger("pulsar_nack.consumer")
 _UNWANTED_AFTER_S: Final = 0.1
@@ -108,7 +108,7 @@ class Receiver:
         """
         while True:
             try:
-                await durable.shown(message.id, message.redelivery_count)
+                await durable.delivered(message.id, message.redelivery_count)
             except asyncio.CancelledError:
                 self._put_back(message)
                 raise

@@ -21,7 +21,7 @@ from ._redelivery_router import Redelivery, RedeliveryRouter
 from ._tracing import ConsumerTrace
 
 if TYPE_CHECKING:
-    from ._durable import DurableHome
+    from .durable import DurableHome
 
 _LEAST_ACK_STATE_BYTES: Final = 1_024
 
@@ -83,7 +83,7 @@ class ConsumerSettings:
         for index, hook in enumerate(self.hooks):
             check_callable(f"hooks[{index}]", hook, "a callable that takes one event")
         if self.durable is not None:
-            from ._durable import check_home
+            from .durable import check_home
 
             check_home(self.durable)
         if self.backoff is not None:

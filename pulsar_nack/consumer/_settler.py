@@ -31,7 +31,7 @@ from ._tracing import DEAD_LETTER
 from ._unacked import UnackedLimiter
 
 if TYPE_CHECKING:
-    from ._durable import DurableNacks, Outcome
+    from .durable import DurableNacks, Outcome
 
 _log = logging.getLogger("pulsar_nack.consumer")
 YIELD_AFTER_MS: Final = 5

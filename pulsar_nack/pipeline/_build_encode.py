@@ -1,6 +1,6 @@
 """Makes a snapshot of a bucket's rows: segments cut and encoded as the bucket tracker does it, with numpy. Pure.
 
-The wire form is that of ``delayed/bucket/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so
+The wire form is that of ``delayed/format/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so
 all indexes of a bucket are written into one table of bytes, a row each, and the bytes that are not used are left out
 at the end. About 0.1 us an index, where protobuf's objects take 0.5.
 """

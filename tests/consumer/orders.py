@@ -24,7 +24,7 @@ from pulsar_nack.testing import VirtualClockEventLoop
 
 from .two_workers import LEDGER, World, WrongError
 
-_SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._ack_")
+_SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._consumer._ack_")
 """Objects of these modules are looked into; of others only the type counts."""
 _NOT_SEEN_THROUGH: Final = {Consumer, ConsumerEngine, ConsumerSettings, LoopTurn, Message, Receiver, Settler}
 _COUNTERS: Final = {
@@ -136,7 +136,8 @@ def picture(world: World) -> bytes:
         for owner in (engine, engine.settler, engine.receiver):
             parts += [draw.of(part) for part in vars(owner).values() if _is_looked_into(part)]
         parts += [
-            (member.is_connected, draw.of(member._acks), draw.of(member._ack_sets)) for member in consumer.port._members
+            (each.is_connected, draw.of(each.acks._groups), draw.of(each.acks.sets))
+            for each in consumer.port._consumers
         ]
     return blake2b(repr(parts).encode(), digest_size=16).digest()
 

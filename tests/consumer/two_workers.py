@@ -6,7 +6,7 @@ hand, as a long job. :meth:`World.do` does an event, a short text such as ``nack
 acknowledgement of ``a``. Acknowledgements and dead letters are under way until an event confirms or fails them, and
 what the broker has for a worker waits until an event delivers it.
 
-What is right is checked by :meth:`World.end`: all is confirmed and delivered, and time passes. Then
+What is right is told by :meth:`World.end`: all is confirmed and delivered, and time passes. Then
 
 - a message that the broker counts as unacknowledged is in the hands of somebody who was shown it;
 - one that it counts as acknowledged, by whatever means, was shown at most once more, though it was nacked each time;
@@ -29,7 +29,7 @@ from pulsar_nack import (
     NackConfig,
 )
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._consumer._selection import selection_of
@@ -53,7 +53,7 @@ class WrongError(AssertionError):
 
 
 class World:
-    """A broker and two workers. Each round has new messages.
+    """A broker and two workers. Each round has messages of its own.
 
     :param kind: of the subscription, ``shared`` or ``failover``
     :param about: the messages that workers do something about; the others stay in hand
@@ -87,8 +87,8 @@ class World:
         for number in (1, 2):
             options = ClientOptions()
             pool = Pool(self.broker.url, options, dial=self.broker.dial)
-            core = Core(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
-            options = SubscribeOptions(
+            context = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+            told = SubscribeOptions(
                 NAME,
                 type=self.kind,  # type: ignore[arg-type]
                 initial_position="earliest",
@@ -96,7 +96,7 @@ class World:
                 batch_index_ack=True,
                 ack_group_ms=0,
             )
-            port = await WirePort.open(core, selection_of(TOPIC), options)
+            port = await WirePort.open(context, selection_of(TOPIC), told)
             consumer = Consumer(
                 port,
                 config=NackConfig(negative_ack_precision_bit_cnt=0),
@@ -176,7 +176,7 @@ class World:
     def _cannot_know(self, name: str, worker: Worker) -> bool:
         """Return whether somebody else acknowledged one of a batch that a worker was shown before, in this session.
 
-        The broker reports an entry only when it is wholly acknowledged.
+        The broker tells of an entry only when it is wholly acknowledged.
         """
         if self.place(name) in self.subscription.acked:
             return False
@@ -244,8 +244,8 @@ class World:
             events += ["confirm", "fail"]
         if self.letters.waiting:
             events += ["stored", "refused"]
-        counts = [worker.consumer.statistics() for worker in self.workers]
-        if is_some_away or any(each.held or each.dead_letters_waiting for each in counts):
+        told = [worker.consumer.statistics() for worker in self.workers]
+        if is_some_away or any(each.held or each.dead_letters_waiting for each in told):
             events.append("due")
         events += ["reset", "clear", "closed"]
         if self.kind == "failover" and len(self.subscription.consumers) > 1:
@@ -378,9 +378,9 @@ class World:
             raise WrongError("; ".join(dict.fromkeys(self.wrong)))
 
     def _judge_memory(self, worker: Worker) -> None:
-        counts = worker.consumer.statistics()
+        told = worker.consumer.statistics()
         kept = {"in_work", "ready", "held", "requested", "kept", "unacked", "dead_letters_waiting"}
-        left = {name: value for name in sorted(kept) if (value := getattr(counts, name))}
+        left = {name: value for name in sorted(kept) if (value := getattr(told, name))}
         if left:
             self.wrong.append(f"all is acknowledged or gone, and worker {worker.number} still has {left}")
 
