@@ -60,7 +60,7 @@ class DeadLetterPolicy:
         if self.publisher is not None and not hasattr(self.publisher, "publish"):
             raise InvalidArgumentError("publisher", self.publisher, "a Publisher or None")
         if self.publisher is not None and self.initial_subscription is not None:
-            expected = "None, as publisher is given: what publishes makes the topic"
+            expected = "None, as publisher is given: it creates the topic"
             raise InvalidArgumentError("initial_subscription", self.initial_subscription, expected)
 
 

@@ -159,7 +159,7 @@ class DeadLetters:
                 was_doubtful or letter.is_awaited
             ):  # it comes again, here or elsewhere
                 self._table.leave([letter.record])
-                letter.error = AlreadySettledError(letter.id, "given out again by the broker")
+                letter.error = AlreadySettledError(letter.id, "redelivered by the broker")
                 return
             await self._until_done(self._publish, letter, "publishing it")
             self._count(-letter.release())

@@ -266,7 +266,7 @@ class MessageTable:
         return [record.id for record in gone]
 
     def leave(self, records: Iterable[MessageState]) -> None:
-        """Forget messages that the broker gives out again; their redelivery counts are remembered."""
+        """Forget messages that the broker redelivers; their redelivery counts are remembered."""
         for record in records:
             self._remove(record)
             self.requests.remember_last(record)
