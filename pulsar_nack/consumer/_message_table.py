@@ -317,9 +317,12 @@ class MessageTable:
 
     def expire(self, now_ms: int) -> None:
         """Forget requests that brought nothing for 30 s; they are repeated."""
-        while (record := self.requests.expired(now_ms)) is not None:
-            self._remove(record)
-            self.requests.give_up(record, now_ms)
+        open_requests = self.requests.open
+        while open_requests and next(iter(open_requests)).expires_at_ms <= now_ms:
+            record = self.requests.pop_expired(now_ms)
+            if record is not None:
+                self._remove(record)
+                self.requests.give_up(record, now_ms)
 
     # --- keeping count ---------------------------------------------------------------------------------------------
 

@@ -187,7 +187,7 @@ class RedeliveryQueue:
             assert self._nowait_port is not None
             requests = self._begin_request(requested)
             try:
-                self._nowait_port.redeliver_nowait(self._ids_of(requested))
+                self._nowait_port.redeliver_nowait([record.id for record in requested])
             except BaseException as error:  # noqa: BLE001 - raised there
                 self._fail_request(requested, requests, error)
             self._end_request(requested)

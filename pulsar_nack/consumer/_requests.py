@@ -125,17 +125,15 @@ class OpenRequests:
         self.open[record] = None
         self.open.move_to_end(record)
 
-    def expired(self, now_ms: int) -> MessageState | None:
-        """Return the oldest request if it brought nothing, and its message is neither at the port nor being settled."""
-        while self.open:
-            record = next(iter(self.open))
-            if record.expires_at_ms > now_ms:
-                return None
-            is_acking = record.state is State.ACKING  # which may fail
-            if not is_acking and (self.may_be_at_port is None or not self.may_be_at_port(record)):
-                return record
+    def pop_expired(self, now_ms: int) -> MessageState | None:
+        """Take out the oldest request; None: its message is at the port or being settled, and is expected again."""
+        record = next(iter(self.open))
+        is_acking = record.state is State.ACKING  # which may fail
+        if is_acking or (self.may_be_at_port is not None and self.may_be_at_port(record)):
             self.expect(record, now_ms)
-        return None
+            return None
+        del self.open[record]
+        return record
 
     def give_up(self, record: MessageState, now_ms: int) -> None:
         """Repeat an expired request later, or note that its message is lost."""

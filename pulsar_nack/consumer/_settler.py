@@ -171,7 +171,7 @@ class Settler:
         elif known is record and record.state is State.DELIVERED:
             _log.warning("%r could not be acknowledged, and is redelivered: %s", record.id, error)
             payload = self.recent.pop(record.id)
-            self.queue.hold(self._table.hold(record.id), self._delay_ms(record, None), payload)
+            self.queue.hold(self._table.hold(record.id), self._default_delay_ms(record), payload)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class Settler:
         :param attempt: the redelivery count of the attempt that ends; None: of any
         """
         self.check_open()
-        milliseconds = self._delay_ms(self._table.get(message_id), delay)
+        milliseconds = self._default_delay_ms(self._table.get(message_id)) if delay is None else delay_ms(delay)
         if reason or type(reason) is not str:
             reason = as_reason(reason)
         if payload is None:
@@ -301,9 +301,9 @@ class Settler:
         is_full = most is not None and self._table.held >= most
         return not is_full and (payload is None or not plan.must_keep or self.queue.has_room(payload))
 
-    def _delay_ms(self, record: MessageState | None, delay: Delay | None) -> int:
-        if delay is None and self._backoff is not None:
-            delay = self._backoff(0 if record is None else record.redelivery_count)
+    def _default_delay_ms(self, record: MessageState | None) -> int:
+        count = 0 if record is None else record.redelivery_count
+        delay = None if self._backoff is None else self._backoff(count)
         return self._config.negative_ack_redelivery_delay_ms if delay is None else delay_ms(delay)
 
     @staticmethod
