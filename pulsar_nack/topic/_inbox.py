@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..consumer import Delivery, SessionEvent
+from ..consumer.transport import WaitingCalls
 from ..ids import MessageId, Position
 
 
@@ -23,7 +23,7 @@ class LocalInbox:
         """Called with each session event of the consumer; holds no reference to the port, see :mod:`._port`."""
         self._members = members
         self._here: deque[Delivery] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters = WaitingCalls()
 
     def __len__(self) -> int:
         return len(self._here)
@@ -33,7 +33,7 @@ class LocalInbox:
         check()
         while not self._here:
             before_wait()
-            await self._wait()
+            await self._waiters.wait(self.__len__)
             check()
         return self._here.popleft()
 
@@ -44,7 +44,7 @@ class LocalInbox:
             self._members.arrived([delivery.id for delivery in arrived])
         for delivery in arrived:
             self._here.append(delivery)
-            self._wake_one()
+            self._waiters.wake_one()
 
     def whole(self) -> list[Position]:
         """Return the entries of which no message was taken yet."""
@@ -84,27 +84,7 @@ class LocalInbox:
 
     def wake_all(self) -> None:
         """Let all waiting calls check again."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled() and self._here:
-                self._wake_one()  # the message that this wait was woken for goes to the next one
-            raise
-        finally:
-            self._waiters.remove(waiter)
-
-    def _wake_one(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        self._waiters.wake_all()
 
 
 class Noted(NamedTuple):
