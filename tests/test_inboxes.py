@@ -28,9 +28,9 @@ class Box:
     def __init__(self, kind: str) -> None:
         self.is_closed = False
         if kind == "consumer":
-            of_consumer = Inbox(lambda _: True)
-            self.put = lambda number: of_consumer.put(cast("Any", delivery(number)))
-            self.receive = cast("Any", of_consumer.get)
+            of_consumer: Inbox[Any] = Inbox()
+            self.put = lambda number: of_consumer.put(delivery(number))
+            self.receive = of_consumer.get
             self.wake_all = lambda: of_consumer.close(ClosedError("the inbox"))
         elif kind == "local":
             local = LocalInbox()

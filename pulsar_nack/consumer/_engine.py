@@ -41,7 +41,8 @@ class ConsumerEngine:
         traits, most = port.traits, settings.max_local_bytes
         self.port = port
         self._settings = settings
-        self._close_timeout = (settings.config or NackConfig()).close_timeout
+        config = settings.config or NackConfig()
+        self._close_timeout = config.close_timeout
         self.clock = clock = settings.clock or LoopClock()
         note = None if settings.trace is None else settings.trace.source(*names_of(port))
         trace = MessageTrace(note, clock)
@@ -70,8 +71,10 @@ class ConsumerEngine:
             port,
             table,
             PayloadCache(most),
-            settings,
+            settings.redelivery,
+            config,
             clock=clock,
+            hooks=settings.hooks,
             freed=self.limiter.changed,
             waits=ignore_wait if self.mark_delete is None else self.mark_delete.note,
             lost=self._on_lost,

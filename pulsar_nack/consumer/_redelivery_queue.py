@@ -15,14 +15,13 @@ from ..clock import Clock
 from ..config import NackConfig
 from ..errors import ClosedError, RedeliveryError
 from ..ids import MessageId
-from ..nack import NegativeAcksTracker, RedeliveryCallback
+from ..nack import HookLike, NegativeAcksTracker, RedeliveryCallback
 from ._batches import EntryKey, entry_key, is_member
 from ._message_state import MessageState, State
 from ._message_table import MessageTable
 from ._payloads import PayloadCache, kept_bytes
 from ._port import ConsumerPort, Delivery, SupportsRedeliverNowait
-from ._redelivery_router import RedeliveryPlan, RedeliveryRouter
-from ._settings import ConsumerSettings
+from ._redelivery_router import Redelivery, RedeliveryPlan, RedeliveryRouter
 from ._tracing import MessageTrace
 
 _MOST_IN_A_TURN: Final = 1_000
@@ -46,9 +45,11 @@ class RedeliveryQueue:
         port: ConsumerPort,
         table: MessageTable,
         payloads: PayloadCache,
-        settings: ConsumerSettings,
+        redelivery: Redelivery,
+        config: NackConfig,
         *,
         clock: Clock,
+        hooks: Sequence[HookLike],
         freed: Callable[[], None],
         waits: Callable[[MessageState, int], None],
         lost: Callable[[Sequence[MessageState]], None],
@@ -56,7 +57,6 @@ class RedeliveryQueue:
     ) -> None:
         self.redeliver: Callable[[Delivery, MessageState], None]
         """Called with each message that is redelivered from memory, and its state; set by the receiver."""
-        redelivery, config = settings.redelivery, settings.config or NackConfig()
         self.router = RedeliveryRouter(redelivery, port.traits)
         self.redelivered_local = 0
         self.redelivered_broker = 0
@@ -81,7 +81,7 @@ class RedeliveryQueue:
             self.on_due if must_wait else self._on_due_nowait,
             config.model_copy(update={"max_batch": most, "max_held": None}),
             clock=clock,
-            hooks=settings.hooks,
+            hooks=hooks,
             collapse=self.router.only_rewinds,
             ahead=self.router.lead_time,
         )

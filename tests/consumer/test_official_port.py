@@ -71,7 +71,7 @@ async def test_no_queue_is_for_one_topic() -> None:
     client = object.__new__(pulsar.asyncio.Client)
     for topic, options in ((["t"], {}), ("t.*", {"is_pattern_topic": True})):
         with pytest.raises(InvalidArgumentError, match="receiver_queue_size"):
-            pulsar_nack.subscribe(client, topic, "s", receiver_queue_size=0, **options)  # type: ignore[arg-type]
+            pulsar_nack.subscribe(client, topic, "s", receiver_queue_size=0, **options)
 
 
 async def test_partitions_without_a_queue_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ async def test_settings_that_there_are_not() -> None:
     """They are refused by name, with the one that was meant, by ``wrap`` and before anything is subscribed to."""
     consumer = pulsar.asyncio.Consumer(FakeNative("t"), pulsar.schema.BytesSchema())
     with pytest.raises(InvalidArgumentError, match=r"backof: .*\(backoff\?\)"):
-        pulsar_nack.wrap(consumer, backof=1)
+        pulsar_nack.wrap(consumer, backof=1)  # type: ignore[call-arg]
     client = object.__new__(pulsar.asyncio.Client)
     for name, near in (("foo", ""), ("reciever_queue_size", "receiver_queue_size"), ("ack_memry", "ack_memory")):
         wrong: Any = {name: 1}
