@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -98,3 +99,9 @@ def check_text(field: str, value: object) -> None:
     """Raise unless ``value`` is a str."""
     if not isinstance(value, str):
         raise InvalidArgumentError(field, value, "a str")
+
+
+def suggest_name(name: str, known: Sequence[str]) -> str:
+    """Return what was expected in place of an unknown setting, with the known name that is nearest to it."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"the name of a setting{f' ({near[0]}?)' if near else ''}"

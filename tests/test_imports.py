@@ -124,6 +124,7 @@ def test_is_bounded() -> None:
         "_foreign",
         "_id_codec",
         "_lifetime",
+        "_topic_pattern",
         "_version",
         "_wake_up",
         "backoff",

@@ -27,6 +27,7 @@ PUBLIC = {
     "pulsar_nack.config",
     "pulsar_nack.consumer",
     "pulsar_nack.consumer.durable",
+    "pulsar_nack.consumer.transport",
     "pulsar_nack.cursor",
     "pulsar_nack.cursor.format",
     "pulsar_nack.delayed",
@@ -70,7 +71,7 @@ LAYERS = {
 }
 """From below to above; the foundation is every other module of the top package, ``names`` its ``__init__``."""
 ANYWHERE = ("",)
-OFFICIAL = ("consumer/_official", "consumer/_handles", "consumer/_subscribe")
+OFFICIAL = ("consumer/_official", "consumer/_native_ids", "consumer/_subscribe")
 CONFINED: dict[str, tuple[str, ...]] = {
     "anyio": ANYWHERE,
     "pydantic": ANYWHERE,

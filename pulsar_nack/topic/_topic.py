@@ -16,7 +16,6 @@ from .._lifetime import LoopBound
 from ..clock import Clock
 from ..config import BucketConfig, DelayedDeliveryConfig, TopicConfig
 from ..consumer import Consumer, Subscribing
-from ..consumer._local import LocalPort, NoPort
 from ..cursor import Cursor
 from ..errors import ClosedError
 from ..ids import MessageId, Position
@@ -35,6 +34,7 @@ from ._arguments import (
 from ._dispatcher import SubscriptionType
 from ._entry import entry_class
 from ._ledgers import STATE, TopicLedgers
+from ._port import LocalPort, NoPort
 from ._publisher import EntryPublisher, LocalPublisher
 from ._registry import SubscriptionRegistry
 from ._statistics import TopicStatistics

@@ -30,17 +30,18 @@ async def test_one_that_fails_keeps_no_other_from_it() -> None:
             port.topic.publish(b"x")
         ids = [(await consumer.receive()).id for _ in range(20)]
         await asyncio.gather(*map(consumer.acknowledge, ids))
+        acks = consumer._settler.check_open()
         port.refused = 7
         for message_id in ids:
-            consumer._acknowledging.again(message_id)
+            acks.ack_duplicate(message_id)
         await asyncio.sleep(60)
         assert consumer.statistics().acked_again == 19
         await asyncio.sleep(600)
         calls = len(port.calls)
-        assert not consumer._acknowledging._copies
+        assert not acks._duplicates
         await asyncio.sleep(600)
         assert len(port.calls) == calls
         port.refused = -1
-        consumer._acknowledging.again(ids[7])
+        acks.ack_duplicate(ids[7])
         await asyncio.sleep(60)
         assert consumer.statistics().acked_again == 20

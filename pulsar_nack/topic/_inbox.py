@@ -1,39 +1,39 @@
-"""What a local topic has handed to a port: the messages that were not received yet, and who waits for one."""
+"""The messages that a local topic has handed to a port and that were not received yet, and the calls that wait."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from ..consumer import Delivery, SessionEvent
+from ..consumer.transport import WaitingCalls
 from ..ids import MessageId, Position
-from ._port import Delivery, SessionEvent
 
 
 class LocalInbox:
-    """A queue of messages; those who wait are served in the order in which they came.
+    """A queue of messages; waiting calls are served in their order.
 
-    :param members: is told of each batch that comes
+    :param members: notes each batch that comes
     """
 
     def __init__(self, members: BatchMembers | None = None) -> None:
         self.failure: BaseException | None = None
-        self.told: Callable[[SessionEvent], None] | None = None
-        """Called with each session event of the consumer; holds no reference to the port, see :mod:`._local`."""
+        self.on_event: Callable[[SessionEvent], None] | None = None
+        """Called with each session event of the consumer; holds no reference to the port, see :mod:`._port`."""
         self._members = members
         self._here: deque[Delivery] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters = WaitingCalls()
 
     def __len__(self) -> int:
         return len(self._here)
 
     async def get(self, check: Callable[[], None], before_wait: Callable[[], None] = lambda: None) -> Delivery:
-        """Wait for a message and take it; ``check`` is called before and after each wait, and may raise."""
+        """Wait for a message and take it; ``check`` is called before and after each wait, and may raise an error."""
         check()
         while not self._here:
             before_wait()
-            await self._wait()
+            await self._waiters.wait(self.__len__)
             check()
         return self._here.popleft()
 
@@ -44,17 +44,17 @@ class LocalInbox:
             self._members.arrived([delivery.id for delivery in arrived])
         for delivery in arrived:
             self._here.append(delivery)
-            self._wake_one()
+            self._waiters.wake_one()
 
     def whole(self) -> list[Position]:
-        """Return the entries that are here whole: without the one that was partly taken."""
+        """Return the entries of which no message was taken yet."""
         found = dict.fromkeys(Position(*delivery.id[:2]) for delivery in self._here)
         if self._here and self._here[0].id.batch_index > 0:
             del found[Position(*self._here[0].id[:2])]
         return list(found)
 
     def give_back(self, positions: Iterable[Position]) -> int:
-        """Drop what was taken of these entries and not received yet; return how many messages that is."""
+        """Drop the messages of these entries that were not received yet; return their number."""
         if not self._here:
             return 0
         gone = set(positions)
@@ -64,60 +64,40 @@ class LocalInbox:
         return dropped
 
     def drop(self) -> None:
-        """Drop everything."""
+        """Drop all messages."""
         self._here.clear()
 
     def tell(self, event: SessionEvent) -> None:
         """Report an event to the consumer, before it gets anything else."""
-        if self.told is not None:
-            self.told(event)
+        if self.on_event is not None:
+            self.on_event(event)
 
     def fail(self, error: BaseException) -> None:
-        """Let whoever receives know that nothing comes any more."""
+        """Fail all receiving calls: nothing comes any more."""
         self.failure = error
         self.wake_all()
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether somebody waits."""
+        """Return whether a call waits."""
         return bool(self._waiters)
 
     def wake_all(self) -> None:
-        """Let everyone who waits look again."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled() and self._here:
-                self._wake_one()  # the message that this wait was woken for goes to the next one
-            raise
-        finally:
-            self._waiters.remove(waiter)
-
-    def _wake_one(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        """Let all waiting calls check again."""
+        self._waiters.wake_all()
 
 
 class Noted(NamedTuple):
-    """What a call acknowledges: entries as a whole, and the members of batches that it is the first to name."""
+    """What a call acknowledges: whole entries, and the members of batches that it is the first to name."""
 
     completed: list[MessageId]
     taken: dict[Position, set[int]]
 
 
 class BatchMembers:
-    """What a client notes that does not acknowledge single messages of a batch: the entry when all of them are.
+    """Acknowledged members of batches, for a client that acknowledges an entry once all its members are.
 
-    It begins anew each time that an entry comes, as clients do.
+    As in Pulsar's clients, each delivery of an entry starts with no member acknowledged.
     """
 
     def __init__(self) -> None:
@@ -129,7 +109,7 @@ class BatchMembers:
             self._open[Position(*ids[0][:2])] = {message_id.batch_index for message_id in ids}
 
     def note(self, ids: Sequence[MessageId]) -> Noted:
-        """Note that these are acknowledged; return what is to be acknowledged as a whole by that."""
+        """Note acknowledged messages; return the entries that are complete now."""
         completed: list[MessageId] = []
         taken: dict[Position, set[int]] = {}
         for message_id in ids:
@@ -149,6 +129,6 @@ class BatchMembers:
         return Noted(completed, taken)
 
     def undo(self, noted: Noted) -> None:
-        """Take back what was noted: it could not be acknowledged."""
+        """Undo :meth:`note`: the acknowledgement failed."""
         for position, indexes in noted.taken.items():
             self._open.setdefault(position, set()).update(indexes)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, Consumer, MessageId, NackConfig
-from pulsar_nack.consumer._states import REQUEST_MEMORY_MS, Record, States
-from pulsar_nack.consumer._unanswered import PAUSES_MS, AskAgain
+from pulsar_nack.consumer._message_state import MessageState
+from pulsar_nack.consumer._message_table import MessageTable
+from pulsar_nack.consumer._requests import PAUSES_MS, REQUEST_MEMORY_MS, RetrySchedule
 from pulsar_nack.testing import FakePort, virtual_time
 from pulsar_nack.testing._fake_faults import Fault
 from tests.consumer.ports import Ports
@@ -96,7 +97,7 @@ async def test_asking_again_ends(ports: Ports) -> None:
 
 @virtual_time
 async def test_a_request_that_is_answered_is_not_made_again(ports: Ports) -> None:
-    """U23: the broker is asked once for what comes, also for what is nacked anew or acknowledged meanwhile."""
+    """U23: a message that comes is requested once, also if it is nacked again or acknowledged meanwhile."""
     async with Consumer(port := ports.port(latency=0.005), redelivery="broker", config=EXACT) as consumer:
         for _ in range(3):
             await nacked(port, consumer)
@@ -147,7 +148,7 @@ async def test_a_queue_that_is_never_empty_does_not_keep_it_from_being_asked_for
 
 @virtual_time
 async def test_what_is_settled_by_its_id_is_not_asked_for_again(ports: Ports) -> None:
-    """U24: a message that was asked for in vain and then acknowledged, or nacked anew, is not asked for meanwhile."""
+    """U24: a message that was requested in vain and then acknowledged, or nacked again, is not requested meanwhile."""
     async with Consumer(port := ports.port(), redelivery="broker", config=EXACT) as consumer:
         port.topic.publish(b"a")
         port.topic.publish(b"b")
@@ -209,11 +210,11 @@ async def test_a_callable_is_asked_once(ports: Ports) -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """U30: beyond the bound the oldest are left to the broker, and counted."""
-    ask = AskAgain(most=3)
+    """U30: beyond the bound the oldest are left to the broker."""
+    ask = RetrySchedule(most=3)
     for entry in range(5):
         ask.add(MessageId(1, entry), 0)
-    assert (len(ask), ask.given_up) == (3, 2)
+    assert len(ask) == 3
     assert [one.id.entry for one in ask.pop_due(0, 2)] == [2, 3]
     assert [one.id.entry for one in ask.pop_due(0, 2)] == [4]
     assert (ask.next_at(), len(ask)) == (None, 0)
@@ -221,8 +222,8 @@ def test_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("late_ms", [0, 1])
 def test_each_round_comes_at_its_time(late_ms: int) -> None:
-    """U23: one tick before a pause is over nothing is due; what is added anew takes the place of what was."""
-    ask = AskAgain()
+    """U23: one tick before a pause is over nothing is due; a message that is added again replaces the earlier entry."""
+    ask = RetrySchedule()
     for turn, pause_ms in enumerate(PAUSES_MS):
         ask.add(ID, 1_000, turn)
         ask.add(ID, 1_000 + late_ms, turn)
@@ -230,34 +231,34 @@ def test_each_round_comes_at_its_time(late_ms: int) -> None:
         assert ask.pop_due(999 + late_ms + pause_ms, 9) == []
         assert [one.turn for one in ask.pop_due(1_000 + late_ms + pause_ms, 9)] == [turn]
     ask.add(ID, 0, len(PAUSES_MS))
-    assert (len(ask), ask.given_up) == (0, 1)
+    assert len(ask) == 0
 
 
 def test_cumulative_acknowledgement_and_seek_forget_what_was_asked_for() -> None:
     """U35: what was asked for in vain and is acknowledged or left behind is not asked for."""
-    states = States()
-    records: list[Record] = []
+    table = MessageTable()
+    records: list[MessageState] = []
     for entry in range(3):
-        states.deliver(MessageId(1, entry), 0, 0)
-        records.append(states.hold(MessageId(1, entry)))
+        table.deliver(MessageId(1, entry), 0, 0)
+        records.append(table.hold(MessageId(1, entry)))
     for record in records:
-        states.request(record, 0)
-    states.expire(REQUEST_MEMORY_MS)
-    assert states.next_request_at() == REQUEST_MEMORY_MS
-    states.settle_through(MessageId(1, 1), REQUEST_MEMORY_MS)
-    assert [one.id.entry for one in states.unanswered.pop_due(REQUEST_MEMORY_MS, 9)] == [2]
-    states.unanswered.add(MessageId(1, 2), 0)
-    states.clear()
-    assert states.next_request_at() is None
+        table.request(record, 0)
+    table.expire(REQUEST_MEMORY_MS)
+    assert table.requests.next_at() == REQUEST_MEMORY_MS
+    table.settle_through(MessageId(1, 1), REQUEST_MEMORY_MS)
+    assert [one.id.entry for one in table.requests.retries.pop_due(REQUEST_MEMORY_MS, 9)] == [2]
+    table.requests.retries.add(MessageId(1, 2), 0)
+    table.clear()
+    assert table.requests.next_at() is None
 
 
 def test_all_that_a_seek_left_behind_is_asked_for() -> None:
     """However many messages were held, each of them is asked for, and again if nothing comes."""
-    states, count = States(), 25_000
-    states.ask_for({MessageId(1, entry): 1 for entry in range(count)}, 0)
-    due = states.unanswered.pop_due(0, count)
+    table, count = MessageTable(), 25_000
+    table.ask_for({MessageId(1, entry): 1 for entry in range(count)}, 0)
+    due = table.requests.retries.pop_due(0, count)
     assert len(due) == count
-    assert all(states.is_awaited(one.id) for one in due)
+    assert all(one.id in table.requests.counts and table.get(one.id) is None for one in due)
     for one in due:
-        states.unanswered.add(one.id, 0, one.turn + 1)
-    assert len(states.unanswered) == count
+        table.requests.retries.add(one.id, 0, one.turn + 1)
+    assert len(table.requests.retries) == count

@@ -1,7 +1,7 @@
-"""Patterns of topics: for which namespace, compared with what of a name, and which the official client takes.
+"""Patterns of topics: their namespace, the part of a name that they match, and their form for the official client.
 
 A pattern names a namespace as the name of a topic does, ``persistent://tenant/namespace/...`` or
-``tenant/namespace/...``, or none: then it is for ``public/default``, and compared with the last part of names.
+``tenant/namespace/...``. Without one it is for ``public/default``, and matches the last part of names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from ..errors import InvalidArgumentError
+from .errors import InvalidArgumentError
 
 _EXPECTED: Final = (
     "a pattern as 'orders-.*', 'tenant/namespace/orders-.*' or 'persistent://tenant/namespace/orders-.*', with one"
@@ -29,15 +29,15 @@ _TOKEN: Final = re.compile(
 )
 _ITEM: Final = re.compile(r"(?:\\.|[^-])-(?:\\.|[^-])|\\.|.", re.DOTALL)
 _MOST_STATES: Final = 20_000
-"""The library has room for five times as many; what is repeated takes it as often."""
+"""The library has room for five times as many; a repeated part counts as often as it is repeated."""
 
 
 class TopicPattern(NamedTuple):
-    """A pattern, taken apart.
+    """A parsed pattern.
 
-    :param domain: of the names that it is compared with, None: it is compared with names without it
-    :param namespace: ``tenant/namespace``, None: the default one, and it is compared with the last part of names
-    :param alternatives: each without what is before the last part of a name
+    :param domain: ``persistent`` or ``non-persistent``, None: the pattern matches names without a domain
+    :param namespace: ``tenant/namespace``, None: the default one, and the pattern matches the last part of names
+    :param alternatives: for the last part of a name
     """
 
     domain: str | None
@@ -46,9 +46,9 @@ class TopicPattern(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> TopicPattern:
-        """Take a pattern apart.
+        """Parse a pattern.
 
-        :raises InvalidArgumentError: there is no namespace that it is for, or more than one
+        :raises InvalidArgumentError: it has several namespaces, or one that cannot be read
         """
         flags = _FLAGS.match(text)
         found = [_parse_one(each) for each in _alternatives(text if flags is None else text[flags.end() :])]
@@ -58,7 +58,7 @@ class TopicPattern(NamedTuple):
         return cls(domain, namespace, tuple(local for _, _, local in found))
 
     def subject(self, domain: str, namespace: str, local: str) -> str:
-        """Return what of a topic's name is to be compared with the pattern as it was given."""
+        """Return the part of a topic's name that the pattern has to match."""
         if self.namespace is None:
             return local
         return f"{namespace}/{local}" if self.domain is None else f"{domain}://{namespace}/{local}"
@@ -73,7 +73,7 @@ def _parse_one(text: str) -> tuple[str | None, str | None, str]:
 
 
 def _alternatives(text: str) -> list[str]:
-    """Return what is between the bars that are in no group."""
+    """Split a pattern at the bars outside of groups."""
     depth, parts = 0, [""]
     for piece in _PIECE.findall(text):
         depth += (piece == "(") - (piece == ")")
@@ -92,12 +92,12 @@ def _outside_of_classes(text: str) -> str:
 
 
 def for_official_client(text: str) -> str:
-    """Return the pattern that means the same to the official client, whole and without anchors.
+    """Return the equivalent pattern for the official client, complete and without anchors.
 
-    A pattern that its C++ library cannot take ends the process, in a thread of that library. So this takes only what
-    regular expressions of ECMAScript and Python have in common.
+    A pattern that its C++ library cannot parse ends the process, in a thread of that library. So this accepts only the
+    common part of the regular expressions of ECMAScript and Python.
 
-    :raises InvalidArgumentError: it is none of these, or not for one namespace
+    :raises InvalidArgumentError: it uses something else, or is not for one namespace
     """
     pattern = TopicPattern.parse(text)
     local = "|".join(pattern.alternatives)
@@ -109,11 +109,11 @@ def for_official_client(text: str) -> str:
 
 
 def _check_common(text: str, local: str) -> None:
-    """Raise for what is not in both languages, or is not the same in both."""
+    """Raise if part of a pattern is not in both languages, or has two meanings."""
     if not local.isprintable():
         raise _refused(text, "characters that are not seen")
     if len(local) > _MOST_STATES:
-        raise _refused(text, "so much of it")
+        raise _refused(text, "pattern as large")
     at, times, groups = 0, 1, [""]
     while at < len(local):
         found = _TOKEN.match(local, at)
@@ -124,7 +124,7 @@ def _check_common(text: str, local: str) -> None:
     if len(groups) > 1:
         raise _refused(text, f"no end of {groups[-1]!r}")
     if len(local) * times > _MOST_STATES:
-        raise _refused(text, "so much of it")
+        raise _refused(text, "pattern as large")
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
@@ -132,7 +132,7 @@ def _check_common(text: str, local: str) -> None:
 
 
 def _is_common(found: re.Match[str], groups: list[str]) -> bool:
-    """Return whether a piece is the same in both languages; keep the list of groups that are open."""
+    """Return whether a piece is the same in both languages; update the list of open groups."""
     can_repeat = found["atom"] is not None and found["atom"].isascii()
     if found["open"] is not None:
         groups.append(found["open"])

@@ -1,7 +1,7 @@
-"""The port of a local topic: what a :class:`~pulsar_nack.Consumer` needs of it, and what a plain reader may use too.
+"""The port of a local topic, for a :class:`~pulsar_nack.Consumer` or for code that reads the topic without one.
 
-The topic holds the port's inbox and not the port itself; so a port that nobody holds any more is found, and what it has
-not acknowledged goes to the others as if it had been closed.
+The topic references the port's inbox and not the port. So a port that is dropped without being closed is collected, and
+its unacknowledged messages go to the other consumers as if it had been closed.
 """
 
 from __future__ import annotations
@@ -10,65 +10,22 @@ import asyncio
 import contextlib
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
+from ..consumer import Delivery, PortTraits, SessionEvent
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId, Position
-from ._local_inbox import BatchMembers, LocalInbox
-from ._port import Delivery, PortTraits, SessionEvent
+from ._inbox import BatchMembers, LocalInbox
+
+if TYPE_CHECKING:
+    from ._subscription import Subscription
 
 MAX_IDS: Final = 100_000
 
 
-class LocalSubscription(Protocol):
-    """What a local topic does for the ports of one subscription; each is known to it by a number."""
-
-    name: str
-
-    @property
-    def mark_delete_position(self) -> Position:
-        """Return up to where everything is acknowledged."""
-        ...
-
-    async def flush(self) -> None:
-        """Return when all that was acknowledged is written."""
-
-    def leave(self, number: int) -> None:
-        """Let a consumer go, if it is there; what it has not acknowledged goes to the others."""
-
-    def received(self, number: int) -> None:
-        """Note that a consumer has received a message."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Return whether there is one consumer at most."""
-        ...
-
-    def hold(self, number: int) -> None:
-        """Give a consumer nothing until :meth:`release`."""
-
-    def release(self, number: int) -> None:
-        """Give a consumer messages again."""
-
-    def give_back(self, number: int, positions: Iterable[Position]) -> None:
-        """Give entries to other consumers that this one holds and has not shown."""
-
-    def redeliver(self, number: int, positions: Iterable[Position]) -> None:
-        """Send entries again that a consumer holds."""
-
-    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
-        """Acknowledge messages, all or none."""
-
-    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
-        """Acknowledge everything up to a message."""
-
-    async def seek_to(self, position: MessageId | int) -> None:
-        """Move to a message, or to a publish time in epoch ms."""
-
-
 class NoPort:
-    """Stands for a local port that is yet to be opened, where a consumer's settings are checked."""
+    """Stands for a local port that is not opened yet, while a consumer's settings are checked."""
 
     traits = PortTraits(receiver_queue_size=1_000, max_ids_per_request=MAX_IDS, batch_index_ack=True)
 
@@ -103,7 +60,7 @@ class LocalPort:
     def __init__(
         self,
         topic: str,
-        subscription: LocalSubscription,
+        subscription: Subscription,
         join: Callable[[LocalInbox], int],
         forget: Callable[[str], Awaitable[None]],
         *,
@@ -144,23 +101,23 @@ class LocalPort:
         """Return what this port promises."""
         return self._traits
 
-    def watch_sessions(self, told: Callable[[SessionEvent, str, int], None]) -> None:
-        """Call ``told`` when the subscription was moved, or its messages go to another consumer from now on."""
-        call = weakref.WeakMethod(told) if inspect.ismethod(told) else lambda: told
+    def watch_sessions(self, on_event: Callable[[SessionEvent, str, int], None]) -> None:
+        """Call ``on_event`` when the subscription was moved, or its messages go to another consumer from now on."""
+        call = weakref.WeakMethod(on_event) if inspect.ismethod(on_event) else lambda: on_event
         topic = self._topic
 
-        def tell(event: SessionEvent) -> None:
-            if (there := call()) is not None:
-                there(event, topic, -1)
+        def report(event: SessionEvent) -> None:
+            if (on_event := call()) is not None:
+                on_event(event, topic, -1)
 
-        self._inbox.told = tell
+        self._inbox.on_event = report
 
     async def mark_delete_position(self, topic: str, partition: int) -> Position | None:
-        """Return up to where everything is acknowledged, None for another topic."""
+        """Return the mark-delete position, None for another topic."""
         return self._subscription.mark_delete_position if (topic, partition) == (self._topic, -1) else None
 
     async def flush(self) -> None:
-        """Return when all that was acknowledged is written, so that it outlives this process.
+        """Return when all acknowledgements are written, so that they survive the end of this process.
 
         :raises ClosedError: it, or its topic, is closed
         """
@@ -209,14 +166,14 @@ class LocalPort:
             self._subscription.release(self._number)
 
     def give_back(self, ids: Sequence[MessageId]) -> None:
-        """Give messages to other consumers that were received and not shown; not on Exclusive and Failover."""
+        """Give received, undelivered messages to other consumers; not on Exclusive and Failover."""
         if self._is_shared:
             self._subscription.give_back(self._number, [Position(*message_id[:2]) for message_id in ids])
 
     async def unsubscribe(self) -> None:
-        """Forget the subscription and what it has acknowledged, and close.
+        """Delete the subscription with its acknowledgements, and close.
 
-        :raises BrokerError: others consume it; nothing has changed
+        :raises BrokerError: it has other consumers; nothing has changed
         """
         self._check_open()
         if not self._subscription.is_alone:
@@ -254,7 +211,7 @@ class LocalPort:
         await self._subscription.acknowledge_cumulative(message_id)
 
     async def redeliver(self, ids: Sequence[MessageId]) -> None:
-        """Have the entries of these sent again now; ids that this consumer does not hold are ignored.
+        """Request redelivery of the entries of these messages now; ids that this consumer does not hold are ignored.
 
         :raises InvalidArgumentError: no ids, too many, or of another topic
         """
@@ -275,7 +232,7 @@ class LocalPort:
         await self._subscription.seek_to(position)
 
     async def close(self) -> None:
-        """Give back what is not acknowledged, to others at once; receivers that wait get an error. Idempotent."""
+        """Give unacknowledged messages to other consumers at once; receivers that wait get an error. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._finalizer.detach()
@@ -298,7 +255,7 @@ class LocalPort:
                 raise InvalidArgumentError("ids", message_id, f"messages of {self._topic}")
 
 
-def _leave_soon(loop: asyncio.AbstractEventLoop, subscription: LocalSubscription, number: int) -> None:
-    """Let a port go that was dropped without being closed; the collector may run in any thread."""
+def _leave_soon(loop: asyncio.AbstractEventLoop, subscription: Subscription, number: int) -> None:
+    """Remove a port that was dropped without being closed; the collector may run in any thread."""
     with contextlib.suppress(RuntimeError):  # the loop has ended, and the topic with it
         loop.call_soon_threadsafe(subscription.leave, number)

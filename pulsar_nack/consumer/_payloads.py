@@ -20,7 +20,7 @@ _values: Final = attrgetter(*(field.name for field in fields(Delivery) if field.
 
 
 def kept_bytes(delivery: Delivery) -> int:
-    """Return what keeping a delivery costs: what it takes, and the whole batch that the transport holds for it."""
+    """Return the memory that keeping a delivery costs, with the whole batch that the transport holds for it."""
     size = bytes_of(delivery)
     held_by_transport = size * max(delivery.id.batch_size, 1) if delivery.native is not None else 0
     return size + held_by_transport + _OVERHEAD
@@ -41,8 +41,8 @@ def _unpacked(message_id: MessageId, values: _Values) -> Delivery:
     return Delivery(message_id, data, dict(properties), *rest)
 
 
-class LocalStore:
-    """Messages that will be shown again from memory; each is found by its id, O(1).
+class PayloadCache:
+    """Messages that will be redelivered from memory; each is found by its id, O(1).
 
     :param max_bytes: the budget; one message always finds room, however large, when nothing else is kept
     """
@@ -50,28 +50,21 @@ class LocalStore:
     def __init__(self, max_bytes: int) -> None:
         self.bytes = 0
         self._max_bytes = max_bytes
-        self._kept: dict[MessageId, Delivery | _Values] = {}
+        self.kept: dict[MessageId, Delivery | _Values] = {}
 
-    def __len__(self) -> int:
-        return len(self._kept)
+    def has_room(self, message_id: MessageId, size: int) -> bool:
+        """Return whether a message of this size may be kept too."""
+        return not self.kept or message_id in self.kept or self.bytes + size <= self._max_bytes
 
-    def __contains__(self, message_id: MessageId) -> bool:
-        return message_id in self._kept
-
-    def has_room(self, delivery: Delivery) -> bool:
-        """Return whether this one may be kept too."""
-        return not self._kept or delivery.id in self._kept or self.bytes + kept_bytes(delivery) <= self._max_bytes
-
-    def keep(self, delivery: Delivery) -> None:
-        """Keep it; the caller looked for room first."""
-        if delivery.id not in self._kept:
-            size = kept_bytes(delivery)
-            self._kept[delivery.id] = _packed(delivery, size)
+    def keep(self, delivery: Delivery, size: int) -> None:
+        """Keep a message; the caller looked for room first."""
+        if delivery.id not in self.kept:
+            self.kept[delivery.id] = _packed(delivery, size)
             self.bytes += size
 
     def pop(self, message_id: MessageId) -> Delivery | None:
-        """Take it out, None if it is not kept."""
-        kept = self._kept.pop(message_id, None)
+        """Take a message out, None if it is not kept."""
+        kept = self.kept.pop(message_id, None)
         if kept is None:
             return None
         if not isinstance(kept, tuple):
@@ -81,42 +74,37 @@ class LocalStore:
         return _unpacked(message_id, kept)
 
     def clear(self) -> None:
-        """Drop all."""
-        self._kept.clear()
+        """Forget all messages."""
+        self.kept.clear()
         self.bytes = 0
 
 
-class Recent:
-    """What was shown and is in work, so that a nack by id finds the payload; over the budget the oldest are dropped."""
+class LruPayloads:
+    """Delivered messages, so that a nack by id finds the payload; over the budget the oldest are forgotten."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._shown: OrderedDict[MessageId, Delivery] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._shown)
+        self.delivered: OrderedDict[MessageId, Delivery] = OrderedDict()
+        self.get = self.delivered.get
+        """Returns a delivered message, None if it is not known any more."""
 
     def add(self, delivery: Delivery) -> None:
-        """Note what is shown."""
+        """Note a message that is delivered."""
         self.pop(delivery.id)
-        self._shown[delivery.id] = delivery
+        self.delivered[delivery.id] = delivery
         self._bytes += kept_bytes(delivery)
         while self._bytes > self._max_bytes:
-            self.pop(next(iter(self._shown)))
+            self.pop(next(iter(self.delivered)))
 
     def pop(self, message_id: MessageId) -> Delivery | None:
-        """Take it out, None if it is not known any more."""
-        delivery = self._shown.pop(message_id, None)
+        """Take a message out, None if it is not known any more."""
+        delivery = self.delivered.pop(message_id, None)
         if delivery is not None:
             self._bytes -= kept_bytes(delivery)
         return delivery
 
-    def get(self, message_id: MessageId) -> Delivery | None:
-        """Return it, None if it is not known any more."""
-        return self._shown.get(message_id)
-
     def clear(self) -> None:
-        """Drop all."""
-        self._shown.clear()
+        """Forget all messages."""
+        self.delivered.clear()
         self._bytes = 0

@@ -1,8 +1,8 @@
-"""Dead letters: what a user sets, which message is one, and what is written of it. Pure: no clock, no await.
+"""The rules of dead letters: the user's policy, which messages are dead letters, and what is published of each. Pure.
 
-A message is shown ``max_redeliveries + 1`` times in all. It goes to the dead-letter topic when the last of these is
-negatively acknowledged; or, without being shown, when it comes once more all the same (a process died in the last
-attempt, or it comes from another consumer), or when nobody can read it.
+A message is delivered ``max_redeliveries + 1`` times in all. It goes to the dead-letter topic when the last of these is
+negatively acknowledged. Without being delivered it goes there when it comes once more anyway (a process died in the
+last attempt, or it comes from another consumer), or when nobody can read it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ATTEMPTS: Final = "PULSAR_NACK_ATTEMPTS"
 REASON: Final = "PULSAR_NACK_REASON"
 
 MOST_REASON: Final = 1_000
-"""Letters of a reason that are kept."""
+"""Characters of a reason that are kept."""
 _PARTITION: Final = re.compile(r"(.+)-partition-[0-9]+", re.DOTALL)
 
 
@@ -35,12 +35,12 @@ _PARTITION: Final = re.compile(r"(.+)-partition-[0-9]+", re.DOTALL)
 class DeadLetterPolicy:
     """When a consumer gives a message up, and where it goes then.
 
-    :param max_redeliveries: how often a message is shown again; at least 1. The dead-letter topic gets it after one
+    :param max_redeliveries: how often a message is redelivered; at least 1. The dead-letter topic gets it after one
         attempt more than that
     :param topic: the dead-letter topic; None: ``<topic>-<subscription>-DLQ``, one for all partitions
-    :param initial_subscription: a subscription that the topic shall have before the first message is in it, so that
-        none is dropped there for want of one
-    :param publisher: what publishes; None: the client that the consumer was made with
+    :param initial_subscription: a subscription that is created before the first message is published, so that the
+        broker keeps the messages
+    :param publisher: publishes the messages; None: the client that the consumer was made with
     :raises InvalidArgumentError: names the setting
     """
 
@@ -60,12 +60,12 @@ class DeadLetterPolicy:
         if self.publisher is not None and not hasattr(self.publisher, "publish"):
             raise InvalidArgumentError("publisher", self.publisher, "a Publisher or None")
         if self.publisher is not None and self.initial_subscription is not None:
-            expected = "None, as publisher is given: what publishes makes the topic"
+            expected = "None, as publisher is given: it creates the topic"
             raise InvalidArgumentError("initial_subscription", self.initial_subscription, expected)
 
 
-class Rules:
-    """Decides for one consumer.
+class DeadLetterRules:
+    """Decides for one consumer which messages are dead letters.
 
     :param subscription: its name
     """
@@ -80,23 +80,20 @@ class Rules:
         return redelivery_count >= self._most
 
     def reason_for(self, delivery: Delivery, redelivery_count: int) -> str | None:
-        """Return why a message that has just come goes away without being shown, None if it is to be shown.
+        """Return why a message that has just come is a dead letter, None if it is to be delivered.
 
-        One that only this process cannot read is shown, for it may be a letter that others can read.
+        A message that only this process cannot read is delivered, since others may be able to read it.
         """
         if delivery.error is not None and not getattr(delivery.error, "is_local", False):
             return f"{type(delivery.error).__name__}: {delivery.error}"
         return attempts_failed(redelivery_count) if redelivery_count > self._most else None
 
-    def letter(self, delivery: Delivery, attempts: int, reason: str) -> Letter:
-        """Return what is published of a message.
-
-        :param attempts: how often it was shown
-        """
+    def message(self, delivery: Delivery, attempts: int, reason: str) -> DeadLetterMessage:
+        """Return the dead letter of a message that was delivered ``attempts`` times."""
         origin = base_name(delivery.topic or delivery.id.topic or "")
         topic = self._topic or f"{origin}-{self._subscription}-DLQ"
         is_readable = delivery.error is None
-        return Letter(
+        return DeadLetterMessage(
             topic,
             None if delivery.is_null and is_readable else delivery.data,
             properties_of(delivery, origin, self._subscription, attempts, reason),
@@ -107,8 +104,8 @@ class Rules:
         )
 
 
-class Letter(NamedTuple):
-    """What is published, and where; as :meth:`~pulsar_nack.Publisher.publish` takes it."""
+class DeadLetterMessage(NamedTuple):
+    """A message for a dead-letter topic, as :meth:`~pulsar_nack.Publisher.publish` takes it."""
 
     topic: str
     data: bytes | None
@@ -120,7 +117,7 @@ class Letter(NamedTuple):
 
 
 def attempts_failed(attempts: int) -> str:
-    """Return the reason where there is no other."""
+    """Return the reason of a message whose nacks named none."""
     return f"{attempts} attempts failed"
 
 
@@ -137,7 +134,7 @@ def origin_id(message_id: MessageId) -> str:
 
 
 def properties_of(delivery: Delivery, topic: str, subscription: str, attempts: int, reason: str) -> dict[str, str]:
-    """Return the message's own properties, and where it was first: what is there stays, as the Java client has it."""
+    """Return the message's properties with its origin added; existing ones stay, as in the Java client."""
     found = dict(delivery.properties)
     origin = origin_id(delivery.id)
     for name, value in (
@@ -151,7 +148,7 @@ def properties_of(delivery: Delivery, topic: str, subscription: str, attempts: i
 
 
 def key_of(delivery: Delivery) -> str | bytes | None:
-    """Return the key; the bytes that it was made of, if those give the same text again."""
+    """Return the key; decoded to bytes if it was encoded and the bytes encode to the same text."""
     key = delivery.key
     if key is None or not delivery.is_key_encoded:
         return key
@@ -163,7 +160,7 @@ def key_of(delivery: Delivery) -> str | bytes | None:
 
 
 def as_reason(reason: object) -> str:
-    """Return a checked reason, cut to 1 000 letters."""
+    """Return a checked reason, cut to 1 000 characters."""
     if not isinstance(reason, str):
         raise InvalidArgumentError("reason", reason, "a str")
     return reason[:MOST_REASON].encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Ids of the official client and ours.
+"""Translates message ids between the official client and pulsar-nack.
 
 The client's own id objects know more than their numbers: the topic that finds the partition's consumer, and the shared
 record of which members of a batch are acknowledged. So those that were delivered are kept until they are acknowledged.
@@ -16,14 +16,14 @@ from ._batches import is_same_topic
 from ._port import Delivery
 
 VERSION_BYTES: Final = 8
-"""Of the version of a schema, a number."""
+"""The size of a schema version, a number."""
 _MOST_HANDLES: Final = 100_000
 _FIRST_CHUNK_TAG: Final = b"\x3a"
 _PARTITION: Final = "-partition-"
 
 
-class Handles:
-    """The client's id objects of what is not acknowledged, at most 100 000, the newest.
+class NativeMessageIds:
+    """The client's id objects of unacknowledged messages, at most 100 000, the newest.
 
     :param topic: the consumer's topic, for ids that carry none; None: it has several
     """
@@ -60,7 +60,7 @@ class Handles:
             del self._handles[next(iter(self._handles))]
 
     def forget(self, message_id: MessageId) -> None:
-        """Drop the handle of what was acknowledged."""
+        """Drop the handle of an acknowledged message."""
         self._handles.pop(message_id, None)
 
     def forget_through(self, message_id: MessageId) -> None:
@@ -69,7 +69,7 @@ class Handles:
             del self._handles[known]
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all handles."""
         self._handles.clear()
 
     def get(self, message_id: MessageId) -> Any:
@@ -80,7 +80,7 @@ class Handles:
     def for_ack(self, message_id: MessageId) -> Any:
         """Return a handle that can be acknowledged.
 
-        :raises BrokerError: a member of a batch that was not delivered here; the client would acknowledge its mates too
+        :raises BrokerError: a batch member that was not delivered here: the client would acknowledge the whole batch
         """
         handle = self._handles.get(message_id)
         if handle is not None:
