@@ -19,7 +19,7 @@ from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from .._check import check_list
-from .._lifetime import ClosesOnExit, OfOneLoop
+from .._lifetime import ClosesOnExit, LoopBound
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._group_commit import GroupCommit
 from ._protocol import LogState, Record
@@ -35,7 +35,7 @@ READ_ONLY: Final = "it is open for reading only"
 DAMAGED: Final = "it is damaged, and open for reading only"
 
 
-class AsyncLog(OfOneLoop, ClosesOnExit):
+class AsyncLog(LoopBound, ClosesOnExit):
     """A :class:`~pulsar_nack.ledger.Log` over blocking work, which subclasses implement in four methods.
 
     :param location: the folder or the URL of its store, for errors

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Generic, Protocol, Self, TypeVar
 
 from .._check import check_flag
-from .._lifetime import ClosesOnExit, OfOneLoop
+from .._lifetime import ClosesOnExit, LoopBound
 from ..errors import ClosedError
 from ._log import AsyncLog
 from .format import check_name
@@ -56,7 +56,7 @@ class BlockingStore(Protocol[_O_co]):
         ...
 
 
-class AsyncLogStore(OfOneLoop, ClosesOnExit, Generic[_O, _L]):
+class AsyncLogStore(LoopBound, ClosesOnExit, Generic[_O, _L]):
     """A :class:`~pulsar_nack.ledger.LogStore` over a blocking store."""
 
     def __init__(self, directory: BlockingStore[_O], executor: ThreadPoolExecutor) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..delayed._arguments import INT64_MAX
-from ..delayed._ticks import LATEST
+from ..delayed.format import INT64_MAX
+from ..delayed.ticks import LATEST
 from ..errors import InvalidArgumentError
 from ..index import MAX_ENTRY
 from ._build_cut import Rows

@@ -1,6 +1,6 @@
 """Makes a snapshot of a bucket's rows: segments cut and encoded as the bucket tracker does it, with numpy. Pure.
 
-The wire form is that of ``delayed/bucket/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so
+The wire form is that of ``delayed/format/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so
 all indexes of a bucket are written into one table of bytes, a row each, and the bytes that are not used are left out
 at the end. About 0.1 us an index, where protobuf's objects take 0.5.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import BucketConfig
-from ..index import portable
+from ..index import portable_bitmap
 from ._build_cut import Longs, Rows
 
 _INDEX: Final = 0x0A
@@ -120,7 +120,7 @@ def _bitmaps(ledgers: Longs, entries: Longs) -> Iterator[tuple[int, bytes]]:
     begins = [0, *(np.flatnonzero(ledgers[1:] != ledgers[:-1]) + 1).tolist(), len(ledgers)]
     numbers = array("I", entries.astype(np.uint32).tobytes())
     for at, to in pairwise(begins):
-        yield int(ledgers[at]), portable(numbers[at:to])
+        yield int(ledgers[at]), portable_bitmap(numbers[at:to])
 
 
 def _encode_row(bitmaps: Iterator[tuple[int, bytes]], min_at: int, max_at: int) -> bytes:

@@ -12,10 +12,15 @@ from hashlib import sha256
 from typing import Final
 from zlib import crc32
 
-from ..config import DELAYED_PREFIX
-from ..delayed.bucket._log_changes import HEAD, Put, encode
-from ..delayed.bucket._log_snapshot import Footer, groups, split
-from ..delayed.bucket._log_storage import log_name
+from ..delayed.format import (
+    CURSOR_LOG_HEAD,
+    Footer,
+    PutProperty,
+    encode_cursor_change,
+    group_records,
+    snapshot_log_name,
+    split_entries,
+)
 from ..ledger.format import LOG, encode_frame, encode_segment_header, seed_of, segment_name
 from ._build_encode import BucketSnapshot
 
@@ -27,17 +32,12 @@ CURSOR: Final = "cursor-1" + LOG
 
 def snapshot_folder(snapshot_id: int) -> str:
     """Return the name of the folder of a snapshot's log."""
-    return log_name("", "", snapshot_id) + LOG
-
-
-def bucket_key(start: int, end: int, number: int) -> str:
-    """Return the property that names a bucket, the ``number``-th of its ledgers, from 0 on."""
-    return f"{DELAYED_PREFIX}part_{start}_{end}_{number}" if number else f"{DELAYED_PREFIX}bucket_{start}_{end}"
+    return snapshot_log_name("", "", snapshot_id) + LOG
 
 
 def snapshot_log(key: str, snapshot_id: int, snapshot: BucketSnapshot) -> bytes:
     """Return the one segment file of a snapshot's log, which is sealed."""
-    records, parts = split((snapshot.metadata, *snapshot.segments), _APPEND)
+    records, parts = split_entries((snapshot.metadata, *snapshot.segments), _APPEND)
     records.append(Footer(key, "", "", len(snapshot.segments) + 1, parts).encode())
     salt = crc32(snapshot.metadata, crc32(key.encode()))
     return b"".join(_frames(snapshot_folder(snapshot_id), records, salt, is_sealed=True))
@@ -45,7 +45,10 @@ def snapshot_log(key: str, snapshot_id: int, snapshot: BucketSnapshot) -> bytes:
 
 def cursor_log(named: Iterable[tuple[str, int]]) -> bytes:
     """Return the one segment file of the cursor's log: nothing is acknowledged, these snapshots are named."""
-    records = [HEAD, *(encode(Put(key, str(snapshot_id))) for key, snapshot_id in named)]
+    records = [
+        CURSOR_LOG_HEAD,
+        *(encode_cursor_change(PutProperty(key, str(snapshot_id))) for key, snapshot_id in named),
+    ]
     salt = int.from_bytes(sha256(b"".join(records)).digest()[:4])
     return b"".join(_frames(CURSOR, records, salt, is_sealed=False))
 
@@ -54,7 +57,7 @@ def _frames(folder: str, records: Sequence[bytes], salt: int, *, is_sealed: bool
     log = folder.removesuffix(LOG)
     yield encode_segment_header(0, salt, log)
     first, seed = 0, seed_of(salt, log)
-    for group in groups(records, _APPEND):
+    for group in group_records(records, _APPEND):
         yield encode_frame(first, group, seed)
         first += len(group)
     if is_sealed:

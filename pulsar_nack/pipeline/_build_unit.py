@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config import BucketConfig
+from ..delayed.format import bucket_key
 from ._build_cut import Cutter, Rows
 from ._build_encode import encode_bucket
 from ._build_folder import write_log
-from ._build_log import bucket_key, snapshot_folder, snapshot_log
+from ._build_log import snapshot_folder, snapshot_log
 from ._build_units import Unit
 
 

@@ -1,4 +1,4 @@
-"""What is planned for."""
+"""The workload that a plan is made for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from .._check import check_integer
 from .._delays import delay_seconds
 from ..errors import InvalidArgumentError
 
@@ -16,7 +17,7 @@ _MAX_BATCH: Final = 65_536
 
 
 class Kind(StrEnum):
-    """What the messages wait for: to come back after a nack, or for their first delivery."""
+    """Why messages wait: for redelivery after a nack, or for delayed delivery."""
 
     NACK = "nack"
     DELAYED = "delayed"
@@ -24,14 +25,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A steady stream in which a random share of the messages is nacked, or delayed, in order and with one delay.
+    """A steady stream of which a random share is nacked or delayed, in order and with one delay.
 
-    :param kind: what they wait for
+    :param kind: why messages wait
     :param rate: messages a second
-    :param delay: seconds that each of the share waits
-    :param share: of the messages that wait, above 0 and at most 1
-    :param entries_per_ledger: entries that a ledger holds
-    :param batch_size: messages an entry; 1 for delayed messages, which Pulsar's producers do not batch
+    :param delay: seconds that a nacked or delayed message waits
+    :param share: the share of messages that wait, above 0 and at most 1
+    :param entries_per_ledger: entries in a ledger
+    :param batch_size: messages in an entry; 1 for delayed messages, which Pulsar's producers do not batch
     :raises InvalidArgumentError: names the parameter
     """
 
@@ -49,8 +50,8 @@ class Workload:
         if not delay_seconds(self.delay) > 0:
             raise InvalidArgumentError("delay", self.delay, "more than 0 seconds")
         _check_number("share", self.share, 1)
-        _check_count("entries_per_ledger", self.entries_per_ledger, _MAX_ENTRIES)
-        _check_count("batch_size", self.batch_size, _MAX_BATCH)
+        check_integer("entries_per_ledger", self.entries_per_ledger, 1, _MAX_ENTRIES)
+        check_integer("batch_size", self.batch_size, 1, _MAX_BATCH)
         if self.kind == Kind.DELAYED and self.batch_size > 1:
             raise InvalidArgumentError("batch_size", self.batch_size, "1: delayed messages are not batched")
         if self.pending > _MAX_PENDING:
@@ -58,25 +59,20 @@ class Workload:
 
     @property
     def pending(self) -> float:
-        """Return how many messages wait at once."""
+        """Return the number of messages that wait at the same time."""
         return self.rate * self.share * self.delay
 
     @property
     def entries(self) -> float:
-        """Return how many entries go by while a message waits, whether something in them waits or not."""
+        """Return the number of entries that are published while a message waits."""
         return self.rate * self.delay / self.batch_size
 
     @property
     def pending_entries(self) -> float:
-        """Return how many entries hold something that waits."""
+        """Return the number of entries with at least one message that waits."""
         return self.entries * (1 - (1 - self.share) ** self.batch_size)
 
 
 def _check_number(field: str, value: object, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:  # false for NaN too
         raise InvalidArgumentError(field, value, f"a number above 0 and at most {most:g}")
-
-
-def _check_count(field: str, value: object, most: int) -> None:
-    if type(value) is not int or not 1 <= value <= most:
-        raise InvalidArgumentError(field, value, f"an integer from 1 to {most}")

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal
 
+from .._check import check_integer
 from ..errors import BrokerError, ClosedError, InvalidArgumentError
 from ..ids import MessageId
 
@@ -51,7 +52,7 @@ class FaultQueues:
         """Give this fault to the next ``times`` calls that have none yet."""
         if name not in _CAN_FAIL:
             raise InvalidArgumentError("call", name, f"one of {', '.join(_CAN_FAIL)}")
-        self._waiting[name].extend([fault] * whole("times", times, 1))
+        self._waiting[name].extend([fault] * check_integer("times", times, 1))
 
     def take(self, name: str) -> Fault:
         """Return the fault of the call that begins now."""
@@ -109,7 +110,7 @@ class PortWithFaults:
 
         :param second_count: redelivery count of the second copy, as 0; None: the same as the first's
         """
-        self._duplicates.extend([second_count] * whole("times", times, 1))
+        self._duplicates.extend([second_count] * check_integer("times", times, 1))
 
     async def _begin(self, name: CallName, ids: tuple[MessageId, ...]) -> Fault:
         self._check_open()
@@ -136,13 +137,6 @@ def seconds(field: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise InvalidArgumentError(field, value, "seconds as a finite number of at least 0")
     return float(value)
-
-
-def whole(field: str, value: object, lowest: int) -> int:
-    """Return an int of at least ``lowest``, or raise :class:`~pulsar_nack.InvalidArgumentError`."""
-    if type(value) is not int or value < lowest:
-        raise InvalidArgumentError(field, value, f"an integer of at least {lowest}")
-    return value
 
 
 def text(field: str, value: object) -> str:

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
-from .._check import check_flag
+from .._check import check_flag, check_integer
 from ..consumer import Delivery, PortTraits
 from ..errors import BrokerError, InvalidArgumentError
 from ..ids import MessageId
-from ._call_faults import CallName, PortWithFaults, seconds, text, whole
+from ._call_faults import CallName, PortWithFaults, seconds, text
 from ._fake_delivery import FakeEntry, FakeInbox
 from ._fake_topic import SHARED, FakeSubscription, FakeTopic, OutgoingEntry
 
@@ -81,11 +81,11 @@ class FakePort(PortWithFaults):
             honours_ids=subscription_type == SHARED,
             redelivery_latency=self._latency,
             min_redelivery_delay=seconds("min_redelivery_delay", min_redelivery_delay),
-            max_ids_per_request=whole("max_ids_per_request", max_ids_per_request, 1),
+            max_ids_per_request=check_integer("max_ids_per_request", max_ids_per_request, 1),
             batch_index_ack=batch_index_ack,
-            receiver_queue_size=whole("receiver_queue_size", receiver_queue_size, 1),
+            receiver_queue_size=check_integer("receiver_queue_size", receiver_queue_size, 1),
         )
-        limit = None if unacked_limit is None else whole("unacked_limit", unacked_limit, 1)
+        limit = None if unacked_limit is None else check_integer("unacked_limit", unacked_limit, 1)
         self.topic = topic or FakeTopic(batch_index_ack=batch_index_ack)
         self._forced = 0
         self._subscription = self.topic.subscription(text("subscription", subscription))
@@ -109,7 +109,7 @@ class FakePort(PortWithFaults):
 
         By default an acknowledgement before the arrival stops it.
         """
-        self._forced += whole("times", times, 1)
+        self._forced += check_integer("times", times, 1)
 
     async def receive(self) -> Delivery:
         """Return the next message; cancelling the call loses no message."""

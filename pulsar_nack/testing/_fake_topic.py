@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from .._check import check_flag
+from .._check import check_flag, check_integer
 from ..errors import BrokerError, InvalidArgumentError
 from ..ids import MessageId, Position
-from ._call_faults import loop_ms, text, whole
+from ._call_faults import loop_ms, text
 from ._fake_delivery import FakeEntry, FakeInbox, FakeMessage
 
 SHARED: Final = "shared"
@@ -65,10 +65,10 @@ class FakeTopic:
     ) -> None:
         check_flag("batch_index_ack", batch_index_ack)
         self.name = text("name", name)
-        self.partitions = whole("partitions", partitions, 0)
+        self.partitions = check_integer("partitions", partitions, 0)
         self.batch_index_ack = batch_index_ack
-        self._ledger = whole("ledger", ledger, 0)
-        self._per_ledger = whole("entries_per_ledger", entries_per_ledger, 1)
+        self._ledger = check_integer("ledger", ledger, 0)
+        self._per_ledger = check_integer("entries_per_ledger", entries_per_ledger, 1)
         self._entries: dict[tuple[int, int, int], FakeEntry] = {}
         self._written: dict[int, int] = {}
         self._subscriptions: dict[str, FakeSubscription] = {}

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+from .._check import check_integer
 from ..errors import LogStorageError
 from ..ledger import LocalLog, LocalLogStore
-from ._call_faults import seconds, whole
+from ._call_faults import seconds
 
 _LEDGER: Final = "ledger-"
 
@@ -25,7 +26,7 @@ class EntryFaults:
 
     def fail(self, call: str, times: int) -> None:
         """Let the next calls of one kind fail."""
-        self._failures[call] += whole("times", times, 1)
+        self._failures[call] += check_integer("times", times, 1)
 
     def delay(self, delay: float) -> None:
         """Delay each read by ``delay`` seconds from now on."""

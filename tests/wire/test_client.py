@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 import pulsar_nack
-from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError, NackConfig
+from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError
+from pulsar_nack.consumer._settings import ConsumerOptions, ConsumerSettings
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
-from pulsar_nack.wire._consumer._settings import ConsumerSettings, Settings, split
+from pulsar_nack.wire._consumer._settings import SubscribeSettings, split_settings
 from tests.for_each import for_each
 from tests.patience import patience
 from tests.processes import run_python
@@ -33,7 +34,7 @@ NOBODY = "pulsar://127.0.0.1:1"
     ],
 )
 def test_bad_options_are_refused_by_name(name: str, value: Any) -> None:
-    """What the client cannot be told is refused at once, by its name."""
+    """Unknown and invalid settings are refused at once, by name."""
     with pytest.raises(InvalidArgumentError, match=name):
         pulsar_nack.connect(NOBODY, **{name: value})
 
@@ -86,7 +87,7 @@ async def test_bad_topics_are_refused(topic: Any) -> None:
 
 
 def test_settings_are_looked_at_without_an_event_loop() -> None:
-    """What is to be subscribed to, or produced to, may be prepared before the loop runs; errors are told there too."""
+    """``subscribe`` and ``producer`` may be called before the loop runs; they raise errors there too."""
     broker = FakeBroker()
     broker.topic("persistent://public/default/t").publish(b"x")
     client = Client(broker.url, dial=broker.dial)
@@ -107,7 +108,7 @@ def test_settings_are_looked_at_without_an_event_loop() -> None:
 
 
 async def test_names_that_are_nearly_right_are_told() -> None:
-    """An unknown setting of client or consumer names the one that was meant; a forgotten ``async with`` is told too."""
+    """The error of an unknown setting suggests the right one; a forgotten ``async with`` is reported too."""
     with pytest.raises(InvalidArgumentError, match=r"request_timeot: .*\(request_timeout\?\)"):
         pulsar_nack.connect(NOBODY, request_timeot=1)
     async with pulsar_nack.connect(NOBODY) as client:
@@ -175,7 +176,7 @@ async def test_entered_once_at_a_time() -> None:
 
 @virtual_time
 async def test_closing_the_client_closes_its_consumers() -> None:
-    """Acknowledgements under way are finished, whoever waits is told, and no task is left, also of held messages."""
+    """Closing completes acknowledgements, ends all waiting calls, and leaves no task, even with held messages."""
     before = asyncio.all_tasks()
     broker = FakeBroker()
     for _ in range(3):
@@ -199,27 +200,14 @@ async def test_closing_the_client_closes_its_consumers() -> None:
 
 def test_every_setting_has_its_place() -> None:
     """The settings for type checkers are those of consumers and subscriptions, and each goes where it belongs."""
-    hints = get_type_hints(ConsumerSettings, localns=vars(pulsar_nack.wire._consumer._settings) | names_for_checkers())
+    hints = {name: kind.__forward_arg__ for name, kind in ConsumerOptions.__annotations__.items()}
+    assert hints == {each.name: each.type for each in fields(ConsumerSettings)}
     of_subscription = {each.name for each in fields(SubscribeOptions)} - {"subscription", "type", "durable"}
-    assert set(Settings.__annotations__) - set(hints) == of_subscription | {"durable_subscription"}
-    every = dict.fromkeys(Settings.__annotations__, None)
-    consumer, subscription = split(every)
+    assert set(SubscribeSettings.__annotations__) - set(hints) == of_subscription | {"durable_subscription"}
+    every = dict.fromkeys(SubscribeSettings.__annotations__, None)
+    consumer, subscription = split_settings(every)
     assert set(consumer) == set(hints)
     assert set(subscription) == of_subscription | {"durable"}
-
-
-def names_for_checkers() -> dict[str, Any]:
-    """The names that the settings have for type checkers only."""
-    from os import PathLike
-
-    from pulsar_nack.consumer import ConsumerTrace, Redelivery
-    from pulsar_nack.ledger import LogStore
-    from pulsar_nack.nack import HookLike
-
-    public = ("Backoff", "Clock", "DeadLetterPolicy", "MessageId")
-    names: dict[str, Any] = {name: getattr(pulsar_nack, name) for name in public}
-    names |= {"NackConfig": NackConfig, "Delay": float, "PathLike": PathLike, "HookLike": HookLike}
-    return names | {"ConsumerTrace": ConsumerTrace, "Redelivery": Redelivery, "LogStore": LogStore}
 
 
 async def test_the_client_is_of_one_loop() -> None:

@@ -1,68 +1,40 @@
-"""What a consumer of the native client can be told, for type checkers; and which of it goes where."""
+"""The settings of the native client's consumers and producers: their types, and which object takes each."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ...consumer import Consumer
-from ...consumer._checks import a_setting
+from ..._check import suggest_name
+from ...consumer import ConsumerOptions
+from ...consumer.transport import CONSUMER_SETTINGS
 from ...errors import InvalidArgumentError
 from .._connection._options import ClientOptions
 from ._subscribe_options import InitialPosition, KeyShared, SubscribeOptions
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     from ..._delays import Delay
-    from ...backoff import Backoff
-    from ...clock import Clock
-    from ...config import NackConfig
-    from ...consumer import ConsumerTrace, DeadLetterPolicy, Redelivery
     from ...ids import MessageId
-    from ...ledger import LogStore
-    from ...nack import HookLike
+    from .._connection._options import SchemaInfo
     from .._producer._options import AccessMode, Compression, ProducerOptions
     from .._producer._routing import Hashing, Router
-    from .._protocol._schema_info import SchemaInfo
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _OTHER_NAMES: Final = {"durable_subscription": "durable"}
-"""What is called otherwise here than in the options of a subscription, where the consumer has the name already."""
-_OF_CONSUMER: Final = frozenset(inspect.signature(Consumer).parameters) - {"port"}
+"""Settings that have another name in :class:`SubscribeOptions`, because the consumer has that name already."""
 OF_SUBSCRIPTION: Final = frozenset(each.name for each in fields(SubscribeOptions)) - {
     "subscription",
     "type",
     "durable",
 } | {*_OTHER_NAMES}
-"""What a subscription can be told beside its name and type."""
+"""The settings of a subscription, except its name and type."""
 
 
-class ConsumerSettings(TypedDict, total=False):
-    """The settings of :class:`~pulsar_nack.Consumer`."""
-
-    redelivery: Redelivery
-    backoff: Backoff | Delay | Sequence[Delay] | None
-    config: NackConfig | None
-    max_local_bytes: int
-    unacked_limit: int | None
-    ack_memory: Delay
-    dead_letter: DeadLetterPolicy | None
-    hooks: Sequence[HookLike]
-    clock: Clock | None
-    durable: str | PathLike[str] | LogStore | None
-    durable_ttl: Delay
-    max_ack_state_bytes: int
-    wall_clock: Clock | None
-    trace: ConsumerTrace | None
-
-
-class Settings(ConsumerSettings, total=False):
-    """Those, and what the broker is told when it is subscribed to."""
+class SubscribeSettings(ConsumerOptions, total=False):
+    """The settings of a consumer and of its subscription."""
 
     consumer_name: str | None
     initial_position: InitialPosition
@@ -107,41 +79,41 @@ class ProducerSettings(TypedDict, total=False):
     schema_info: SchemaInfo | None
 
 
-class Split(NamedTuple):
-    """Settings of the consumer, and of the subscription."""
+class SplitSettings(NamedTuple):
+    """The settings of the consumer and those of the subscription."""
 
     consumer: dict[str, Any]
     subscription: dict[str, Any]
 
 
-def split(settings: Mapping[str, Any]) -> Split:
-    """Return which settings go where.
+def split_settings(settings: Mapping[str, Any]) -> SplitSettings:
+    """Return the settings of the consumer and of the subscription apart.
 
-    :raises InvalidArgumentError: names one that there is not
+    :raises InvalidArgumentError: there is no setting of this name
     """
-    found = Split({}, {})
+    found = SplitSettings({}, {})
     for name, value in settings.items():
-        if name in _OF_CONSUMER:
+        if name in CONSUMER_SETTINGS:
             found.consumer[name] = value
         elif name in OF_SUBSCRIPTION:
             found.subscription[_OTHER_NAMES.get(name, name)] = value
         else:
-            raise InvalidArgumentError(name, value, a_setting(name, [*_OF_CONSUMER, *OF_SUBSCRIPTION]))
+            raise InvalidArgumentError(name, value, suggest_name(name, [*CONSUMER_SETTINGS, *OF_SUBSCRIPTION]))
     return found
 
 
 def client_options(options: Mapping[str, Any]) -> ClientOptions:
-    """Return checked options of a client.
+    """Return the checked options of a client.
 
-    :raises InvalidArgumentError: names the first that is wrong, or unknown
+    :raises InvalidArgumentError: names the first option that is wrong or unknown
     """
     return _checked(ClientOptions, options)
 
 
 def producer_options(options: Mapping[str, Any]) -> ProducerOptions:
-    """Return checked options of a producer.
+    """Return the checked options of a producer.
 
-    :raises InvalidArgumentError: names the first that is wrong, or unknown
+    :raises InvalidArgumentError: names the first option that is wrong or unknown
     """
     from .._producer._options import ProducerOptions
 
@@ -159,7 +131,7 @@ def _checked(kind: type[_Model], options: Mapping[str, Any]) -> _Model:
         name = ".".join(map(str, first["loc"]))
         is_unknown = first["type"] == "extra_forbidden"
         expected = (
-            a_setting(name, list(kind.model_fields)) if is_unknown else first["msg"].removeprefix("Input should be ")
+            suggest_name(name, list(kind.model_fields)) if is_unknown else first["msg"].removeprefix("Input should be ")
         )
         given = first["input"]
         if is_unknown and kind is ClientOptions:
