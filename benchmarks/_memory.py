@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 Build = Callable[..., tuple[Any, dict[str, Any]]]
-"""A module-level function that returns the structure and a dict of its own figures."""
+"""A module-level function that returns the structure and a dict of figures."""
 
 _WARM_UP = 60_000
 _FILLERS = 2_000

@@ -249,9 +249,9 @@ async def storm(url: str, topic: str, subscription: str, count: int, ahead: floa
     """
     full = 0
 
-    def count_full(phase: str, told: dict[str, int]) -> None:
+    def count_full(phase: str, info: dict[str, int]) -> None:
         nonlocal full
-        full += phase == "stop" and told["generation"] == 2
+        full += phase == "stop" and info["generation"] == 2
 
     settings: Any = {"receiver_queue_size": 5_000, "unacked_limit": None, "config": EXACT}
     async with (

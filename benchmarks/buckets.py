@@ -144,18 +144,18 @@ def out_table(report: Report, targets: Targets, measured: list[Measured]) -> Non
     report.table("Taking out, loading included", columns, rows)
 
 
-def recovery_table(report: Report, targets: Targets, measured: list[Measured], anew: dict[str, Any]) -> None:
+def recovery_table(report: Report, targets: Targets, measured: list[Measured], readded: dict[str, Any]) -> None:
     """Print how long it takes to open a stored tracker, compared with adding everything again."""
     rows: list[list[object]] = []
     for each in measured:
-        recovered, is_peer = each.recovered, each.case.count == anew["held"]
-        times = ratio(anew["wall_s"], recovered["wall_s"]) if is_peer else None
+        recovered, is_peer = each.recovered, each.case.count == readded["held"]
+        times = ratio(readded["wall_s"], recovered["wall_s"]) if is_peer else None
         if each is measured[0]:
-            targets.check("recovery, share of re-adding", ratio(recovered["wall_s"], anew["wall_s"]), 1 / 50)
+            targets.check("recovery, share of re-adding", ratio(recovered["wall_s"], readded["wall_s"]), 1 / 50)
         rows.append(
             [
                 *(each.case.name, recovered["held"], 1000 * recovered["wall_s"], 1000 * recovered["work_s"]),
-                *(1000 * anew["wall_s"] if is_peer else None, times, 50 if is_peer else None),
+                *(1000 * readded["wall_s"] if is_peer else None, times, 50 if is_peer else None),
                 recovered["resident"] / MB,
             ]
         )
@@ -194,11 +194,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         cases = [Case(size * million, shape, Path(folder) / f"{size}{shape}") for size, shape in sizes]
         measured = [measure(case) for case in cases]
-        anew = cases[0].ask(run.readd)
+        readded = cases[0].ask(run.readd)
     memory_table(report, targets, measured)
     time_table(report, measured)
     out_table(report, targets, measured)
-    recovery_table(report, targets, measured, anew)
+    recovery_table(report, targets, measured, readded)
     blocked_table(report, targets, measured)
     report.note("With so few messages this only proves that everything runs." if options.quick else targets.summary())
     if options.save:
