@@ -394,6 +394,7 @@ FREE: dict[str, str] = {
     "TlsAuthentication": "waits for nothing",
     "TokenAuthentication": "keeps nothing between calls",
     "OAuth2Authentication": "asks for itself in each loop",
+    "DeadLetterProducers": "driven by a publisher of a Consumer, which checks",
     "DisabledDelayedDeliveryTracker": "waits for nothing",
     "DurableNacks": "used by a Consumer, which checks",
     "FakePublisher": "waits for nothing",
@@ -412,6 +413,7 @@ FREE: dict[str, str] = {
     "Producing": "opens a Producer each time, and its client checks",
     "Subscribing": "opens a Consumer each time, and its client checks",
     "TraceWriter": "a thread writes",
+    "WaitingCalls": "waits in the loop of its caller",
     "VirtualClockEventLoop": "a loop",
 }
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, ParamSpec, Protocol, Self, TypeVar
 
 from .._check import check_list
-from .._lifetime import OfOneLoop
+from .._lifetime import LoopBound
 from ..errors import ClosedError, InvalidArgumentError, LedgerError, LogSealedError, LogStorageError
 from ._commit import GroupCommit
 from ._home import explain, storage_errors
@@ -91,7 +91,7 @@ class LogBackend(Protocol):
         ...
 
 
-class LogShell(OfOneLoop):
+class LogShell(LoopBound):
     """A :class:`~pulsar_nack.ledger.Log` over its blocking work."""
 
     def __init__(self, backend: LogBackend, executor: ThreadPoolExecutor) -> None:

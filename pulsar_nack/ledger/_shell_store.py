@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from .._check import check_flag
-from .._lifetime import OfOneLoop
+from .._lifetime import LoopBound
 from ..errors import ClosedError
 from ._names import check_name
 from ._shell import LogShell
@@ -59,7 +59,7 @@ class HomeBackend(Protocol[_O_co]):
         ...
 
 
-class StoreShell(OfOneLoop, Generic[_H, _O, _L]):
+class StoreShell(LoopBound, Generic[_H, _O, _L]):
     """A :class:`~pulsar_nack.ledger.LogStore` over its blocking work.
 
     :param make: makes a log of what a home opened

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import BucketConfig
-from ..index import portable
+from ..index import portable_bitmap
 from ._build_cut import Longs, Rows
 
 _INDEX: Final = 0x0A
@@ -120,7 +120,7 @@ def _bitmaps(ledgers: Longs, entries: Longs) -> Iterator[tuple[int, bytes]]:
     begins = [0, *(np.flatnonzero(ledgers[1:] != ledgers[:-1]) + 1).tolist(), len(ledgers)]
     numbers = array("I", entries.astype(np.uint32).tobytes())
     for at, to in pairwise(begins):
-        yield int(ledgers[at]), portable(numbers[at:to])
+        yield int(ledgers[at]), portable_bitmap(numbers[at:to])
 
 
 def _encode_row(bitmaps: Iterator[tuple[int, bytes]], min_at: int, max_at: int) -> bytes:

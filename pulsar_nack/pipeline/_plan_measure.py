@@ -59,7 +59,7 @@ class Measuring:
     def __post_init__(self) -> None:
         self._ticks = TickRounding(1 << self.bits, is_strict=False)
         self._schedule = NackSchedule(NackConfig(negative_ack_precision_bit_cnt=self.bits))
-        self._buckets = self._schedule if self.kind == Kind.NACK else TimeBuckets()
+        self._buckets = self._schedule.buckets if self.kind == Kind.NACK else TimeBuckets()
 
     def add(self, arrivals: Iterable[Arrival]) -> None:
         """Add what has come, in order of time. About 1 us each."""

@@ -49,7 +49,7 @@ class OfConsumer:
 
     async def find(self, opened: Any) -> set[int]:
         """Look for nacks."""
-        return {number for number in range(10) if opened._durable.find(MessageId(1, number)) is not None}
+        return {number for number in range(10) if opened._settler.durable.find(MessageId(1, number)) is not None}
 
 
 class OfCursor:
@@ -161,8 +161,8 @@ async def test_closing_ends_in_time(kind: Kind, storage: str) -> None:
     assert threads.has_hung
     await ends_within(TIMEOUT_S, opened.aclose())
     if isinstance(opened, Consumer):
-        assert isinstance(opened._port, FakePort)
-        assert opened._port.is_closed
+        assert isinstance(opened.port, FakePort)
+        assert opened.port.is_closed
         assert opened.statistics().durable_failures == 1
     change.cancel()
     with suppress(asyncio.CancelledError, LedgerError, NotDurableError):

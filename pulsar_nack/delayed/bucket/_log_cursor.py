@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
 from ..._delays import Delay, delay_seconds
-from ..._lifetime import ClosesOnExit, OfOneLoop
+from ..._lifetime import ClosesOnExit, LoopBound
 from ..._tasks import TaskOwner
 from ...config import DELAYED_PREFIX
 from ...errors import (
@@ -70,7 +70,7 @@ class _Waiting(NamedTuple):
     done: asyncio.Future[None]
 
 
-class LogDelayedCursor(ClosesOnExit, OfOneLoop):
+class LogDelayedCursor(ClosesOnExit, LoopBound):
     """A :class:`~pulsar_nack.DelayedCursor` on a store of logs, with one owner at a time.
 
     Open it with :meth:`open`, and close it before its store, with :meth:`aclose` or ``async with``.

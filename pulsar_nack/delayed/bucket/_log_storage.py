@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from ..._check import check_clock, check_has, check_kind, check_list, check_text
 from ..._delays import Delay, delay_seconds
-from ..._lifetime import OfOneLoop
+from ..._lifetime import LoopBound
 from ..._tasks import TaskOwner
 from ...clock import Clock, WallClock
 from ...errors import (
@@ -52,7 +52,7 @@ MAX_APPEND: Final = 1 << 23
 _HIGHEST_APPEND: Final = 15 << 20
 
 
-class LogSnapshotStorage(OfOneLoop):
+class LogSnapshotStorage(LoopBound):
     """A :class:`~pulsar_nack.BucketSnapshotStorage` on a store of logs, which its owner closes afterwards.
 
     A damaged or truncated snapshot raises :class:`~pulsar_nack.SnapshotFormatError`, one that a later release wrote
