@@ -396,7 +396,7 @@ def fold_all(stream: str, count: int) -> tuple[Counter[str], float, float]:
 
 
 class _FoldWatch:
-    """Times every fold of every sealer while it is entered, and counts entries by what they were sealed as."""
+    """Times every fold of every sealer inside its ``with`` block, and counts entries by their encoding."""
 
     def __init__(self) -> None:
         self.took = 0

@@ -24,12 +24,13 @@ MB are 2**20 bytes. *Resident* is the growth of the process's own pages, the lar
 copy is built first, and free memory between used blocks is filled, yet the structure may still find room that the
 interpreter has left: below half a MB the figure is uncertain by 0.1 to 0.3 MB, mostly too small. *Allocated* is the
 growth of the bytes allocated by glibc's malloc (mallinfo2) in a process without Python's own allocator: exact, but
-small objects take a few bytes more there. *Java* is used heap after collections, for ids alone: it can neither cancel
-an id nor tell that it is pending without a search. Free pages are given back to the system before both looks. Sealing
-is the encoding alone; folding is all that becomes of a full list: a set, id ranges tried, sealing, joining. Where an
-encoding takes a byte an entry or more, it has packed each entry by itself. Times are those of the thread's own work,
-the best of several rounds (20 for bulk adds and in Java), without the threads of Java's collector and compiler; Java
-drains numbers by `forEach`, objects by an iterator. *Limit* and *bound* are the entropy of the stream."""
+small objects take a few bytes more there. *Java* is used heap after collections, for ids alone: without a search it
+can neither cancel an id nor know that it is pending. Free pages are returned to the system before both measurements.
+Sealing is the encoding alone; folding is everything that happens to a full list: making a set, trying id ranges,
+sealing, joining. An encoding that takes a byte per entry or more has stored each entry separately. Times are those of
+the thread's own work, the best of several rounds (20 for bulk adds and in Java), without Java's collector and compiler
+threads; Java drains numbers by `forEach`, objects by an iterator. *Limit* and *bound* are the entropy of the
+stream."""
 
 
 def main() -> None:
