@@ -27,9 +27,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from .._check import as_folder
 from ..config import BucketConfig
 from ..errors import LogStorageError, PulsarNackError
-from ..ledger._folder import as_folder
 from ._build_check import BOUNDS, duplicate, refused
 from ._build_commit import BuiltIndex, finish_build
 from ._build_cut import DuplicatePositionError, Longs, Rows

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from .._check import as_folder
 from ..config import BucketConfig
 from ..errors import InvalidArgumentError
-from ..ledger._folder import as_folder
-from ..ledger._home import storage_errors
+from ..ledger.files import storage_errors
 from ._build_check import duplicate, refuse_bad
 from ._build_commit import BuiltIndex, finish_build
 from ._build_cut import DuplicatePositionError, Rows, rows_of

@@ -21,8 +21,7 @@ from ..delayed.format import (
     snapshot_log_name,
     split_entries,
 )
-from ..ledger._names import LOG, segment_name
-from ..ledger._record import encode_frame, encode_segment_header, seed_of
+from ..ledger.format import LOG, encode_frame, encode_segment_header, seed_of, segment_name
 from ._build_encode import BucketSnapshot
 
 _APPEND: Final = 1 << 18

@@ -1,12 +1,12 @@
-"""Reading one segment file: walking its frames, finding a record, and telling a torn tail from damage.
+"""Reading one segment file: going through its frames, finding a record, and distinguishing a torn tail from damage.
 
-A frame that a crash tore is the last thing in the last segment: either its header is good and the file ends where the
-frame would at the latest, or its header is not, no later frame follows, and no more is there than one frame can have.
-Everything else is damage. Of a segment that has a successor only the records before the successor's first one count:
-what lies beyond them was never durable (an append failed there, and the log went on in a new file).
+A frame that a crash tore is the last thing in the last segment. Either its header is good and the file ends no later
+than the frame would; or its header is not, no later frame follows, and no more bytes are left than one frame can have.
+Everything else is damage. If a segment has a successor, only records before the successor's first one count: what lies
+beyond was never durable (an append failed there, and the log went on in a new file).
 
-Damage takes away the frames that it lies in, and no others: reading goes on at the next whole frame behind it, which
-its checksums tell, and its header says which records are missing in between (a *hole*).
+Damage loses the frames that it lies in, and no others. Reading continues at the next whole frame, which its checksums
+prove, and whose header shows how many records are missing in between (a *hole*).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple, Self
 
-from ..errors import LogCorruptedError, LogVersionError
-from ._files import Files
+from ...errors import LogCorruptedError, LogVersionError
+from ..files import Files, read_all
 from ._record import (
     FOREIGN,
     FRAME_HEADER_SIZE,
@@ -40,7 +40,7 @@ _INDEX_STEP: Final = 1 << 16
 
 
 class Tail(NamedTuple):
-    """Where the good part of the last segment ends, where its last frame begins, and what going on from there needs."""
+    """The end of the good part of a log's last segment, where its last frame begins, and what a writer needs."""
 
     length: int
     last: int
@@ -49,13 +49,13 @@ class Tail(NamedTuple):
     seed: int
 
 
-def cost(record: bytes) -> int:
+def record_cost(record: bytes) -> int:
     """Return about how many bytes a record takes in memory."""
     return len(record) + 64
 
 
-class Index:
-    """Where to start reading in a segment: one entry for each 64 KiB at most, 16 bytes each; for any thread."""
+class FrameIndex:
+    """Offsets of frames in a segment, at most one in 64 KiB, 16 bytes each; for any thread."""
 
     def __init__(self, first: int) -> None:
         self._numbers = array("Q", [first])
@@ -63,11 +63,11 @@ class Index:
         self._lock = Lock()
 
     def add(self, number: int, offset: int) -> None:
-        """Note that a frame begins here; it is kept when it is far enough behind the last one."""
+        """Note where a frame begins, unless it is close behind the last noted one."""
         self._add(number, offset, _INDEX_STEP)
 
     def add_behind_hole(self, number: int, offset: int) -> None:
-        """Note that a frame begins here, behind damage: it is kept however far it is from the last one."""
+        """Note where a frame begins behind damage, however close it is to the last noted one."""
         self._add(number, offset, 1)
 
     def _add(self, number: int, offset: int, step: int) -> None:
@@ -79,48 +79,46 @@ class Index:
                 self._offsets.append(offset)
 
     def start_for(self, number: int) -> tuple[int, int]:
-        """Return record number and offset of the last noted frame that does not begin after this record."""
+        """Return record number and offset of the last noted frame at or before this record."""
         with self._lock:
             at = bisect_right(self._numbers, number) - 1
             return self._numbers[at], self._offsets[at]
 
 
 class Segment:
-    """One segment file of a log; blocking, for any thread: each reading has a descriptor of its own."""
+    """One segment file of a log; blocking, for any thread: each read opens its own descriptor."""
 
     def __init__(self, files: Files, log: str, path: Path, first: int) -> None:
         self.files = files
         self.log = log
         self.path = path
         self.first = first
-        self.index = Index(first)
+        self.index = FrameIndex(first)
         self._holes: list[tuple[int, int, int, str]] = []
         self.seed: int | None = None
         """The seed, if the header is damaged and the seed was found; None: the header is read and checked."""
 
     def read(self, first: int, last: int, limit: int, stop: int) -> list[bytes]:
-        """Return records ``first`` to ``last``, which are durable here; stop before ``limit`` bytes, but not at none.
+        """Return records ``first`` to ``last``, at least one, about ``limit`` bytes at most, and none behind damage.
 
-        It stops before damage too, when there are records before it.
-
-        :param stop: the number after the last record that is durable here
-        :raises LogCorruptedError: the first one is not there as it should be
+        :param stop: the number after the last durable record of this segment
+        :raises LogCorruptedError: the first record is lost
         """
         self._check_holes(first)
         records: list[bytes] = []
-        with Walk(self, *self.index.start_for(first)) as walk:
-            while walk.number <= last:
-                begin, frame = walk.number, walk.step()
+        with FrameReader(self, *self.index.start_for(first)) as reader:
+            while reader.number <= last:
+                begin, frame = reader.number, reader.read_frame()
                 if not isinstance(frame, Frame):
                     if records:
                         return records
-                    damage = walk.damage(frame)
-                    end = walk.number if walk.skip(frame) else stop
+                    damage = reader.damage(frame)
+                    end = reader.number if reader.skip(frame) else stop
                     self._holes.append((begin, end, damage.offset, damage.reason))
                     self._check_holes(first)
                     continue
                 for record in frame.records(max(first - begin, 0), last + 1 - begin):
-                    limit -= cost(record)
+                    limit -= record_cost(record)
                     if records and limit < 0:
                         return records
                     records.append(record)
@@ -145,27 +143,27 @@ class Segment:
             self.files.close(descriptor)
 
     def find_tail(self) -> Tail:
-        """Walk the whole file, the last of its log; what lies behind the returned end is a torn frame.
+        """Read the whole file, the last of its log; what lies behind the returned end is a torn frame.
 
         :raises LogCorruptedError: there is damage that no crash explains
         """
         is_sealed, last = False, SEGMENT_HEADER_SIZE
-        with Walk(self, self.first, SEGMENT_HEADER_SIZE) as walk:
-            while walk.end < walk.size:
+        with FrameReader(self, self.first, SEGMENT_HEADER_SIZE) as reader:
+            while reader.end < reader.size:
                 if is_sealed:
-                    raise walk.damage(Damaged("bytes after the seal", None))
-                begin, frame = walk.end, walk.step()
+                    raise reader.damage(Damaged("bytes after the seal", None))
+                begin, frame = reader.end, reader.read_frame()
                 if isinstance(frame, Frame):
                     is_sealed, last = frame.is_seal, begin
-                elif walk.is_torn(frame):
+                elif reader.is_torn(frame):
                     break
                 else:
-                    raise walk.damage(frame)
-            return Tail(walk.number, last, walk.end, is_sealed, walk.seed)
+                    raise reader.damage(frame)
+            return Tail(reader.number, last, reader.end, is_sealed, reader.seed)
 
 
-class Walk:
-    """Goes from frame to frame; ``end`` is the offset of the next one, ``number`` its first record."""
+class FrameReader:
+    """Reads frame after frame; ``end`` is the offset of the next one, ``number`` its first record."""
 
     def __init__(self, segment: Segment, number: int, end: int) -> None:
         self._segment = segment
@@ -188,8 +186,8 @@ class Walk:
     def __exit__(self, *_exception: object) -> None:
         self._segment.files.close(self._descriptor)
 
-    def step(self) -> Frame | Incomplete | Damaged:
-        """Read the next frame; stay where it is not good, or not wholly there."""
+    def read_frame(self) -> Frame | Incomplete | Damaged:
+        """Read the next frame; stay in front of it if it is damaged or incomplete."""
         found = self._decode()
         if isinstance(found, Incomplete):
             self._fill(_CHUNK)
@@ -204,10 +202,9 @@ class Walk:
         return found
 
     def skip(self, found: Incomplete | Damaged) -> bool:
-        """Go on at the next whole frame behind what is not good here; without one, at the end of the file.
+        """Move to the next whole frame behind damage, or to the end of the file; return whether there is such a frame.
 
-        Returns whether there is one. ``number`` is then at least what it would be without the damage, as far as the
-        headers of what is passed over tell. O(bytes up to there).
+        ``number`` then counts the lost records too, as far as good headers show them. O(bytes skipped).
         """
         position = self.end + (found.size is None)
         if found.size and len(self._buffer) - (self.end - self._start) >= FRAME_HEADER_SIZE:
@@ -230,7 +227,7 @@ class Walk:
         return False
 
     def is_torn(self, found: Incomplete | Damaged) -> bool:
-        """Return whether a crash while the last frame was being written explains what lies here."""
+        """Return whether a crash during the last write explains what lies here."""
         if found.size is not None:
             return self.end + found.size >= self.size
         rest = self.size - self.end
@@ -239,7 +236,7 @@ class Walk:
         return not has_later_frame(self._read(rest, self.end), 0, self.number, self.seed)
 
     def damage(self, found: Incomplete | Damaged) -> LogCorruptedError:
-        """Return the error for what lies here."""
+        """Return the error for the damage that lies here."""
         reason = found.reason if isinstance(found, Damaged) else f"the file ends before the end of record {self.number}"
         return self._error(self.end, reason)
 
@@ -247,9 +244,9 @@ class Walk:
         return decode_frame(self._buffer, self.end - self._start, self.number, self.seed)
 
     def _pass_head(self) -> int:
-        """Count the records of a frame whose header is good and whose body is not; return where the header ends.
+        """Count the records of a frame with a good header and a damaged body; return where the header ends.
 
-        The next frame may lie anywhere from there on: bytes may be missing.
+        The next frame may begin anywhere from there on, because bytes may be missing.
         """
         self.number += record_count(self._buffer, self.end - self._start)
         return self.end + FRAME_HEADER_SIZE
@@ -279,13 +276,3 @@ class Walk:
 
     def _error(self, offset: int, reason: str) -> LogCorruptedError:
         return LogCorruptedError(self._segment.log, self._segment.path.name, offset, reason)
-
-
-def read_all(files: Files, descriptor: int, size: int, offset: int) -> bytes:
-    """Read as many bytes as are there: the system may give fewer at a time."""
-    parts = []
-    while size and (part := files.read(descriptor, size, offset)):
-        parts.append(part)
-        size -= len(part)
-        offset += len(part)
-    return b"".join(parts)

@@ -1,63 +1,63 @@
-"""Ownership of the logs that make up one state: an owner takes a part of a store, and closes that as a whole."""
+"""Ownership of the logs that make up one state: the owner works through its own view of a store, and closes that."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 from weakref import WeakSet
 
+from .._lifetime import ClosesOnExit
 from ..errors import ClosedError
 from ._protocol import DamagedLog, Log, LogStore, SalvagingStore
 
+__all__ = ["OwnableStore", "OwnedStore", "close_on_error", "storage_timeout", "take_ownership"]
+
 _L = TypeVar("_L", bound=Log)
 
-_AT_ONCE_S: Final = 0.1
+_CLOSE_WAIT_S: Final = 0.1
 
 
 class _Closable(Protocol):
-    async def aclose(self) -> None:
-        """Begin to close it, and wait for that; it goes on when the call is cancelled."""
-        ...
+    async def aclose(self) -> None: ...
 
 
-class Part(LogStore, Protocol):
-    """The part of a store that one owner has; closing it closes the logs that were opened through it."""
+class OwnedStore(LogStore, Protocol):
+    """A store as one owner sees it; closing it closes the logs that were opened through it."""
 
     def close_soon(self) -> None:
-        """Begin to close the logs, which goes on without a caller; the part cannot be used any more."""
+        """Begin to close the logs, which goes on without a caller; the owned store cannot be used any more."""
         ...
 
 
 @runtime_checkable
-class SharedStore(Protocol):
-    """A store of logs of which several processes may own parts, one after the other."""
+class OwnableStore(Protocol):
+    """A store of logs that several processes may own in turn."""
 
-    async def take(self, name: str) -> Part:
-        """Become the owner of a name; this fences the owner before, unless logs are locked."""
+    async def take_ownership(self, name: str) -> OwnedStore:
+        """Become the owner of a name; this fences the former owner, unless logs are locked."""
         ...
 
 
-async def take(store: LogStore, name: str) -> Part:
-    """Become the owner of some logs of a store; they are made, opened for writing and deleted through the part.
+async def take_ownership(store: LogStore, name: str) -> OwnedStore:
+    """Become the owner of some logs of a store, which are made, opened for writing and deleted through the result.
 
-    A former owner that comes back later changes none of these logs: the store refuses that with
-    :class:`~pulsar_nack.LogFencedError`. A store without ``take`` cannot refuse it.
+    A former owner that comes back later cannot change any of these logs: the store refuses that with
+    :class:`~pulsar_nack.LogFencedError`. A store that is not an :class:`OwnableStore` cannot refuse it.
 
     :param name: the same in every process that may own these logs
     """
-    if isinstance(store, SharedStore):
-        return await store.take(name)
-    return _SalvagingWhole(store) if isinstance(store, SalvagingStore) else _Whole(store)
+    if isinstance(store, OwnableStore):
+        return await store.take_ownership(name)
+    return _SalvagingWholeStore(store) if isinstance(store, SalvagingStore) else _WholeStore(store)
 
 
 @asynccontextmanager
-async def given_back(opened: Sequence[_Closable]) -> AsyncIterator[None]:
-    """Close these, the last one first, when the body fails; the body may add to them.
+async def close_on_error(opened: Sequence[_Closable]) -> AsyncIterator[None]:
+    """Close these objects, the last one first, if the body fails; the body may add to them.
 
-    When the body is cancelled they are closed once storage answers, and this does not wait for it.
+    If the body is cancelled, closing begins but is not awaited for longer than a moment.
     """
     try:
         yield
@@ -67,17 +67,17 @@ async def given_back(opened: Sequence[_Closable]) -> AsyncIterator[None]:
         raise
     except BaseException:
         if closing := [asyncio.ensure_future(each.aclose()) for each in reversed(opened)]:
-            await asyncio.wait(closing, timeout=_AT_ONCE_S)
+            await asyncio.wait(closing, timeout=_CLOSE_WAIT_S)
         for task in closing:
             task.cancel()
         raise
 
 
 @asynccontextmanager
-async def within(seconds: float, what: str) -> AsyncIterator[None]:
-    """Wait for storage so long at most.
+async def storage_timeout(seconds: float, what: str) -> AsyncIterator[None]:
+    """Cancel the body if storage takes longer than this.
 
-    :raises TimeoutError: it took longer; the body was cancelled
+    :raises TimeoutError: storage took longer
     """
     scope = asyncio.timeout(seconds)
     try:
@@ -86,12 +86,12 @@ async def within(seconds: float, what: str) -> AsyncIterator[None]:
     except TimeoutError:
         if not scope.expired():
             raise
-        why = f"storage did not answer within close_timeout ({seconds:g} s); it is let go as soon as it does"
+        why = f"storage did not answer within close_timeout ({seconds:g} s); it is released as soon as storage answers"
         raise TimeoutError(f"{what}: {why}") from None
 
 
-class _Whole:
-    """The part of a store without ``take``: the whole store; closing it closes the logs opened through it."""
+class _WholeStore(ClosesOnExit):
+    """The owner's view of a store without ownership: all of it; closing it closes the logs opened through it."""
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
@@ -121,20 +121,12 @@ class _Whole:
         assert self._closing is not None
         await asyncio.shield(self._closing)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     def _check_open(self) -> None:
         if self._closing is not None:
             raise ClosedError("the store of logs")
 
     def _keep(self, log: _L) -> _L:
-        with suppress(TypeError):  # a log without weak references is closed by its opener
+        with suppress(TypeError):  # a log that takes no weak references is closed by its opener
             self._logs.add(log)
         return log
 
@@ -142,8 +134,8 @@ class _Whole:
         await asyncio.gather(*(log.aclose() for log in self._logs), return_exceptions=True)
 
 
-class _SalvagingWhole(_Whole):
-    """Such a store that can open damaged logs."""
+class _SalvagingWholeStore(_WholeStore):
+    """The owner's view of such a store that can open damaged logs."""
 
     _store: SalvagingStore  # type: ignore[assignment]
 

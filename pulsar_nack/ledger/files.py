@@ -1,4 +1,4 @@
-"""The file operations that local logs need, behind a seam where tests inject faults and crashes."""
+"""File operations of local logs, behind an interface where tests inject faults and crashes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,29 @@ import errno
 import os
 import stat
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
+
+from ..errors import LogStorageError
 
 if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+
+__all__ = [
+    "PRIVATE_FILE",
+    "PRIVATE_FOLDER",
+    "Files",
+    "OsFiles",
+    "as_storage_error",
+    "read_all",
+    "storage_errors",
+    "write_all",
+]
 
 _BINARY: Final = getattr(os, "O_BINARY", 0)
 _NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
@@ -33,11 +47,11 @@ class Files(Protocol):
     """File operations, all blocking; every error is an OSError. Descriptors are plain numbers."""
 
     def create(self, path: Path) -> int:
-        """Open a file for reading and writing, made anew and empty."""
+        """Open a file for reading and writing, created or emptied."""
         ...
 
     def open(self, path: Path, *, writable: bool = False) -> int:
-        """Open a file that exists."""
+        """Open an existing file."""
         ...
 
     def close(self, descriptor: int) -> None:
@@ -45,11 +59,11 @@ class Files(Protocol):
         ...
 
     def size(self, descriptor: int) -> int:
-        """Return how many bytes a file has."""
+        """Return a file's size in bytes."""
         ...
 
     def read(self, descriptor: int, size: int, offset: int) -> bytes:
-        """Read up to ``size`` bytes; fewer at the end of the file, or when the system likes."""
+        """Read up to ``size`` bytes; fewer at the end of the file, or when the system chooses."""
         ...
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
@@ -61,15 +75,15 @@ class Files(Protocol):
         ...
 
     def sync(self, descriptor: int) -> None:
-        """Make a file's content durable, with as much about the file as reading it again needs."""
+        """Make a file's content durable, with the metadata that reading it needs."""
         ...
 
     def sync_folder(self, path: Path) -> None:
-        """Make durable which names a folder holds."""
+        """Make the names in a folder durable."""
         ...
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename a file, over one that exists too, or a folder."""
+        """Rename a file, even over an existing one, or a folder."""
         ...
 
     def remove(self, path: Path) -> None:
@@ -77,7 +91,7 @@ class Files(Protocol):
         ...
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder in one that exists."""
+        """Make a folder inside an existing one."""
         ...
 
     def remove_folder(self, path: Path) -> None:
@@ -89,13 +103,13 @@ class Files(Protocol):
         ...
 
     def is_folder(self, path: Path) -> bool:
-        """Return whether a folder is there."""
+        """Return whether a folder exists."""
         ...
 
     def lock(self, path: Path) -> int:
         """Lock an existing folder, or a file, which is made if missing, until its descriptor is closed.
 
-        :raises BlockingIOError: the lock is taken, in this process or another
+        :raises BlockingIOError: this process or another holds the lock
         :raises OSError: the file system cannot lock it, or refuses
         """
         ...
@@ -113,7 +127,7 @@ class OsFiles:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | _BINARY, PRIVATE_FILE)
 
     def open(self, path: Path, *, writable: bool = False) -> int:
-        """Open a regular file for reading, or for reading and writing; refuse anything else without waiting for it."""
+        """Open a regular file for reading, or for reading and writing; refuse anything else without blocking."""
         descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | _BINARY | _NO_WAIT)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -121,36 +135,36 @@ class OsFiles:
         return descriptor
 
     def close(self, descriptor: int) -> None:
-        """Unlock the descriptor, so that forked children do not keep the lock either, and close it."""
+        """Unlock the descriptor, so that forked children do not keep the lock, and close it."""
         if descriptor in _locks:
             _locks.discard(descriptor)
             _unlock(descriptor)
         os.close(descriptor)
 
     def size(self, descriptor: int) -> int:
-        """Ask fstat."""
+        """Call fstat."""
         return os.fstat(descriptor).st_size
 
     def read(self, descriptor: int, size: int, offset: int) -> bytes:
-        """Read with pread; Windows has none, there every descriptor is used by one thread at a time."""
+        """Read with pread; Windows has none, but there one thread at a time uses a descriptor."""
         if sys.platform == "win32":
             os.lseek(descriptor, offset, os.SEEK_SET)
             return os.read(descriptor, size)
         return os.pread(descriptor, size, offset)
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> int:
-        """Write with pwrite, as :meth:`read`."""
+        """Write with pwrite; on Windows as :meth:`read`."""
         if sys.platform == "win32":
             os.lseek(descriptor, offset, os.SEEK_SET)
             return os.write(descriptor, data)
         return os.pwrite(descriptor, data, offset)
 
     def truncate(self, descriptor: int, size: int) -> None:
-        """Cut with ftruncate."""
+        """Call ftruncate."""
         os.ftruncate(descriptor, size)
 
     def sync(self, descriptor: int) -> None:
-        """Use fdatasync; on macOS F_FULLFSYNC, because fsync stops at the disk's own cache there."""
+        """Call fdatasync; on macOS F_FULLFSYNC, because fsync stops at the disk's own cache there."""
         if sys.platform == "darwin":
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
         elif sys.platform == "win32":
@@ -159,7 +173,7 @@ class OsFiles:
             os.fdatasync(descriptor)
 
     def sync_folder(self, path: Path) -> None:
-        """Sync a descriptor of the folder; Windows cannot, and journals names by itself."""
+        """Sync a descriptor of the folder; Windows cannot, and journals names without it."""
         if sys.platform == "win32":
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -169,11 +183,11 @@ class OsFiles:
             os.close(descriptor)
 
     def rename(self, old: Path, new: Path) -> None:
-        """Replace."""
+        """Call replace."""
         old.replace(new)
 
     def remove(self, path: Path) -> None:
-        """Unlink."""
+        """Call unlink."""
         path.unlink()
 
     def make_folder(self, path: Path) -> None:
@@ -181,7 +195,7 @@ class OsFiles:
         path.mkdir(PRIVATE_FOLDER)
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder."""
+        """Call rmdir."""
         path.rmdir()
 
     def names(self, path: Path) -> list[str]:
@@ -189,7 +203,7 @@ class OsFiles:
         return [each.name for each in path.iterdir()]
 
     def is_folder(self, path: Path) -> bool:
-        """Ask stat."""
+        """Call stat."""
         return path.is_dir()
 
     def lock(self, path: Path) -> int:
@@ -243,9 +257,9 @@ def _is_same(descriptor: int, path: Path) -> bool:
 
 
 def _drop_locks() -> None:
-    """Drop the parent's locks in a forked child: otherwise they would outlive the parent.
+    """Drop the parent's locks in a forked child, which would otherwise outlive the parent.
 
-    The descriptors then point to the null device, so that closing them later closes no other file of the child.
+    The descriptors then refer to the null device, so that closing them later closes no other file of the child.
     """
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor in _locks:
@@ -276,3 +290,35 @@ def _lock(descriptor: int) -> None:
             raise BlockingIOError(str(error)) from error
     else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def read_all(files: Files, descriptor: int, size: int, offset: int) -> bytes:
+    """Read ``size`` bytes, or all up to the end of the file: the system may return fewer at a time."""
+    parts = []
+    while size and (part := files.read(descriptor, size, offset)):
+        parts.append(part)
+        size -= len(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
+def write_all(files: Files, descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of the data: the system may take fewer bytes at a time."""
+    rest = memoryview(data)
+    while rest:
+        written = files.write(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+@contextmanager
+def storage_errors(log: str, action: str, folder: str | None = None) -> Iterator[None]:
+    """Turn system errors into :class:`~pulsar_nack.LogStorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise as_storage_error(error, log, action, folder) from error
+
+
+def as_storage_error(error: OSError, log: str, action: str, folder: str | None = None) -> LogStorageError:
+    """Return our error for a system error."""
+    return LogStorageError(log, action, error.strerror or str(error) or type(error).__name__, folder=folder)

@@ -1,20 +1,20 @@
-"""The folder of a store of logs: making, opening, deleting and sweeping; blocking.
+"""The folder of a store of logs: making, opening, deleting and sweeping logs; blocking.
 
-A process that makes, writes or deletes a log holds two locks: on a file beside it, which is removed with the log, and
+A process that makes, writes or deletes a log holds two locks: on a file beside the log, which is removed with it, and
 on the log's folder. The file exists before the log and after it. The folder's lock survives cleanup jobs that remove
 unused files, and keeps some of them (systemd-tmpfiles) from removing the log. Where folders cannot be locked, as on
-NFS, the file alone has to do.
+NFS, the file's lock has to suffice.
 
-A log is made under another name and renamed; it is deleted by renaming it first: each has one commit point. Leftovers
-of a crash are removed, under the locks, by the next process that opens the store or locks that name.
+A log is made under another name and then renamed; it is deleted by renaming it first: each has one commit point. The
+next process that opens the store or locks that name removes the leftovers of a crash, under the locks.
 """
 
 from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -26,30 +26,27 @@ from ..errors import (
     LogNotFoundError,
     LogStorageError,
 )
-from ._files import Files
-from ._names import GONE, LOCK, LOG, NEW, is_own, log_of, segment_first, segment_name
-from ._protocol import LogDamage
-from ._segment import Segment, Tail
-from ._survey import survey
-from ._writer import Writer, begin_segment
+from ._protocol import LogDamage, LogState
+from ._writer import SegmentWriter, begin_segment
+from .files import Files, storage_errors
+from .format import GONE, LOCK, LOG, NEW, Segment, is_log_file, log_of, scan, segment_first, segment_name
 
 
-class Lock(NamedTuple):
+class LogLock(NamedTuple):
     """The descriptors that lock a log: of its lock file, and of its folder if there is one."""
 
     file: int
     folder: int | None
 
 
-class Opened(NamedTuple):
-    """A log's parts; without writer and lock when it is open for reading only, without a writer when it is damaged."""
+class OpenedFiles(NamedTuple):
+    """An open log; without writer and lock for reading only, without a writer if it is damaged."""
 
     name: str
     segments: list[Segment]
-    tail: Tail
-    size: int
-    writer: Writer | None
-    lock: Lock | None
+    state: LogState
+    writer: SegmentWriter | None
+    lock: LogLock | None
     damage: Sequence[LogDamage] = ()
 
 
@@ -57,7 +54,7 @@ _NO_LOCKS: Final = {errno.EBADF, errno.EINVAL, errno.EISDIR, errno.ENOENT, errno
 """Errors of file systems, and of Windows, that cannot lock folders, and of a folder that has just been removed."""
 
 
-class Home:
+class LogDirectory:
     """One folder of logs."""
 
     def __init__(self, files: Files, folder: Path, max_segment_bytes: int) -> None:
@@ -66,7 +63,7 @@ class Home:
         self._max_segment_bytes = max_segment_bytes
 
     def open(self) -> None:
-        """Make the folder where it is missing, and sweep away what crashes left; what is locked or refused stays."""
+        """Make the folder if it is missing, and remove leftovers of crashes; what is locked or refused stays."""
         with storage_errors(str(self._folder), "open the folder"):
             self._make_folder(self._folder)
             names = self._files.names(self._folder)
@@ -78,19 +75,19 @@ class Home:
                 self._unlock(log, self._lock(log))
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Return the folder, for errors."""
         return str(self._folder)
 
-    def part(self) -> Self:
-        """Return itself: each log is locked, and the process that holds these locks is the owner."""
+    def for_owner(self) -> Self:
+        """Return this object: each log is locked, and the process that holds these locks is the owner."""
         return self
 
-    def take(self, _name: str) -> None:
-        """Do nothing."""
+    def take_ownership(self, _name: str) -> None:
+        """Do nothing: each log is locked."""
 
-    def give_up(self) -> None:
-        """Do nothing: what is opened too late is closed again, and gives up its lock."""
+    def abandon(self) -> None:
+        """Do nothing: a log that is opened too late is closed, which unlocks it."""
 
     def names(self) -> list[str]:
         """Return the names of all logs, sorted."""
@@ -98,12 +95,12 @@ class Home:
             names = self._files.names(self._folder)
             return sorted(log for name in names if (log := log_of(name, LOG)) and self._exists(log))
 
-    def create(self, log: str) -> Opened:
+    def create(self, log: str) -> OpenedFiles:
         """Make a log and open it."""
-        self._must_be_new(log)
+        self._check_new(log)
         lock = self._lock(log)
         try:
-            self._must_be_new(log)
+            self._check_new(log)
             with self._errors(log, "create it"):
                 lock = self._make(log, lock)
                 return self._open_made(log, lock)
@@ -111,50 +108,50 @@ class Home:
             self._unlock(log, lock)
             raise
 
-    def open_log(self, log: str, *, read_only: bool) -> Opened:
-        """Open a log that exists."""
+    def open_log(self, log: str, *, read_only: bool) -> OpenedFiles:
+        """Open an existing log."""
         if read_only:
-            self._must_exist(log)
+            self._check_exists(log)
             return self._open(log, None)
-        return self._owned(log, self._open)
+        return self._open_locked(log, self._open)
 
-    def open_damaged(self, log: str) -> Opened:
-        """Open a log, as its owner, for reading what is whole of it."""
-        return self._owned(log, self._open_damaged)
+    def open_damaged(self, log: str) -> OpenedFiles:
+        """Open a damaged log, locked as for writing, to read what is whole of it."""
+        return self._open_locked(log, self._open_damaged)
 
-    def _owned(self, log: str, opening: Callable[[str, Lock], Opened]) -> Opened:
-        self._must_exist(log)
+    def _open_locked(self, log: str, opening: Callable[[str, LogLock], OpenedFiles]) -> OpenedFiles:
+        self._check_exists(log)
         lock = self._lock(log)
         try:
-            self._must_exist(log)
+            self._check_exists(log)
             return opening(log, lock)
         except Exception:
             self._unlock(log, lock)
             raise
 
-    def close(self, opened: Opened) -> None:
-        """Close a log and give up its lock."""
+    def close(self, opened: OpenedFiles) -> None:
+        """Close a log and unlock it."""
         if opened.writer is not None:
             with suppress(OSError):
                 opened.writer.close()
         if opened.lock is not None:
             self._unlock(opened.name, opened.lock)
 
-    def delete(self, log: str, lock: Lock | None = None) -> None:
-        """Delete a log, whose lock is held already or taken; the lock is given up, whatever happens."""
+    def delete(self, log: str, lock: LogLock | None = None) -> None:
+        """Delete a log, which is locked already or locked here; it is unlocked in every case."""
         if lock is None:
-            self._must_exist(log)
+            self._check_exists(log)
             lock = self._lock(log)
         try:
-            self._must_exist(log)
+            self._check_exists(log)
             with self._errors(log, "delete it"):
-                self._must_be_unmixed(log)
+                self._check_no_foreign_files(log)
                 self._files.rename(self._path(log, LOG), self._path(log, LOG + GONE))
                 self._files.sync_folder(self._folder)
         finally:
             self._unlock(log, lock)
 
-    def _make(self, log: str, lock: Lock) -> Lock:
+    def _make(self, log: str, lock: LogLock) -> LogLock:
         """Make a log, and lock its folder before the log gets its name."""
         new, path = self._path(log, LOG + NEW), self._path(log, LOG)
         self._files.make_folder(new)
@@ -167,7 +164,7 @@ class Home:
             raise
         return lock
 
-    def _open_made(self, log: str, lock: Lock) -> Opened:
+    def _open_made(self, log: str, lock: LogLock) -> OpenedFiles:
         try:
             return self._open(log, lock)  # this makes the name durable too
         except Exception:
@@ -175,13 +172,13 @@ class Home:
                 self._files.rename(self._path(log, LOG), self._path(log, LOG + GONE))
             raise
 
-    def _lock(self, log: str) -> Lock:
-        """Take a log's locks, and remove leftovers of earlier logs of this name."""
+    def _lock(self, log: str) -> LogLock:
+        """Lock a log, and remove leftovers of earlier logs of this name."""
         with self._errors(log, "lock it"):
             folder = None
             try:
                 folder = self._lock_folder(self._path(log, LOG))
-                lock = Lock(self._files.lock(self._path(log, LOCK)), folder)
+                lock = LogLock(self._files.lock(self._path(log, LOCK)), folder)
             except BlockingIOError as error:
                 self._close_lock(folder)
                 owner = self._files.owner(self._path(log, LOCK))
@@ -190,7 +187,7 @@ class Home:
                 self._close_lock(folder)
                 raise
         try:
-            with self._errors(log, "remove what is left of an older one"):
+            with self._errors(log, "remove leftovers of an older log"):
                 self._sweep(log)
         except LogStorageError:
             self._close_lock(*lock)
@@ -208,8 +205,8 @@ class Home:
                 return None
             raise
 
-    def _unlock(self, log: str, lock: Lock) -> None:
-        """Give up a log's locks, after removing leftovers and, if the log is gone, its lock file. Ignores errors."""
+    def _unlock(self, log: str, lock: LogLock) -> None:
+        """Remove leftovers and, if the log is gone, its lock file; then unlock the log. Ignores errors."""
         with suppress(OSError):
             self._sweep(log)
             if not self._exists(log):
@@ -227,15 +224,15 @@ class Home:
         if self._files.is_folder(new):
             self._remove_folder(new)
         if self._files.is_folder(gone):
-            self._files.sync_folder(self._folder)  # that it is gone has to be durable before its files are
+            self._files.sync_folder(self._folder)  # the deletion must be durable before the files are removed
             self._remove_folder(gone)
 
     def _remove_folder(self, folder: Path) -> None:
-        for name in filter(is_own, self._files.names(folder)):
+        for name in filter(is_log_file, self._files.names(folder)):
             self._files.remove(folder / name)
         self._files.remove_folder(folder)
 
-    def _open(self, log: str, lock: Lock | None) -> Opened:
+    def _open(self, log: str, lock: LogLock | None) -> OpenedFiles:
         with self._errors(log, "open it"):
             segments = self._segments(log)
             size = sum(segment.check_owner() for segment in segments)
@@ -243,24 +240,24 @@ class Home:
             writer = None
             if lock is not None:
                 self._remove_new_segments(log)
-                writer = Writer(self._files, log, self._path(log, LOG), segments, self._max_segment_bytes)
+                writer = SegmentWriter(self._files, log, self._path(log, LOG), segments, self._max_segment_bytes)
                 writer.open(tail, size)
-            return Opened(log, segments, tail, size, writer, lock)
+            return OpenedFiles(log, segments, writer or LogState(tail.length, size, tail.is_sealed), writer, lock)
 
-    def _open_damaged(self, log: str, lock: Lock) -> Opened:
+    def _open_damaged(self, log: str, lock: LogLock) -> OpenedFiles:
         with self._errors(log, "open it"):
-            segments = self._found_segments(log)
-            length, is_sealed, damage = survey(self._files, segments)
+            segments = self._find_segments(log)
+            length, is_sealed, damage = scan(self._files, segments)
             size = sum(map(self._size, segments))
-            return Opened(log, segments, Tail(length, 0, 0, is_sealed, 0), size, None, lock, damage)
+            return OpenedFiles(log, segments, LogState(length, size, is_sealed), None, lock, damage)
 
     def _segments(self, log: str) -> list[Segment]:
-        segments = self._found_segments(log)
+        segments = self._find_segments(log)
         if not segments or segments[0].first:
             raise LogCorruptedError(log, segment_name(0), 0, "the file is missing")
         return segments
 
-    def _found_segments(self, log: str) -> list[Segment]:
+    def _find_segments(self, log: str) -> list[Segment]:
         folder = self._path(log, LOG)
         found = {first: name for name in self._files.names(folder) if (first := segment_first(name)) is not None}
         return [Segment(self._files, log, folder / found[first], first) for first in sorted(found)]
@@ -268,7 +265,7 @@ class Home:
     def _remove_new_segments(self, log: str) -> None:
         folder = self._path(log, LOG)
         for name in self._files.names(folder):
-            if is_own(name) and name.endswith(NEW):
+            if is_log_file(name) and name.endswith(NEW):
                 self._files.remove(folder / name)
 
     def _size(self, segment: Segment) -> int:
@@ -287,9 +284,9 @@ class Home:
             self._files.sync_folder(folder.parent)
 
     def _sync_parents(self, *, is_new: bool) -> None:
-        """Make the names of the folder and of those above durable: whoever made them may have failed or ended before.
+        """Make the names of the folder and of its parents durable: the process that made them may have failed before.
 
-        Before the first log is made all of them are. One without rights, or that cannot be synced at all, is older.
+        Before the first log is made all parents are synced, except those that refuse it or cannot be synced.
         """
         if not is_new:
             with suppress(OSError):
@@ -302,20 +299,20 @@ class Home:
                 if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
                     raise
 
-    def _must_be_new(self, log: str) -> None:
+    def _check_new(self, log: str) -> None:
         with self._errors(log, "look for it"):
             exists = self._exists(log)
         if exists:
             raise LogExistsError(log)
 
-    def _must_exist(self, log: str) -> None:
+    def _check_exists(self, log: str) -> None:
         with self._errors(log, "look for it"):
             exists = self._exists(log)
         if not exists:
             raise LogNotFoundError(log)
 
-    def _must_be_unmixed(self, log: str) -> None:
-        foreign = [name for name in self._files.names(self._path(log, LOG)) if not is_own(name)]
+    def _check_no_foreign_files(self, log: str) -> None:
+        foreign = [name for name in self._files.names(self._path(log, LOG)) if not is_log_file(name)]
         if foreign:
             raise LogForeignFilesError(log, sorted(foreign))
 
@@ -327,17 +324,3 @@ class Home:
 
     def _path(self, log: str, suffix: str) -> Path:
         return self._folder / (log + suffix)
-
-
-@contextmanager
-def storage_errors(log: str, action: str, folder: str | None = None) -> Iterator[None]:
-    """Turn the system's errors into ours."""
-    try:
-        yield
-    except OSError as error:
-        raise explain(error, log, action, folder) from error
-
-
-def explain(error: OSError, log: str, action: str, folder: str | None = None) -> LogStorageError:
-    """Return our error for one of the system's."""
-    return LogStorageError(log, action, error.strerror or str(error) or type(error).__name__, folder=folder)

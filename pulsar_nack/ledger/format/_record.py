@@ -1,8 +1,8 @@
-"""How records lie in a segment file: pure functions from and to bytes.
+"""The layout of a segment file: pure functions from and to bytes.
 
-A segment is a header and then frames. A frame holds the records that became durable together, in one write and one
-sync, and it is the unit of damage: at most one frame of a log is ever unsynced, so after a crash everything before the
-last frame is whole, and of the last frame anything may be missing, also in its middle. Layout, big endian::
+A segment is a header followed by frames. A frame holds the records that became durable together, in one write and one
+sync. It is the unit of damage: at most one frame of a log is unsynced, so after a crash everything before the last
+frame is whole, and any bytes of the last frame may be missing, even in its middle. Layout, big endian::
 
     segment  magic "PNLG" | version u16 | flags u16 (0) | first record number u64 | salt u32 | crc of the log's name u32
              | crc u32
@@ -10,9 +10,9 @@ last frame is whole, and of the last frame anything may be missing, also in its 
     body     one length u32 for each record, then the records
 
 - Both checksums of a frame start from a *seed*, the checksum of the segment's random salt and the log's name. The
-  body's checksum continues the header's. So bytes of another file, log or place never pass for a frame.
-- The header has a checksum of its own, so that a length is trusted before memory is taken for it.
-- A frame without records is the seal: nothing follows it, ever.
+  body's checksum continues the header's. So bytes of another file, log or offset never pass for a frame.
+- The header has its own checksum, so that a length is verified before memory is allocated for it.
+- A frame without records is the seal: nothing ever follows it.
 
 The checksum is CRC-32 (zlib): it is in the standard library and fast.
 """
@@ -34,18 +34,18 @@ _CRC: Final = struct.Struct(">I")
 SEGMENT_HEADER_SIZE: Final = _SEGMENT.size
 FRAME_HEADER_SIZE: Final = _FRAME.size
 MAX_BODY: Final = (1 << 24) - 1
-"""The most bytes that the body of a frame may have: 16 MiB."""
+"""The largest body of a frame: 16 MiB."""
 
 
 class SegmentHeader(NamedTuple):
-    """The header of a segment: its first record's number, and the seed of its frames' checksums."""
+    """A segment's header: the number of its first record, and the seed of its frames' checksums."""
 
     first: int
     seed: int
 
 
 class Frame(NamedTuple):
-    """A whole frame: its first record's number, how many it has, its checked body, and its end in the buffer."""
+    """A whole frame: the number of its first record, its record count, its verified body, its end in the buffer."""
 
     first: int
     length: int
@@ -54,11 +54,11 @@ class Frame(NamedTuple):
 
     @property
     def is_seal(self) -> bool:
-        """Return whether the log ends here for good."""
+        """Return whether this frame is the seal."""
         return not self.length
 
     def records(self, start: int = 0, stop: int | None = None) -> list[bytes]:
-        """Return records, copied out of the buffer, counted from 0 as in a slice."""
+        """Return copies of records ``start`` to ``stop`` of this frame, as a slice does."""
         head = 4 * self.length
         lengths = struct.unpack_from(f">{self.length}I", self.body)
         ends = list(accumulate(lengths[:stop], initial=head))
@@ -66,15 +66,15 @@ class Frame(NamedTuple):
 
 
 class Incomplete(NamedTuple):
-    """The buffer ends before the frame does, which needs ``size`` bytes in all, as far as can be told."""
+    """The buffer ends before the frame, which needs at least ``size`` bytes in all."""
 
     size: int
 
 
 class Damaged(NamedTuple):
-    """Here is no good frame.
+    """There is no good frame here.
 
-    ``size`` is what the frame takes in all when its header is good, 0 when it is good but for another place, else None.
+    ``size`` is that of the whole frame if its header is good, 0 if the header belongs to another place, else None.
     """
 
     reason: str
@@ -85,24 +85,24 @@ FOREIGN: Final = Damaged("it is a segment of another log", None)
 
 
 class NewerVersion(NamedTuple):
-    """The segment was written by a later release, in this version of the format."""
+    """A later release wrote the segment, in this version of the format."""
 
     version: int
 
 
 def seed_of(salt: int, log: str) -> int:
-    """Return the start value of frame checksums, for a segment with this salt in the log ``log``."""
+    """Return the start value of frame checksums for a segment of ``log`` with this salt."""
     return crc32(log.encode(), salt)
 
 
 def encode_segment_header(first: int, salt: int, log: str) -> bytes:
-    """Return the header of a segment file of the log ``log``."""
+    """Return the header of a segment file of ``log``."""
     data = _SEGMENT.pack(MAGIC, VERSION, 0, first, salt, crc32(log.encode()), 0)[: -_CRC.size]
     return data + _CRC.pack(crc32(data))
 
 
 def decode_segment_header(data: bytes, log: str) -> SegmentHeader | Damaged | NewerVersion:
-    """Read the header of a segment file; :data:`FOREIGN` if the file belongs to another log than ``log``."""
+    """Read the header of a segment file; return :data:`FOREIGN` if the file belongs to another log."""
     if len(data) < _SEGMENT.size:
         return Damaged(f"only {len(data)} of the {_SEGMENT.size} bytes of a header", None)
     magic, version, flags, first, salt, owner, crc = _SEGMENT.unpack_from(data)
@@ -123,12 +123,12 @@ def frame_size(records: Sequence[bytes]) -> int:
 
 
 def body_size(records: Sequence[bytes]) -> int:
-    """Return how many bytes these records take in a frame's body, at most :data:`MAX_BODY` of them are allowed."""
+    """Return how many bytes these records take in a frame's body; :data:`MAX_BODY` is the limit."""
     return 4 * len(records) + sum(map(len, records))
 
 
 def encode_frame(first: int, records: Sequence[bytes], seed: int) -> bytes:
-    """Return a frame; without records it is the seal."""
+    """Return a frame with these records; without any, the seal."""
     lengths = struct.pack(f">{len(records)}I", *map(len, records))
     body = b"".join((lengths, *records))
     head = struct.pack(">QII", first, len(body), len(records))
@@ -155,16 +155,16 @@ def decode_frame(buffer: bytes, at: int, first: int, seed: int) -> Frame | Incom
 def has_later_frame(buffer: bytes, at: int, first: int, seed: int) -> bool:
     """Return whether a frame header with a record number beyond ``first`` lies anywhere from ``at`` on.
 
-    If so, what lies at ``at`` was durable once, and is damage; if not, it may be what a crash left of the last frame.
+    If so, the bytes at ``at`` were durable once and are damaged; if not, a crash may have torn the last frame there.
     """
     return next((number > first for _, number in find_heads(buffer, at, first, seed)), False)
 
 
 def find_heads(buffer: bytes, at: int, first: int, seed: int, size: int = 0) -> Iterator[tuple[int, int]]:
-    """Find the good frame headers that lie in a buffer from ``at`` on; return where, and their record numbers.
+    """Find the good frame headers in a buffer from ``at`` on; yield their offsets and record numbers.
 
-    :param first: a record number; those that can follow it within so many bytes are looked for
-    :param size: how many bytes there are in all, when that is more than the buffer has
+    :param first: a record number; only record numbers that can follow within ``size`` bytes are found
+    :param size: how many bytes there are in all, if more than the buffer has
     """
     prefixes = {number.to_bytes(8, "big")[:4] for number in (first, first + max(len(buffer), size))}
     for prefix in sorted(prefixes):
@@ -177,10 +177,10 @@ def find_heads(buffer: bytes, at: int, first: int, seed: int, size: int = 0) -> 
 
 
 def find_seed(data: bytes, first: int, log: str) -> int | None:
-    """Return the seed of a segment whose header is damaged; None if it cannot be found, or the log is another one.
+    """Return the seed of a segment whose header is damaged; None if it cannot be found, or is that of another log.
 
     The salt in the header may be undamaged. If not, the seed is computed from the checksum of the first frame's header,
-    because a CRC can be run backwards. Either result is proved by a whole first frame.
+    because a CRC can be run backwards. A whole first frame proves either result.
 
     :param data: the beginning of the segment
     :param first: the number of its first record
@@ -188,8 +188,8 @@ def find_seed(data: bytes, first: int, log: str) -> int | None:
     at = SEGMENT_HEADER_SIZE
     if len(data) < at + _FRAME.size or decode_segment_header(data, log) == FOREIGN:
         return None
-    stored, told = _SEGMENT.unpack_from(data)[4], _FRAME.unpack_from(data, at)[3]
-    for seed in (seed_of(stored, log), _crc_before(told, data[at : at + _FRAME.size - 8])):
+    salt, stored = _SEGMENT.unpack_from(data)[4], _FRAME.unpack_from(data, at)[3]
+    for seed in (seed_of(salt, log), _crc_before(stored, data[at : at + _FRAME.size - 8])):
         found = decode_frame(data, at, first, seed)
         if isinstance(found, Frame) and not (found.is_seal and data[:4] != MAGIC):  # zeros look like a seal
             return int(seed)
@@ -197,12 +197,12 @@ def find_seed(data: bytes, first: int, log: str) -> int | None:
 
 
 def record_count(buffer: bytes, at: int) -> int:
-    """Return how many records a frame has whose header is good."""
+    """Return the record count in a good frame header."""
     return int(_FRAME.unpack_from(buffer, at)[2])
 
 
 def _crc_before(after: int, data: bytes) -> int:
-    """Return the checksum from which these bytes lead to another one: the CRC of zlib, a byte at a time, backwards."""
+    """Return the checksum that ``data`` turned into ``after``: zlib's CRC run backwards, a byte at a time."""
     table = [crc32(bytes([low]), 0xFFFFFFFF) ^ 0xFFFFFFFF for low in range(256)]
     by_high = {value >> 24: low for low, value in enumerate(table)}
     state = after ^ 0xFFFFFFFF

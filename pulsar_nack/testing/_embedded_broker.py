@@ -1,8 +1,8 @@
 """An embedded broker for demos and tests: pulsar-lite as a child process.
 
-The package ``pulsar-lite`` brings a binary. Its own Python starter prints, keeps to a few fixed ports, logs to a fixed
-file and opens a metrics port on all addresses, so the binary is run here: on a free loopback port, in a temporary
-folder, and in the care of a watcher that ends it if this process dies.
+The package ``pulsar-lite`` contains a binary. Its own Python starter prints, uses a few fixed ports, logs to a fixed
+file and opens a metrics port on all addresses, so this module runs the binary itself: on a free loopback port, in a
+temporary folder, and under a watcher that ends it if this process dies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ._process import GuardedProcess, free_port
 _HOST = "127.0.0.1"
 _BINARY = "pulsar-lite"
 _CONF = "[metrics]\nenabled = false\n"
-_START_ATTEMPTS = 3  # a port may be taken between looking and binding
+_START_ATTEMPTS = 3  # another process may take the port before it is bound
 _POLL_INTERVAL = 0.02
 
 # A CONNECT command of the binary protocol with client version "probe" and protocol version 19, as a frame: total size
@@ -38,10 +38,10 @@ _CONNECTED = bytes.fromhex("0803")
 
 
 class EmbeddedBroker:
-    """A pulsar-lite broker that lives as long as a ``with`` or ``async with`` block, with nothing left behind.
+    """A pulsar-lite broker that runs during a ``with`` or ``async with`` block, and leaves nothing behind.
 
-    ``startup_timeout`` is in seconds. Entering raises MissingExtraError without the package, and BrokerError when the
-    binary does not run on this machine or does not come up. It may be entered again after it was left, with no data.
+    ``startup_timeout`` is in seconds. Entering raises MissingExtraError without the package, and BrokerError if the
+    binary does not run on this machine or does not start. It may be entered again after it was left, with no data.
     """
 
     def __init__(self, *, startup_timeout: float = 15.0) -> None:
@@ -54,12 +54,12 @@ class EmbeddedBroker:
 
     @staticmethod
     def available() -> bool:
-        """Whether this machine can run it."""
+        """Return whether this machine can run the broker."""
         return EmbeddedBroker.unavailable_reason() is None
 
     @staticmethod
     def unavailable_reason() -> str | None:
-        """Why this machine cannot run it, in words for the user; None if it can."""
+        """Return why this machine cannot run the broker, for the user; None if it can."""
         if os.name != "posix":
             return f"the embedded broker needs Linux or macOS, this is {sys.platform}"
         binary = _find_binary()
@@ -69,14 +69,14 @@ class EmbeddedBroker:
 
     @property
     def service_url(self) -> str:
-        """Where clients connect, while it runs."""
+        """Return the URL for clients while the broker runs."""
         if self._process is None:
             raise BrokerError("the embedded broker does not run")
         return f"pulsar://{_HOST}:{self._port}"
 
     @property
     def pid(self) -> int | None:
-        """The process id of the broker, None while it does not run."""
+        """Return the process id of the broker, None while it does not run."""
         return None if self._process is None else self._process.pid
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class EmbeddedBroker:
         self.close()
 
     def close(self) -> None:
-        """End the broker at once and remove its data; again does nothing."""
+        """End the broker at once and remove its data. Idempotent."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -141,16 +141,16 @@ class EmbeddedBroker:
         )
 
     def _is_ready(self, *, answers: bool) -> bool:
-        """Whether it is up; if it ended, it is started on another port when its own was taken, else this raises."""
+        """Return whether the broker is up; restart it if another process took its port, raise if it ended otherwise."""
         assert self._process is not None
         exit_code = self._process.exit_code
         if exit_code is None:
             if not answers and time.monotonic() > self._give_up_at:
                 raise BrokerError(f"pulsar-lite did not answer within {self._startup_timeout} s; {self._log_tail()}")
             return answers
-        told = self._log_tail()
-        if "AddrInUse" not in told or self._attempt == _START_ATTEMPTS:
-            raise BrokerError(f"pulsar-lite ended with exit code {exit_code} while starting; {told}")
+        log = self._log_tail()
+        if "AddrInUse" not in log or self._attempt == _START_ATTEMPTS:
+            raise BrokerError(f"pulsar-lite ended with exit code {exit_code} while starting; {log}")
         self.close()
         self._spawn()
         return False
@@ -161,7 +161,7 @@ class EmbeddedBroker:
 
 
 def _find_binary() -> Path | None:
-    """The binary of the installed package, which is not imported, or of the environment, or of the path."""
+    """Return the binary of the installed package (without importing it), of the environment, or of the path."""
     spec = importlib.util.find_spec("pulsar_lite")
     folders = (spec.submodule_search_locations or []) if spec is not None else []
     candidates = [*(Path(folder, "bin", _BINARY) for folder in folders)]
@@ -181,7 +181,7 @@ def _require_binary() -> Path:
 
 @functools.cache
 def _why_not_run(binary: Path) -> str | None:
-    """Why the binary cannot run here: it may have been built for another processor or C library."""
+    """Return why the binary cannot run here: it may be for another processor or C library."""
     try:
         done = subprocess.run(  # noqa: S603 - found by us, not from input
             [str(binary), "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False
@@ -194,7 +194,7 @@ def _why_not_run(binary: Path) -> str | None:
 
 
 def _answers(port: int) -> bool:
-    """Whether a broker on the port takes part in the handshake of the binary protocol; takes at most a second."""
+    """Return whether a broker on the port answers the handshake of the binary protocol; takes at most a second."""
     try:
         with socket.create_connection((_HOST, port), timeout=0.5) as connection:
             connection.settimeout(0.5)
