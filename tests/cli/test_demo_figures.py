@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_nack.cli._demo._columns import class_of, columns, milliseconds, span
 from pulsar_nack.cli._demo._figures import figures_of, percentile
 from pulsar_nack.cli._demo._journal import LONGEST, SHORTEST, Journal, delays
+from pulsar_nack.cli._demo._report import class_of, comparison, milliseconds, span
 
 
 def journal_of(*failures: tuple[float, float, float | None], expected: int | None = None) -> Journal:
@@ -19,9 +19,11 @@ def journal_of(*failures: tuple[float, float, float | None], expected: int | Non
     return journal
 
 
-def test_columns_compare_consumers() -> None:
+def test_table_compares_consumers() -> None:
     """Each consumer has a column; a range of delays that only one of them had is empty in the other's."""
-    table = columns([figures_of(journal_of((1.0, 0.0, 3.5))), figures_of(journal_of((0.2, 0.0, 0.201), (2.5, 0, 2.6)))])
+    table = comparison(
+        [figures_of(journal_of((1.0, 0.0, 3.5))), figures_of(journal_of((0.2, 0.0, 0.201), (2.5, 0, 2.6)))]
+    )
     cells = {
         str(label).strip(): (str(one), str(other))
         for label, one, other in zip(*(column.cells for column in table.columns), strict=True)
@@ -36,9 +38,9 @@ def test_columns_compare_consumers() -> None:
     assert "0.3 to 1 s" not in cells
 
 
-def test_columns_of_nothing() -> None:
+def test_table_of_nothing() -> None:
     """Before anything came back there are dashes, not faults."""
-    table = columns([figures_of(journal_of((1.0, 0.0, None)))])
+    table = comparison([figures_of(journal_of((1.0, 0.0, None)))])
     assert "-" in list(table.columns[1].cells)
 
 
@@ -103,7 +105,7 @@ def test_back_while_nacks_came() -> None:
         )
     )
     assert (figures.total.due_meanwhile, figures.total.back_meanwhile) == (3, 1)
-    assert (figures.missing, figures.shown_twice, figures.is_good) == (1, 0, False)
+    assert (figures.missing, figures.duplicates, figures.is_good) == (1, 0, False)
 
 
 def test_what_never_arrived_is_missing() -> None:
@@ -112,12 +114,12 @@ def test_what_never_arrived_is_missing() -> None:
     assert figures.missing == 2
 
 
-def test_shown_twice() -> None:
-    """A message shown three times for one nack counts once, and its first return is the one that is measured."""
+def test_duplicates() -> None:
+    """A message delivered three times for one nack counts once, and its first redelivery is measured."""
     journal = journal_of((1.0, 0.0, 1.0))
     journal.came_back(0, 5.0)
     journal.came_back(0, 6.0)
     figures = figures_of(journal)
-    assert (figures.missing, figures.shown_twice, figures.is_good) == (0, 1, False)
+    assert (figures.missing, figures.duplicates, figures.is_good) == (0, 1, False)
     assert figures.total.actual_max_ms == 1000.0
     assert journal.all_back.is_set()
