@@ -84,7 +84,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "pandas": ("pipeline/",),
     "obstore": ("ledger/_object_",),
     "prometheus_client": ("observe/_cursor_", "observe/_delayed_"),
-    "structlog": ("observe/_structlog",),
+    "structlog": ("observe/_log_hooks",),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "matplotlib": ("cli/", "pipeline/_plots"),
@@ -252,5 +252,5 @@ def test_the_reader_of_imports_sees_them(all_imports: list[tuple[Path, Import]])
     assert ("pulsar_nack", "pulsar_nack.ids.MessageId") in seen
     assert ("pulsar_nack.ids", "pulsar_nack._id_codec.encode_message_id") in seen
     assert ("pulsar_nack.testing._port", "pulsar_nack.consumer.Delivery") in seen
-    assert ("pulsar_nack.observe._structlog", "structlog") in seen
+    assert ("pulsar_nack.observe._log_hooks", "structlog") in seen
     assert layer_of("pulsar_nack.nack.X") > layer_of("pulsar_nack.index._slots.Y") > layer_of("pulsar_nack.ids.Z")

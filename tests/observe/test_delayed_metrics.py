@@ -25,7 +25,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.delayed.bucket._operations import Operations
 from pulsar_nack.observe import DelayedMetrics
-from pulsar_nack.observe._delayed_figures import full_name, namespace_of
+from pulsar_nack.observe._delayed_totals import full_name, namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.for_each import for_each
 from tests.patience import patience
