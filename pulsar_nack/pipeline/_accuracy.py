@@ -11,8 +11,7 @@ from pyspark.sql import functions as sf
 
 from ..errors import InvalidArgumentError
 from ._accuracy_counts import counts, histogram, slices
-from ._arguments import milliseconds
-from ._checks import require_columns
+from ._checks import milliseconds, require_columns
 from ._messages import GROUP, consumer_hash, group_hash, lateness, nacks_and_ends, with_sound_times
 from ._starvation import slice_ms, starvation_windows
 from .schemas import ASKED_AGAIN, IDENTITY, TRACE

@@ -1,8 +1,8 @@
-"""The logs of an index as :meth:`~pulsar_nack.BucketDelayedDeliveryTracker.open_local` has them, made at once. Pure.
+"""Makes the logs of an index in the form of :meth:`~pulsar_nack.BucketDelayedDeliveryTracker.open_local`. Pure.
 
-What a snapshot's log and the cursor's log hold is what the tracker itself writes; only that nothing in it is random:
-ids count from 1 in order of position (the tracker's own are times, which are more), and the salt of a segment file is
-drawn from its name and content.
+The logs of snapshots and of the cursor have the records that the tracker writes, but nothing is random: ids count from
+1 in order of position (the tracker's ids are times, which are larger), and the salt of a segment file is computed from
+its name and content.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..ledger._record import encode_frame, encode_segment_header, seed_of
 from ._build_encode import BucketSnapshot
 
 _APPEND: Final = 1 << 18
-"""What is written together is read together: as the tracker does it in a folder."""
+"""Bytes that the tracker writes, and later reads, together in a folder."""
 SEGMENT_FILE: Final = segment_name(0)
 CURSOR: Final = "cursor-1" + LOG
 
@@ -32,12 +32,12 @@ def snapshot_folder(snapshot_id: int) -> str:
 
 
 def bucket_key(start: int, end: int, number: int) -> str:
-    """Return the property that names a bucket, the ``number``-th of its ledgers, from 0 on."""
+    """Return the property of a bucket; ``number`` counts the earlier buckets of the same ledgers."""
     return f"{DELAYED_PREFIX}part_{start}_{end}_{number}" if number else f"{DELAYED_PREFIX}bucket_{start}_{end}"
 
 
 def snapshot_log(key: str, snapshot_id: int, snapshot: BucketSnapshot) -> bytes:
-    """Return the one segment file of a snapshot's log, which is sealed."""
+    """Return the only segment file of a snapshot's log, which is sealed."""
     records, parts = split((snapshot.metadata, *snapshot.segments), _APPEND)
     records.append(Footer(key, "", "", len(snapshot.segments) + 1, parts).encode())
     salt = crc32(snapshot.metadata, crc32(key.encode()))
@@ -45,7 +45,7 @@ def snapshot_log(key: str, snapshot_id: int, snapshot: BucketSnapshot) -> bytes:
 
 
 def cursor_log(named: Iterable[tuple[str, int]]) -> bytes:
-    """Return the one segment file of the cursor's log: nothing is acknowledged, these snapshots are named."""
+    """Return the only segment file of the cursor's log: it names these snapshots, and nothing is acknowledged."""
     records = [HEAD, *(encode(Put(key, str(snapshot_id))) for key, snapshot_id in named)]
     salt = int.from_bytes(sha256(b"".join(records)).digest()[:4])
     return b"".join(_frames(CURSOR, records, salt, is_sealed=False))

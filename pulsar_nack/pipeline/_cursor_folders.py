@@ -19,7 +19,7 @@ from ..inspection._nacks import inspect_nacks
 from ..inspection._store import Store
 from ..inspection._topics import inspect_topic
 from ..ledger._names import LOG
-from ._hole_rows import ACKED, BATCH, CURSOR, LEDGER, STATE, HoleRow, RefusedRow
+from ._hole_figures import ACKED, BATCH, CURSOR, LEDGER, STATE, HoleRow, RefusedRow
 
 _SUBSCRIPTION: Final = re.compile(r"subscription\.(.+)")
 

@@ -17,17 +17,43 @@ from ..cursor._single import MOST_RANGES
 from ..cursor._sizes import ledger_size
 from ..ids import Position
 from ..index import EntryRanges, varint_bytes
-from ._hole_rows import ACKED, BATCH, CURSOR, LEDGER, STATE
+
+ACKED: Final = "acked"
+BATCH: Final = "batch"
+CURSOR: Final = "cursor"
+LEDGER: Final = "ledger"
+STATE: Final = "state"
+"""The kinds of rows."""
 
 _NOWHERE: Final = Position(-1, -1)
 _NEGATIVE_BYTES: Final = 10
 _MOST: Final = 2**63 - 2
 
-Fact = tuple[str, int | None, int | None, int | None, int | None]
-"""kind, ledger, first, last, bytes."""
+SnapshotRow = tuple[str, int | None, int | None, int | None, int | None]
+"""A row of one snapshot: kind, ledger, first, last, bytes."""
 
 
-class Figures(NamedTuple):
+class HoleRow(NamedTuple):
+    """A row of ``schemas.HOLES``, as the readers make it."""
+
+    topic: str
+    subscription: str
+    at_ms: int | None
+    kind: str
+    ledger: int
+    first: int | None
+    last: int | None
+    bytes: int | None = None
+
+
+class RefusedRow(NamedTuple):
+    """A file, or a part of it, that could not be read, and the reason."""
+
+    path: str
+    reason: str
+
+
+class SnapshotFigures(NamedTuple):
     """The figures of a snapshot, named and ordered as in :data:`SUBSCRIPTIONS`."""
 
     mark_delete_ledger: int | None
@@ -65,11 +91,11 @@ class Snapshot:
     ignored: int = 0
 
     @classmethod
-    def of(cls, facts: Iterable[Fact]) -> Snapshot:
+    def of(cls, rows: Iterable[SnapshotRow]) -> Snapshot:
         """Gather rows in any order; ranges may overlap, and rows that make no sense are counted."""
         made = cls()
-        for fact in facts:
-            made.ignored += not made._take(*fact)
+        for row in rows:
+            made.ignored += not made._take(*row)
         made._trim()
         return made
 
@@ -122,16 +148,16 @@ class Snapshot:
         return sorted(ledger for ledger in self.lengths if ledger >= at.ledger)
 
 
-def figures_of(facts: Iterable[Fact]) -> Figures:
+def figures_of(rows: Iterable[SnapshotRow]) -> SnapshotFigures:
     """Return the figures of a snapshot. O(ranges)."""
-    snapshot = Snapshot.of(facts)
+    snapshot = Snapshot.of(rows)
     at, acked = snapshot.mark_delete, snapshot.acked
     holes, unacked = _below_highest(snapshot)
     ranges = sum(each.range_count for each in acked.values())
     oldest = _oldest(snapshot)
     pinned = _pinned(snapshot, oldest) if snapshot.lengths else None
     is_stored = snapshot.marker_bytes is not None
-    return Figures(
+    return SnapshotFigures(
         mark_delete_ledger=None if at is None else at.ledger,
         mark_delete_entry=None if at is None else at.entry,
         ledgers=len(acked),

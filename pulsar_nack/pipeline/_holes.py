@@ -6,43 +6,22 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType
 
 from ..cursor._gate import DEFAULT_LIMIT, checked_limit
-from ._checks import require_columns
+from ._checks import require_columns, schema_of
 from ._hole_figures import figures_of
 from .schemas import HOLES
 
 if TYPE_CHECKING:
     import pyarrow
 
-_SUBSCRIPTIONS: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("subscription", StringType()),
-        StructField("at_ms", LongType()),
-        StructField("mark_delete_ledger", LongType()),
-        StructField("mark_delete_entry", LongType()),
-        StructField("ledgers", LongType()),
-        StructField("ranges", LongType()),
-        StructField("holes", LongType()),
-        StructField("acked", LongType()),
-        StructField("unacked_below", LongType()),
-        StructField("batches", LongType()),
-        StructField("backlog", LongType()),
-        StructField("bytes", LongType()),
-        StructField("is_stored", BooleanType()),
-        StructField("single_bytes", LongType()),
-        StructField("ranges_lost", LongType()),
-        StructField("oldest_ledger", LongType()),
-        StructField("oldest_entry", LongType()),
-        StructField("pinned_ledgers", LongType()),
-        StructField("pinned_bytes", LongType()),
-        StructField("pinned_done", LongType()),
-        StructField("ignored_rows", LongType()),
-    ]
+_SUBSCRIPTIONS: Final = schema_of(
+    "topic string, subscription string, at_ms long, mark_delete_ledger long, mark_delete_entry long, ledgers long, "
+    "ranges long, holes long, acked long, unacked_below long, batches long, backlog long, bytes long, "
+    "is_stored boolean, single_bytes long, ranges_lost long, oldest_ledger long, oldest_entry long, "
+    "pinned_ledgers long, pinned_bytes long, pinned_done long, ignored_rows long"
 )
-"""What one snapshot of a subscription says; ``holes`` adds what takes several of them, and the gate."""
+"""The figures of one snapshot of a subscription; ``holes`` adds those of several snapshots, and of the gate."""
 _KEY: Final = ("topic", "subscription")
 _FACT: Final = ("kind", "ledger", "first", "last", "bytes")
 _RESUME: Final = 0.75

@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from ..ids import Position
-from ._hole_rows import ACKED, CURSOR, LEDGER, HoleRow, RefusedRow
+from ._hole_figures import ACKED, CURSOR, LEDGER, HoleRow, RefusedRow
 
 _POSITION: Final = re.compile(r"\s*(-?\d+):(-?\d+)\s*")
 _RANGE: Final = re.compile(r"\s*([(\[])(-?\d+):(-?\d+)(?:\.\.|‥)(-?\d+):(-?\d+)([)\]])\s*(,|\Z)")

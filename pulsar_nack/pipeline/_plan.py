@@ -16,12 +16,12 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
-from pyspark.sql.types import BooleanType, DoubleType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from .._delays import MAX_DELAY_MS
 from ..errors import InvalidArgumentError
 from ..planning import Kind
-from ._checks import require_columns
+from ._checks import require_columns, schema_of
 from ._plan_measure import Arrival, Measured, Measuring, Planned, make_planned
 from .schemas import MAX_TIME_MS, METADATA, TRACE
 
@@ -32,39 +32,14 @@ _ORDER: Final = ("time_ms", "ledger", "entry", "batch_index", "message_partition
 """The order in which an index is built: its bytes may depend on it."""
 _NACKS: Final = ("event", "topic", "subscription", "time_ms", "partition", "ledger", "entry", "batch_index", "delay_ms")
 _DELAYED: Final = ("topic", "partition", "ledger_id", "entry_id", "publish_time", "deliver_at")
-_MEASURED: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("subscription", StringType()),
-        StructField("at_ms", LongType()),
-        *(
-            StructField(name, DoubleType() if name in {"early_ms", "delay_ms"} else LongType())
-            for name in Measured._fields
-        ),
-    ]
+_MEASURED: Final = schema_of(
+    "topic string, partition int, subscription string, at_ms long, bits long, pending long, buckets long, bytes long, "
+    "early_ms double, delay_ms double, last_ms long, entries long, ledgers long, members long"
 )
-PLAN: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("subscription", StringType()),
-        StructField("kind", StringType()),
-        StructField("at_ms", LongType()),
-        StructField("pending", LongType()),
-        StructField("delay_ms", DoubleType()),
-        StructField("bits", IntegerType()),
-        StructField("width_ms", LongType()),
-        StructField("buckets", LongType()),
-        StructField("wake_ups_per_second", DoubleType()),
-        StructField("early_ms", DoubleType()),
-        StructField("bytes", LongType()),
-        StructField("bytes_per_message", DoubleType()),
-        StructField("predicted_bytes", DoubleType()),
-        StructField("proposal_bytes", DoubleType()),
-        StructField("is_recommended", BooleanType()),
-        StructField("reason", StringType()),
-    ]
+PLAN: Final = schema_of(
+    "topic string, partition int, subscription string, kind string, at_ms long, pending long, delay_ms double, "
+    "bits int, width_ms long, buckets long, wake_ups_per_second double, early_ms double, bytes long, "
+    "bytes_per_message double, predicted_bytes double, proposal_bytes double, is_recommended boolean, reason string"
 )
 """A row for each stream and number of bits, see :func:`plan`."""
 
@@ -215,11 +190,5 @@ def _row(kind: Kind, planned: Planned) -> dict[str, Any]:
     }
 
 
-def _arrow(schema: StructType) -> pa.Schema:
-    kinds = {StringType: pa.string(), LongType: pa.int64(), IntegerType: pa.int32()}
-    kinds |= {DoubleType: pa.float64(), BooleanType: pa.bool_()}
-    return pa.schema([(each.name, kinds[type(each.dataType)]) for each in schema.fields])
-
-
-_MEASURED_ARROW: Final = _arrow(_MEASURED)
-_PLAN_ARROW: Final = _arrow(PLAN)
+_MEASURED_ARROW: Final = to_arrow_schema(_MEASURED)
+_PLAN_ARROW: Final = to_arrow_schema(PLAN)

@@ -16,8 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from ..errors import InvalidArgumentError
-from ._arguments import Paths, path_names
-from ._checks import require_columns, require_fields
+from ._checks import Paths, path_names, require_columns, require_fields
 from ._files import PARQUET, Piece, TraceFile, deal, is_read, trace_file, trace_files, without_copies
 from ._lines import check_batches, kinds_of, parse_batches, read_pieces
 from .schemas import READ, TRACE

@@ -15,9 +15,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from ..errors import InvalidArgumentError
 from ..inspection._folder import stores_in
-from ._arguments import Paths, path_names
+from ._checks import Paths, path_names
 from ._cursor_folders import read_store
-from ._hole_rows import HoleRow, RefusedRow
+from ._hole_figures import HoleRow, RefusedRow
 from ._internal_stats import read_stats
 from .schemas import HOLES
 

@@ -8,12 +8,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.window import Window
 
-from ._arguments import at_least, milliseconds
-from ._checks import require_columns
-from ._messages import CODE, DEAD_LETTER, MESSAGE, Code, by_message, code, message_hash, with_sound_times
+from ._checks import at_least, milliseconds, require_columns
+from ._messages import CODE, DEAD_LETTER, GROUP, MESSAGE, Code, by_message, code, message_hash, with_sound_times
 from .schemas import IDENTITY, TRACE
 
-_GROUP: Final = ("topic", "subscription")
 _NEEDED: Final = [name for name in TRACE.fieldNames() if name not in {"v", "consumer", "deadline_ms", "actual_ms"}]
 DEAD: Final = "dead letter"
 ACKED: Final = "acked"
@@ -141,7 +139,7 @@ def _messages(traces: DataFrame) -> DataFrame:
 
 
 def _attempts(chains: DataFrame) -> DataFrame:
-    return chains.groupBy(*_GROUP, "outcome", "nacks").agg(
+    return chains.groupBy(*GROUP, "outcome", "nacks").agg(
         sf.count("*").alias("messages"), sf.avg(sf.col("last_ms") - sf.col("first_ms")).alias("span_ms")
     )
 
@@ -149,9 +147,9 @@ def _attempts(chains: DataFrame) -> DataFrame:
 def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, least: int) -> DataFrame:
     """Return storms: windows are few, whatever the number of nacks, so each subscription fits into one task."""
     number = sf.floor(sf.col("time_ms") / window_ms).alias("number")
-    counted = traces.where(sf.col("event") == "nack").groupBy(*_GROUP, number).agg(sf.count("*").alias("n"))
-    order = Window.partitionBy(*_GROUP).orderBy("number")
-    place = sf.col("number") - sf.min("number").over(Window.partitionBy(*_GROUP))
+    counted = traces.where(sf.col("event") == "nack").groupBy(*GROUP, number).agg(sf.count("*").alias("n"))
+    order = Window.partitionBy(*GROUP).orderBy("number")
+    place = sf.col("number") - sf.min("number").over(Window.partitionBy(*GROUP))
     seen = sf.least(place, sf.lit(baseline))
     before = sf.coalesce(sf.sum("n").over(order.rangeBetween(-baseline, -1)), sf.lit(0)) / seen
     after = sf.coalesce(sf.sum("n").over(order.rangeBetween(1, baseline)), sf.lit(0)) / baseline
@@ -167,7 +165,7 @@ def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, lea
     high = compared.where(sf.col("is_leading") | sf.coalesce(is_high, sf.lit(col=False)))
     starts = sf.coalesce(sf.col("number") - sf.lag("number").over(order) > 1, sf.lit(col=True)).cast("long")
     storms = high.withColumn("starts", starts).withColumn("storm", sf.sum("starts").over(order))
-    return storms.groupBy(*_GROUP, "storm").agg(
+    return storms.groupBy(*GROUP, "storm").agg(
         (sf.min("number") * window_ms).alias("from_ms"),
         ((sf.max("number") + 1) * window_ms).alias("to_ms"),
         sf.sum("n").alias("nacks"),
@@ -185,12 +183,12 @@ def _dead_letters(traces: DataFrame) -> DataFrame:
     last = dead.join(nacks, list(IDENTITY), "left").groupBy(*IDENTITY).agg(
         sf.max_by("reason", sf.struct("time_ms", "mono_ns", "attempt", "reason")).alias("reason")
     )  # fmt: skip
-    return last.groupBy(*_GROUP, "reason").agg(sf.count("*").alias("messages"))
+    return last.groupBy(*GROUP, "reason").agg(sf.count("*").alias("messages"))
 
 
 def _waste(messages: DataFrame) -> DataFrame:
     arrivals = sf.sum("arrivals")
-    return messages.groupBy(*_GROUP).agg(
+    return messages.groupBy(*GROUP).agg(
         arrivals.alias("arrivals"),
         sf.count_if(sf.col("outcome") == ACKED).alias("acked"),
         sf.sum("nacks").alias("nacked"),

@@ -20,33 +20,18 @@ from pyspark.sql.streaming.stateful_processor import (
     StatefulProcessorHandle,
     TimerValues,
 )
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from ..errors import InvalidArgumentError
-from ._checks import require_columns
+from ._checks import require_columns, schema_of
+from ._source import ROCKS_DB, STATE_STORE
 from ._watch_rules import Alert, Event, Pending, Rules
 from .schemas import IDENTITY, MAX_TIME_MS, TRACE
 
-STATE_STORE: Final = "spark.sql.streaming.stateStore.providerClass"
-ROCKS_DB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-ALERTS: Final = StructType(
-    [
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("subscription", StringType()),
-        StructField("ledger", LongType()),
-        StructField("entry", LongType()),
-        StructField("batch_index", IntegerType()),
-        StructField("kind", StringType()),
-        StructField("consumer", StringType()),
-        StructField("attempt", IntegerType()),
-        StructField("nacked_ms", LongType()),
-        StructField("delay_ms", LongType()),
-        StructField("deadline_ms", LongType()),
-        StructField("due_ms", LongType()),
-        StructField("actual_ms", LongType()),
-        StructField("reason", StringType()),
-    ]
+ALERTS: Final = schema_of(
+    "topic string, partition int, subscription string, ledger long, entry long, batch_index int, kind string, "
+    "consumer string, attempt int, nacked_ms long, delay_ms long, deadline_ms long, due_ms long, actual_ms long, "
+    "reason string"
 )
 """An alert: a message, its nack, and until when it had to be back.
 

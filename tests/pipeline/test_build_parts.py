@@ -11,8 +11,8 @@ from pulsar_nack import BucketConfig
 from pulsar_nack.delayed.bucket._index import BucketIndex
 from pulsar_nack.delayed.bucket._segments import SnapshotBuilder
 from pulsar_nack.delayed.bucket._wire import decode_metadata
-from pulsar_nack.pipeline._build_cut import Cutter, DuplicatePositionError, Rows, rows_of
 from pulsar_nack.pipeline._build_encode import encode_bucket, varint
+from pulsar_nack.pipeline._build_rows import Cutter, DuplicatePositionError, Rows, rows_of
 from pulsar_nack.pipeline._build_units import Block, Unit, make_units, split_evenly
 
 LATEST = 1 << 56

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_nack.pipeline._hole_rows import HoleRow, RefusedRow
+from pulsar_nack.pipeline._hole_figures import HoleRow, RefusedRow
 from pulsar_nack.pipeline._internal_stats import read_stats
 
 STATS: dict[str, Any] = {
