@@ -1,4 +1,4 @@
-"""Acknowledgement holes: what they take on storage, how that grows, and which subscriptions come near to the gate."""
+"""The job ``holes``: the size of acknowledgement state, its growth, and which subscriptions are near the gate."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _SUBSCRIPTIONS: Final = schema_of(
 )
 """The figures of one snapshot of a subscription; ``holes`` adds those of several snapshots, and of the gate."""
 _KEY: Final = ("topic", "subscription")
-_FACT: Final = ("kind", "ledger", "first", "last", "bytes")
-_RESUME: Final = 0.75
-_PAUSE: Final = 7 / 8
+_ROW: Final = ("kind", "ledger", "first", "last", "bytes")
+_NEAR: Final = 0.75
+_PAUSED: Final = 7 / 8
 
 
 def holes(df: DataFrame, *, limit: int = DEFAULT_LIMIT) -> DataFrame:
-    """Return one row for each subscription and time: its holes, what they take on storage, and how near the gate is.
+    """Return a row for each subscription and time: its holes, their size on storage, and how near the gate is.
 
-    All rows of one subscription and time go through one task: some hundred bytes a range there.
+    One task takes all rows of a subscription and time: some hundred bytes of memory a range.
 
-    :param df: rows of :data:`~pulsar_nack.pipeline.schemas.HOLES`, from any number of times
+    :param df: rows of :data:`~pulsar_nack.pipeline.schemas.HOLES`, of any number of times
     :param limit: ``maxPerCursorMetadataSizeInBytes``; below 1: none, and nothing is at risk
     :raises InvalidArgumentError: a column is missing or of another type, or the limit is from 1 to 1 023
     """
@@ -44,12 +44,12 @@ def holes(df: DataFrame, *, limit: int = DEFAULT_LIMIT) -> DataFrame:
 
 
 def _figures(table: pyarrow.Table) -> pyarrow.Table:
-    """Turn the rows of one snapshot into its figures."""
+    """Return the figures of the rows of one snapshot."""
     import pyarrow
     from pyspark.sql.pandas.types import to_arrow_schema
 
     key = [table.column(name)[0].as_py() for name in (*_KEY, "at_ms")]
-    columns = (table.column(name).to_pylist() for name in _FACT)
+    columns = (table.column(name).to_pylist() for name in _ROW)
     row = [*key, *figures_of(zip(*columns, strict=True))]
     schema = to_arrow_schema(_SUBSCRIPTIONS)
     arrays = [pyarrow.array([value], kind) for value, kind in zip(row, schema.types, strict=True)]
@@ -57,7 +57,7 @@ def _figures(table: pyarrow.Table) -> pyarrow.Table:
 
 
 def _with_time(figures: DataFrame) -> DataFrame:
-    """Add what the snapshots of a subscription say one after the other."""
+    """Add the columns that compare the snapshots of a subscription over time."""
     in_time = Window.partitionBy(*_KEY).orderBy("at_ms")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     oldest = F.struct("oldest_ledger", "oldest_entry")
@@ -75,7 +75,7 @@ def _with_time(figures: DataFrame) -> DataFrame:
 
 
 def _with_gate(figures: DataFrame, limit: int) -> DataFrame:
-    """Add how near the gate is: it goes by the bytes that persisting takes."""
+    """Add how near the gate is, which depends on the persisted size."""
     if not limit:
         nothing = F.lit(None).cast
         return (
@@ -94,4 +94,4 @@ def _with_gate(figures: DataFrame, limit: int) -> DataFrame:
 
 
 def _risk(share: Column) -> Column:
-    return F.when(share >= 1, "over").when(share >= _PAUSE, "paused").when(share >= _RESUME, "near").otherwise("none")
+    return F.when(share >= 1, "over").when(share >= _PAUSED, "paused").when(share >= _NEAR, "near").otherwise("none")

@@ -1,4 +1,4 @@
-"""Retries: the chain of each message, what came of it, and what it cost."""
+"""The job ``retries``: the chain of each message, its outcome, and its cost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _USEFUL: Final = "useful"
 
 
 class Retries(NamedTuple):
-    """What :func:`retries` finds: six DataFrames. Nothing is computed before one of them is used.
+    """The result of :func:`retries`: six DataFrames. Nothing is computed before one of them is used.
 
     Most are made of the same rows, one for each message, which the session keeps (``persist``, in memory and on disk)
-    from the first use of one of them on. ``spark.catalog.clearCache()`` drops them.
+    after the first use. ``spark.catalog.clearCache()`` drops them.
 
     ``chains``, a row for each message that was nacked: its identity, ``outcome`` (``acked``, else ``dead letter``, or
     ``open`` if the trace has neither), ``nacks``, ``redeliveries``, ``asked_again`` (repeated requests, after a failure
-    or no answer), ``arrivals``, ``held`` (arrivals that the program did not get), ``after_ack`` (arrivals after its
+    or no answer), ``arrivals``, ``held`` (arrivals that the application did not get), ``after_ack`` (arrivals after its
     first acknowledgement), ``asked_ms`` (the sum of its delays), ``first_ms`` and ``last_ms`` of all its events.
 
     ``attempts``: for each topic, subscription, outcome and number of ``nacks`` the ``messages`` and the mean
@@ -67,15 +67,15 @@ def retries(
     factor: float = 5.0,
     least: int = 100,
 ) -> Retries:
-    """Return how messages were tried again, and what came of it.
+    """Return how often messages were retried, and with which outcome.
 
     :param df: events with the schema ``TRACE``, as :func:`read_traces` gives them
-    :param poison_at: the number of nacks from which a message that was not acknowledged is poison
-    :param window: seconds over which nacks are counted, to find storms
-    :param baseline: how many windows before it one is compared with, those without nacks counted in; windows with less
-        than this before them in the trace are compared with what there is, the first with nothing
-    :param factor: how many times the baseline make a storm
-    :param least: the number of nacks in a window below which there is no storm
+    :param poison_at: the number of nacks from which an unacknowledged message is poison
+    :param window: seconds of a window in which nacks are counted, to find storms
+    :param baseline: how many earlier windows a window is compared with, including those without nacks; windows near the
+        begin of the trace are compared with fewer, the first with none
+    :param factor: a storm has this many times the nacks of the baseline
+    :param least: a storm has at least this many nacks in a window
     :raises InvalidArgumentError: a column is missing, or an argument is out of range
     """
     require_columns(df, TRACE, _NEEDED)
@@ -145,7 +145,7 @@ def _attempts(chains: DataFrame) -> DataFrame:
 
 
 def _storms(traces: DataFrame, window_ms: int, baseline: int, factor: float, least: int) -> DataFrame:
-    """Return storms: windows are few, whatever the number of nacks, so each subscription fits into one task."""
+    """Return storms. Windows are few for any number of nacks, so each subscription fits into one task."""
     number = sf.floor(sf.col("time_ms") / window_ms).alias("number")
     counted = traces.where(sf.col("event") == "nack").groupBy(*GROUP, number).agg(sf.count("*").alias("n"))
     order = Window.partitionBy(*GROUP).orderBy("number")

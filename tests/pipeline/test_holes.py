@@ -226,8 +226,8 @@ def test_internal_stats(spark: SparkSession, tmp_path: Path) -> None:
     read = pipeline.read_internal_stats(spark, tmp_path)
     refused = {Path(row.path).name: row.reason for row in read.quarantine.collect()}
     assert refused.keys() == {"broken.json", "latin.json"}
-    assert refused["broken.json"].startswith("it is no JSON: ")
-    assert refused["latin.json"] == "it is no UTF-8: byte 5 is 0xe9"
+    assert refused["broken.json"].startswith("not JSON: ")
+    assert refused["latin.json"] == "not UTF-8: byte 5 is 0xe9"
     check_rows(
         pipeline.holes(read.holes).selectExpr(
             "topic", "at_ms", "ranges", "holes", "backlog", "ranges_per_s", "is_stored"
