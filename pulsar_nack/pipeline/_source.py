@@ -28,8 +28,8 @@ from pyspark.sql.types import StructType
 
 from ..errors import InvalidArgumentError
 from ..index import EntryRanges
-from ._files import PIECE_BYTES, Piece, TraceFile, deal, trace_files
-from ._lines import read_pieces
+from ._files import SPLIT_BYTES, InputSplit, TraceFile, assign_splits, trace_files
+from ._lines import read_splits
 from ._read import Read, split_read
 from .schemas import READ
 
@@ -92,7 +92,7 @@ def local_session(
 class TracePartition(InputPartition):
     """The input of a task."""
 
-    pieces: tuple[Piece, ...]
+    splits: tuple[InputSplit, ...]
 
 
 def register_source(spark: SparkSession) -> None:
@@ -156,7 +156,7 @@ def read_options(options: MutableMapping[str, str]) -> _Options:
     path = options.get("path", "").removeprefix("file://")
     if not Path(path).exists() or not path:
         raise InvalidArgumentError("path", path, "a file or folder that exists")
-    given = options.get("partitionBytes", str(PIECE_BYTES))
+    given = options.get("partitionBytes", str(SPLIT_BYTES))
     if not given.isdecimal() or int(given) < 1:
         raise InvalidArgumentError("partitionBytes", given, "a positive number of bytes")
     with_open = options.get("includeOpen", "false").lower()
@@ -166,12 +166,12 @@ def read_options(options: MutableMapping[str, str]) -> _Options:
 
 
 def _partitions(files: Sequence[TraceFile], most: int) -> list[TracePartition]:
-    return [TracePartition(pieces) for pieces in deal(files, most)]
+    return [TracePartition(splits) for splits in assign_splits(files, most)]
 
 
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     assert isinstance(partition, TracePartition)
-    return read_pieces(partition.pieces)
+    return read_splits(partition.splits)
 
 
 class _Reader(DataSourceReader):

@@ -1,4 +1,4 @@
-"""Where the demo runs: a broker (embedded, or the user's), the fake port if there is none, or a local topic."""
+"""Where the demo runs: on a broker (embedded, or the user's) or else the fake port, or on a local topic."""
 
 from __future__ import annotations
 
