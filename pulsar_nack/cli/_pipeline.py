@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from .. import pipeline
-from ..config import BucketConfig
-from ..cursor._gate import DEFAULT_LIMIT
+from ..config import BucketConfig, CursorConfig
 from ..errors import InvalidArgumentError
 from ._pipeline_io import refuse_existing, report_refused, session, write_or_print
 from ._terminal import print_json
@@ -36,10 +35,7 @@ _IncludeOpen = Annotated[
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _SINKS: Final = ("console", "parquet")
-_HOLES_SHOWN: Final = (
-    *("topic", "subscription", "risk", "limit_share", "bytes", "bytes_per_s", "ranges", "holes", "unacked_below"),
-    *("backlog", "oldest_ledger", "oldest_entry", "pinned_ledgers", "pinned_bytes", "ranges_lost"),
-)
+_LIMIT: Final = CursorConfig().max_per_cursor_metadata_size_in_bytes
 
 
 def make() -> typer.Typer:
@@ -190,7 +186,7 @@ def holes(
     stats: Annotated[
         bool, typer.Option("--stats", help="The paths hold internal statistics of brokers, as JSON.")
     ] = False,
-    limit: Annotated[int, typer.Option(help="maxPerCursorMetadataSizeInBytes; below 1: none.")] = DEFAULT_LIMIT,
+    limit: Annotated[int, typer.Option(help="maxPerCursorMetadataSizeInBytes; below 1: none.")] = _LIMIT,
     master: _Master = None,
     out: _Out = None,
     overwrite: _Overwrite = False,
@@ -202,13 +198,15 @@ def holes(
     states; and 'quarantine', what could not be read. Exit code 1: a subscription is near the gate or beyond.
     """
     with session(master) as spark:
+        from ..pipeline.schemas import HOLES_SHOWN
+
         refuse_existing(spark, out, overwrite=overwrite)
         read = (pipeline.read_internal_stats if stats else pipeline.read_cursors)(spark, paths)
         found = pipeline.holes(read.holes, limit=limit).cache()
         latest = found.where("is_latest").orderBy("bytes", ascending=False)
         tables = {"subscriptions": latest, "history": found, "quarantine": read.quarantine}
         if out is None and not json:
-            tables = {"subscriptions": latest.select(*_HOLES_SHOWN), "quarantine": read.quarantine}
+            tables = {"subscriptions": latest.select(*HOLES_SHOWN), "quarantine": read.quarantine}
         write_or_print(tables, out=out, as_json=json)
         is_risky = not latest.where("risk != 'none'").isEmpty()
     if is_risky:

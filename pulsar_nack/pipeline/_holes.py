@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from ..cursor._gate import DEFAULT_LIMIT, checked_limit
+from ..config import CursorConfig
+from ..cursor._gate import checked_limit
 from ._checks import require_columns, schema_of
 from ._hole_figures import figures_of
 from .schemas import HOLES
@@ -15,6 +16,7 @@ from .schemas import HOLES
 if TYPE_CHECKING:
     import pyarrow
 
+DEFAULT_LIMIT: Final = CursorConfig().max_per_cursor_metadata_size_in_bytes
 _SUBSCRIPTIONS: Final = schema_of(
     "topic string, subscription string, at_ms long, mark_delete_ledger long, mark_delete_entry long, ledgers long, "
     "ranges long, holes long, acked long, unacked_below long, batches long, backlog long, bytes long, "

@@ -12,24 +12,20 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from ..cursor._gate import DEFAULT_LIMIT
 from ..errors import InvalidArgumentError
 from ._accuracy import accuracy
 from ._checks import require_columns
+from ._holes import DEFAULT_LIMIT
 from ._plots import bars, lines, moment, number, size, span
-from ._report_page import Page, Section, SummaryRow, Table, render
+from ._report_page import Section, SummaryRow, Table, render
 from ._retries import retries
-from .schemas import IDENTITY, TRACE
+from .schemas import HOLES_SHOWN, IDENTITY, TRACE
 
 _MAX_ROWS: Final = 50
 _MAX_SERIES: Final = 6
 _LEFT_OUT: Final = {"chains"}
 """One row for each message."""
 _RISKS: Final = ("over", "paused", "near")
-_HOLES: Final = (
-    *("topic", "subscription", "risk", "limit_share", "bytes", "bytes_per_s", "ranges", "holes", "unacked_below"),
-    *("backlog", "oldest_ledger", "oldest_entry", "pinned_ledgers", "pinned_bytes", "ranges_lost"),
-)
 _STEPS: Final = 120
 _NICE_MS: Final = (
     *(100, 1_000, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 86_400_000),
@@ -74,7 +70,7 @@ def report(
     if plan is not None:
         text = "Memory for pending nacks by the width of buckets."
         sections.append(Section("plan", "Plan", text, tables=list(_tables(plan))))
-    return render(Page(title, "Times are UTC.", sections))
+    return render(title, "Times are UTC.", sections)
 
 
 def write_report(html: str, path: str | PathLike[str], *, overwrite: bool = False) -> None:
@@ -240,7 +236,7 @@ def _holes(holes: DataFrame, limit: int) -> Section:
     latest = holes.where("is_latest").orderBy(F.desc("bytes"), "topic", "subscription").cache()
     try:
         count, risky = latest.count(), latest.where(F.col("risk").isin(*_RISKS)).count()
-        rows = latest.select(*_HOLES).limit(_MAX_ROWS).collect()
+        rows = latest.select(*HOLES_SHOWN).limit(_MAX_ROWS).collect()
     finally:
         latest.unpersist()
     summary = [
@@ -259,6 +255,6 @@ def _holes(holes: DataFrame, limit: int) -> Section:
         top = max(value for points in series.values() for _, value in points)
         mark = limit if limit > 0 and top > limit / 4 else None
         plots.append(lines("Bytes over time", series, y=size, mark=mark))
-    table = Table("Subscriptions, largest first", _HOLES, [tuple(row) for row in rows], count - len(rows))
+    table = Table("Subscriptions, largest first", HOLES_SHOWN, [tuple(row) for row in rows], count - len(rows))
     text = "Unacknowledged ranges between acknowledged ones. The gate holds new messages back at 7/8 of the limit."
     return Section("holes", "Holes", text, summary, plots, [table])

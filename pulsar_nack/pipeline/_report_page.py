@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
@@ -75,25 +75,16 @@ class Section:
     tables: Sequence[Table] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The whole report."""
-
-    title: str
-    text: str
-    sections: Sequence[Section] = field(default=())
-
-
-def render(page: Page) -> str:
+def render(title: str, text: str, sections: Sequence[Section]) -> str:
     """Return the page as HTML; topics, names and reasons are escaped."""
-    links = " ".join(f'<a href="#{escape(each.key)}">{escape(each.title)}</a>' for each in page.sections)
-    body = "\n".join(_section(each) for each in page.sections)
+    links = " ".join(f'<a href="#{escape(each.key)}">{escape(each.title)}</a>' for each in sections)
+    body = "\n".join(_section(each) for each in sections)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(page.title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f'<h1>{escape(page.title)}</h1>\n<p class="quiet">{escape(page.text)}</p>\n<nav>{links}</nav>\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f'<h1>{escape(title)}</h1>\n<p class="quiet">{escape(text)}</p>\n<nav>{links}</nav>\n'
         f"{body}\n</body>\n</html>\n"
     )
 

@@ -92,6 +92,12 @@ HOLES: Final = schema_of(
 is unknown.
 """
 
+HOLES_SHOWN: Final = (
+    *("topic", "subscription", "risk", "limit_share", "bytes", "bytes_per_s", "ranges", "holes", "unacked_below"),
+    *("backlog", "oldest_ledger", "oldest_entry", "pinned_ledgers", "pinned_bytes", "ranges_lost"),
+)
+"""The columns of the job ``holes`` that tables for people have."""
+
 QUARANTINE: Final = schema_of("file string, line string, reason string not null")
 """Lines that could not be read: the file, the line, and why it was refused."""
 
