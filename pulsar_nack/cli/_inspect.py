@@ -172,15 +172,12 @@ def _show_cursor(console: Console, cursor: CursorReport) -> None:
     if cursor.ignored:
         console.print(f"  ignored: {_names(cursor.ignored)}")
     columns = ("ledger", "acked", "ranges", "holes", "batches", "size", "record")
-    rows = [
-        (*(f"{each:,}" for each in (row.acked, row.ranges, row.holes, row.batches)), format_size(row.bytes))
-        for row in cursor.ledgers
-    ]
-    places = [
-        f"{row.records[0]}{'...' if len(row.records) > 1 else ''}" if row.records else "" for row in cursor.ledgers
-    ]
-    table = [(str(row.ledger), *cells, place) for row, cells, place in zip(cursor.ledgers, rows, places, strict=True)]
-    _print_table(console, "", columns, table)
+    rows: list[tuple[str, ...]] = []
+    for each in cursor.ledgers:
+        counts = (f"{count:,}" for count in (each.acked, each.ranges, each.holes, each.batches))
+        record = f"{each.records[0]}{'...' if len(each.records) > 1 else ''}" if each.records else ""
+        rows.append((str(each.ledger), *counts, format_size(each.bytes), record))
+    _print_table(console, "", columns, rows)
 
 
 def _show_files(console: Console, store: StoreReport) -> None:
