@@ -7,7 +7,7 @@ greatest size always. Here whole arrays are cut by these rules, with at most one
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,11 +54,6 @@ class Rows(NamedTuple):
     def part(self, at: int, to: int) -> Rows:
         """Return the rows from index ``at`` to before ``to``, not copied."""
         return Rows(self.ledgers[at:to], self.entries[at:to], self.times[at:to])
-
-
-def rows_of(ledgers: Any, entries: Any, times: Any) -> Rows:
-    """Return rows of three columns of the same length."""
-    return Rows(*(np.ascontiguousarray(column, np.int64) for column in (ledgers, entries, times)))
 
 
 def refused(ledger: int | None, entry: int | None, deliver_at: int | None) -> InvalidArgumentError:

@@ -58,7 +58,7 @@ def break_port(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[FakePort]
 @needs_broker
 @pytest.mark.slow
 def test_small_demo_on_the_embedded_broker(tmp_path: Path) -> None:
-    """All messages come back once, JSON tells of each consumer, the plot is there, and nothing is left behind."""
+    """All messages come back once, JSON has each consumer, the plot is there, and nothing is left behind."""
     plot = tmp_path / "demo.png"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -74,11 +74,11 @@ def test_small_demo_on_the_embedded_broker(tmp_path: Path) -> None:
         env=without_broker(TMPDIR=str(temporary)),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    assert told["ok"] is True
-    assert told["broker"] == "pulsar-lite, embedded"
-    assert told["plot"] == str(plot)
-    official, over, native = told["consumers"]
+    report = json.loads(done.stdout)
+    assert report["ok"] is True
+    assert report["broker"] == "pulsar-lite, embedded"
+    assert report["plot"] == str(plot)
+    official, over, native = report["consumers"]
     assert [each["name"] for each in (over, native)] == ["pulsar-nack over it", "pulsar-nack native"]
     for ours in (over, native):
         assert (ours["missing"], ours["duplicates"]) == (0, 0)
@@ -118,9 +118,9 @@ def test_fake_port_takes_the_place(tmp_path: Path, capsys: pytest.CaptureFixture
     assert code == 0
     assert "No embedded broker: no wheel for this machine." in err
     assert "fake port" in err
-    told = json.loads(out)
-    assert told["broker"] == "fake port, in memory"
-    (ours,) = told["consumers"]
+    report = json.loads(out)
+    assert report["broker"] == "fake port, in memory"
+    (ours,) = report["consumers"]
     assert (ours["missing"], ours["duplicates"]) == (0, 0)
     assert ours["total"]["error_max_ms"] <= 2
     assert ours["total"]["due_meanwhile"] == ours["total"]["back_meanwhile"] > 0
@@ -137,14 +137,14 @@ def test_local_topic_takes_the_place_on_demand(
     code, out, err = call(["demo", "--local", "--messages", "40", "--json", "--no-plot"], capsys)
     assert code == 0
     assert "local topic" in err
-    told = json.loads(out)
-    assert (told["broker"], told["ok"]) == ("local topic, in a folder", True)
-    ours, delayed = told["consumers"]
+    report = json.loads(out)
+    assert (report["broker"], report["ok"]) == ("local topic, in a folder", True)
+    ours, delayed = report["consumers"]
     assert (ours["name"], ours["missing"], ours["duplicates"], ours["total"]["messages"]) == ("pulsar-nack", 0, 0, 40)
     assert (delayed["name"], delayed["missing"], delayed["total"]["messages"]) == ("delayed delivery", 0, 8)
     assert max(ours["total"]["error_max_ms"], delayed["total"]["error_max_ms"]) <= 2
-    assert told["restart"]["at_s"] == 3.0
-    assert told["restart"]["nacked"] > 0
+    assert report["restart"]["at_s"] == 3.0
+    assert report["restart"]["nacked"] > 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -161,7 +161,7 @@ def test_local_topic_publishes_everything_once() -> None:
 def test_small_demo_on_a_local_topic(
     messages: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few messages, hardly one delayed, and half a batch: all come back, and the table tells of the restart."""
+    """Few messages, hardly one delayed, and half a batch: all come back, and the restart is reported."""
     monkeypatch.setattr(asyncio, "run", run_on_virtual_time)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     code, out, _ = call(["demo", "--local", "--messages", messages, "--seconds", "0.5", "--no-plot"], capsys)
@@ -208,7 +208,7 @@ def test_local_demo_draws_nothing_without_matplotlib(
 def test_local_topic_and_broker_exclude_each_other(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who names a broker beside --local is told that it needs none."""
+    """A broker beside --local is refused: it needs none."""
     monkeypatch.delenv("PULSAR_SERVICE_URL", raising=False)
     code, _, err = call(["demo", "--local", "--url", "pulsar://127.0.0.1:1", "--no-plot"], capsys)
     assert code == 2
@@ -240,10 +240,10 @@ def test_missing_messages_fail_it(
     code, out, err = call(["demo", "--messages", "20", "--no-plot", "--json"], capsys)
     assert code == 1
     assert "FAILED: 20 messages missing, 0 duplicates." in err
-    told = json.loads(out)
-    assert told["ok"] is False
-    assert told["consumers"][0]["missing"] == 20
-    assert told["consumers"][0]["total"]["error_p50_ms"] is None
+    report = json.loads(out)
+    assert report["ok"] is False
+    assert report["consumers"][0]["missing"] == 20
+    assert report["consumers"][0]["total"]["error_p50_ms"] is None
 
 
 @pytest.mark.usefixtures("faked")
@@ -262,7 +262,7 @@ def test_duplicate_fails_it(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("faked")
-def test_broken_transport_is_told(
+def test_broken_transport_is_reported(
     break_port: Callable[[Callable[[FakePort], None]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """When the transport fails for good, the demo says so in a line and exits with 2."""
@@ -272,8 +272,8 @@ def test_broken_transport_is_told(
     assert err.splitlines()[-1] == "pulsar-nack: the cable is out"
 
 
-def test_unreachable_broker_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that does not answer, and an address that is none, end in a line that names it and exit code 2."""
+def test_unreachable_broker_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that does not answer, and an invalid address, end in a line that names it and exit code 2."""
     monkeypatch.setattr(_stage, "_TIMEOUT", 1)
     for url in ("pulsar://127.0.0.1:1", "nonsense"):
         code, out, err = call(["demo", "--no-plot", "--url", url], capsys)

@@ -45,7 +45,7 @@ def test_table_of_nothing() -> None:
 
 
 def test_short_times_have_tenths() -> None:
-    """Times below 10 ms are told to a tenth, others whole; a range of one value is that value."""
+    """Times below 10 ms have tenths, others are whole; a range of one value is that value."""
     assert [milliseconds(ms) for ms in (None, 0.25, 9.94, 10, 1234.5)] == ["-", "0.2", "9.9", "10", "1,234"]
     assert (span(100, 2_920), span(1_000, 1_000), span(1_000, None)) == ("0.10 - 2.92", "1.00", "1.00")
     assert [class_of(asked) for asked in (0.05, 0.1, 0.3, 1.999, 3.0)] == [0.1, 0.1, 0.3, 1.0, 2.0]
@@ -71,12 +71,12 @@ def test_delays_are_seeded_and_in_range() -> None:
     ],
 )
 def test_percentile_is_a_value_of_the_list(values: list[float], share: float, expected: float | None) -> None:
-    """A percentile is the smallest value that so many do not exceed."""
+    """A percentile is the smallest value that this share of them does not exceed."""
     assert percentile(values, share) == expected
 
 
 def test_errors_count_either_way() -> None:
-    """Early and late count alike; asked and actual are told as they were."""
+    """Early and late count alike; asked and actual delays are shown unchanged."""
     total = figures_of(journal_of((1.0, 0.0, 0.9), (1.0, 0.0, 1.3))).total
     assert (total.error_p50_ms, total.error_max_ms) == (100.0, 300.0)
     assert (total.actual_min_ms, total.actual_max_ms) == (900.0, 1300.0)

@@ -83,7 +83,7 @@ def test_closed_cursors_are_left_out() -> None:
 
 
 async def test_real_cursor(tmp_path: Path) -> None:
-    """K47: a cursor's gauge is its size with what was not flushed yet; closed, it is told no more."""
+    """K47: a cursor's gauge is its size with unflushed changes; a closed cursor has none."""
     registry = prometheus.CollectorRegistry()
     metrics = CursorMetrics(registry)
     async with await Cursor.open_local(tmp_path, {1: 1_000}) as cursor:
@@ -99,7 +99,7 @@ async def test_real_cursor(tmp_path: Path) -> None:
 
 
 async def test_scraped_in_another_thread() -> None:
-    """A scrape in a thread of its own asks in the event loop, which goes on meanwhile; a stuck one costs a second."""
+    """A scrape in another thread reads the size in the event loop, which goes on; a stuck loop costs a second."""
 
     class InLoop(Sized):
         @property
@@ -117,7 +117,7 @@ async def test_scraped_in_another_thread() -> None:
     cursor.size = 7
     with ThreadPoolExecutor(1) as threads:
         found = threads.submit(scraped, registry)
-        assert list(found.result(20).values()) == [6]  # this blocks the loop, so the last size is told
+        assert list(found.result(20).values()) == [6]  # this blocks the loop, so the last size is exported
     await asyncio.sleep(0)
     cursor.is_closed = True
     assert await asyncio.to_thread(scraped, registry) == {}

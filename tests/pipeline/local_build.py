@@ -12,9 +12,14 @@ from pulsar_nack.ledger._folder import as_folder
 from pulsar_nack.ledger._home import storage_errors
 from pulsar_nack.pipeline._build_commit import BuiltIndex, finish_build
 from pulsar_nack.pipeline._build_folder import building, check_target
-from pulsar_nack.pipeline._build_rows import BOUNDS, DuplicatePositionError, Rows, duplicate, refused, rows_of
+from pulsar_nack.pipeline._build_rows import BOUNDS, DuplicatePositionError, Rows, duplicate, refused
 from pulsar_nack.pipeline._build_snapshots import write_snapshots
 from pulsar_nack.pipeline._build_units import BLOCK_BITS, UNIT_ROWS, Block, make_units
+
+
+def rows_of(ledgers: Any, entries: Any, times: Any) -> Rows:
+    """Return rows of three columns of the same length."""
+    return Rows(*(np.ascontiguousarray(column, np.int64) for column in (ledgers, entries, times)))
 
 
 def build_local(

@@ -76,7 +76,7 @@ def test_name_without_a_time() -> None:
 
 
 def test_wrapped_one_a_line() -> None:
-    """Objects that name topic and time may be one a line; a broken line is refused, and its number told."""
+    """Objects that name topic and time may be one per line; a broken line is refused with its number."""
     lines = [json.dumps({"topic": TOPIC, "time_ms": at_ms, "stats": STATS}) for at_ms in (1, 2)]
     found = list(read_stats("a.jsonl", "\n".join([lines[0], lines[1][:-5], lines[1]]), 0))
     (refused,) = [each for each in found if isinstance(each, RefusedRow)]

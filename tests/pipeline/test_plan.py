@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def nacks(spark: SparkSession, rows: list[tuple[str, str, int, int, int, int]]) -> DataFrame:
-    """Return a trace of nacks: topic, subscription, time, delay, ledger, entry; and an event that is none."""
+    """Return a trace of nacks: topic, subscription, time, delay, ledger, entry; and an event that is not a nack."""
     found: list[dict[str, Any]] = [
         {"topic": topic, "subscription": subscription, "time_ms": time, "delay_ms": delay, "deadline_ms": time + delay}
         | {"partition": 0, "ledger": ledger, "entry": entry}

@@ -111,7 +111,7 @@ def test_late_files_are_read_once(tmp_path: Path) -> None:
 
 
 def test_a_stream_goes_on_after_what_is_broken(spark: SparkSession, tmp_path: Path) -> None:
-    """S10: Half of a surrogate pair, a packed file that is cut off and Parquet that is none never end a stream."""
+    """S10: Half of a surrogate pair, a packed file that is cut off and an invalid Parquet file never end a stream."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

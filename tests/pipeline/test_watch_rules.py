@@ -60,13 +60,13 @@ def test_what_is_settled(event: str) -> None:
 
 
 def test_what_held_it() -> None:
-    """An alert tells what the last hold or error said."""
+    """An alert has the reason of the last hold or error."""
     found = alerts_of(NACK, Event("hold", 1_500, reason="paused"), Event("error", 1_550, reason="no connection"))
     assert found == [Alert("missing", PENDING._replace(reason="no connection"), None)]
 
 
 def test_chains() -> None:
-    """Each nack of a chain is looked at by itself, also where two events have the same time."""
+    """Each nack of a chain is judged separately, also if two events have the same time."""
     again = Event("nack", 1_550, attempt=1, delay_ms=500, deadline_ms=2_050)
     back = Event("arrive", 1_550, attempt=1, actual_ms=1_550)
     assert alerts_of(again, back, NACK) == [Alert("missing", Pending(1_550, 2_050, 500, 1, None, None), None)]
@@ -83,7 +83,7 @@ def test_nacked_twice() -> None:
 
 
 def test_nacked_anew_by_another_consumer() -> None:
-    """A nack of a later delivery shows that the message came back before, whoever saw that."""
+    """A nack of a later delivery shows that the message came back before."""
     other = NACK._replace(time_ms=1_580, attempt=1, deadline_ms=3_000, consumer="d")
     assert [each.pending.consumer for each in alerts_of(NACK, other)] == ["d"]
     too_late = other._replace(time_ms=1_601)
