@@ -9,11 +9,11 @@ from collections import deque
 from contextlib import closing
 from typing import Final
 
-from pulsar_nack.wire import _consumer_commands as commands
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._ack_groups import AckGroup
-from pulsar_nack.wire._frames import Frame, FrameDecoder, encode_command
-from pulsar_nack.wire._subscribe_options import SubscribeOptions
+from pulsar_nack.wire._consumer import _commands as commands
+from pulsar_nack.wire._consumer._ack_groups import AckGroup
+from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
+from pulsar_nack.wire._protocol._frames import Frame, FrameDecoder, encode_command
 
 _CONSUMER: Final = 1
 _READ_BYTES: Final = 64 * 1024

@@ -17,16 +17,16 @@ from _targets import Targets
 from _timing import best, thread_ns
 
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._ack_groups import AckGroup
-from pulsar_nack.wire._ack_sets import AckSets
-from pulsar_nack.wire._chunks import Chunks
-from pulsar_nack.wire._compression import compress
-from pulsar_nack.wire._consumer_commands import acknowledge, redeliver
-from pulsar_nack.wire._deliveries import EntryReader
-from pulsar_nack.wire._entries import decode_entry, encode_batch
-from pulsar_nack.wire._frames import FrameDecoder, encode_message, encode_rest
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._unread import AT_ONCE, Unread
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._consumer._ack_groups import AckGroup
+from pulsar_nack.wire._consumer._ack_sets import AckSets
+from pulsar_nack.wire._consumer._commands import acknowledge, redeliver
+from pulsar_nack.wire._consumer._deliveries import EntryReader
+from pulsar_nack.wire._consumer._unread import AT_ONCE, Unread
+from pulsar_nack.wire._protocol._chunks import Chunks
+from pulsar_nack.wire._protocol._compression import compress
+from pulsar_nack.wire._protocol._entries import decode_entry, encode_batch
+from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_message, encode_rest
 
 FRAMES = 200
 BATCH = 1_000

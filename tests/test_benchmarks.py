@@ -113,3 +113,16 @@ def test_wire_codec() -> None:
     """Every table of the benchmark of the native wire's codec comes out."""
     said = run("wire_codec", "--quick")
     assert said.count("## ") == 3
+
+
+def test_house() -> None:
+    """The figures of the house come out, with the places that count."""
+    said = run("house", "--list")
+    assert "| files " in said
+    assert "long files:" in said
+
+
+def test_calls() -> None:
+    """The calls of each operation are counted."""
+    said = run("calls", "--quick")
+    assert said.count("| nack until it is back |") == 1

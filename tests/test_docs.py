@@ -245,12 +245,12 @@ def test_python_blocks_are_marked(page: Path) -> None:
 def test_what_the_official_client_cannot_do() -> None:
     """O58: one table has what is not possible over the official client: O1 to O3, O6, O8, O16, O17, O19."""
     rows = {cells[0]: cells[1] for cells in table_rows("native.md", "Beside the official client")}
-    assert "ack_memory" in rows["a replay: somebody seeks, or an administrator resets the subscription"]
+    assert "ack_memory" in rows["a replay: someone seeks, or an administrator resets the subscription"]
     assert "BrokerError" in rows["`acknowledge(id)` of a member of a batch that was not received yet"]
-    gone = "messages that were skipped, cleared or expired, or settled by another consumer, while they are held"
-    assert rows[gone] == "shown at their deadlines"
+    gone = "held messages that were skipped, cleared, expired or settled by another consumer"
+    assert rows[gone] == "redelivered at their deadlines"
     assert "one topic without partitions" in rows["`receiver_queue_size=0`"]
-    assert "stays here" in rows["`pause()`"]
+    assert "stay here" in rows["`pause()`"]
     assert rows["a pattern that matches nothing"] == "no warning"
 
 

@@ -14,7 +14,7 @@ from pulsar_nack.consumer._inbox import Inbox
 from pulsar_nack.consumer._local_inbox import LocalInbox
 from pulsar_nack.testing._fake_inbox import Inbox as FakeInbox
 from pulsar_nack.testing._fake_topic import FakeEntry, FakeMessage
-from pulsar_nack.wire._inbox import WireInbox
+from pulsar_nack.wire._consumer._inbox import WireInbox
 from tests.wire.stand_ins import FakeMember
 
 

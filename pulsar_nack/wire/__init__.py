@@ -11,31 +11,31 @@ try:  # both are looked for here, so that their absence is told once, and well
 except ImportError as error:
     raise MissingExtraError("the native client", "protobuf and google-crc32c", "wire") from error
 
-from ._authentication import (
+from ._client import Client
+from ._connection._authentication import (
     Authentication,
     BasicAuthentication,
     NoAuthentication,
     TlsAuthentication,
     TokenAuthentication,
 )
-from ._client import Client
-from ._options import ClientOptions
-from ._pool import ClientStatistics
-from ._port import WirePort
-from ._schema_info import SchemaInfo
-from ._subscribe_options import KeyShared, SubscribeOptions
-from ._tls import TlsOptions
+from ._connection._options import ClientOptions
+from ._connection._pool import ClientStatistics
+from ._connection._tls import TlsOptions
+from ._consumer._port import WirePort
+from ._consumer._subscribe_options import KeyShared, SubscribeOptions
+from ._protocol._schema_info import SchemaInfo
 
 if TYPE_CHECKING:
-    from ._oauth2 import OAuth2Authentication
-    from ._producer import Producer, Producing
-    from ._producer_options import ProducerOptions
+    from ._connection._oauth2 import OAuth2Authentication
+    from ._producer._options import ProducerOptions
+    from ._producer._producer import Producer, Producing
 
 _LATER = {
-    "OAuth2Authentication": "_oauth2",
-    "Producer": "_producer",
-    "ProducerOptions": "_producer_options",
-    "Producing": "_producer",
+    "OAuth2Authentication": "_connection._oauth2",
+    "Producer": "_producer._producer",
+    "ProducerOptions": "_producer._options",
+    "Producing": "_producer._producer",
 }
 """Names that are imported on first use, by module: consumers do not need them."""
 

@@ -19,21 +19,21 @@ from ..clock import LoopClock
 from ..consumer import Consumer, Subscribing
 from ..consumer._consumer import check_settings
 from ..errors import ClosedError, InvalidArgumentError
-from ._address import parse_service_url
-from ._core import Core
-from ._lookup import Lookup
-from ._options import ClientOptions
-from ._pool import ClientStatistics, Pool
-from ._port import WirePort, no_queue, traits_of
-from ._schema_info import SchemaInfo
-from ._selection import selection_of
-from ._settings import ProducerSettings, Settings, client_options, producer_options, split
-from ._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
-from ._together import each_tried
-from ._topics import normalize, normalize_namespace
+from ._connection._address import parse_service_url
+from ._connection._core import Core
+from ._connection._lookup import Lookup
+from ._connection._options import ClientOptions
+from ._connection._pool import ClientStatistics, Pool
+from ._connection._together import each_tried
+from ._consumer._port import WirePort, no_queue, traits_of
+from ._consumer._selection import selection_of
+from ._consumer._settings import ProducerSettings, Settings, client_options, producer_options, split
+from ._consumer._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
+from ._protocol._schema_info import SchemaInfo
+from ._protocol._topics import normalize, normalize_namespace
 
 if TYPE_CHECKING:
-    from ._producer import Producer, Producing
+    from ._producer._producer import Producer, Producing
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 
@@ -169,7 +169,7 @@ class Client(NotCopied):
         :raises MissingExtraError: when entered or awaited: what its compression needs is not installed
         :raises BrokerError: likewise: it could not be made; with the broker's own words
         """
-        from ._producer import Producer, Producing
+        from ._producer._producer import Producer, Producing
 
         name = normalize(topic)
         options = producer_options(settings)

@@ -16,7 +16,7 @@ from typing import Final
 import pulsar
 
 import pulsar_nack
-from pulsar_nack.wire import _consumer_commands as commands
+from pulsar_nack.wire._consumer import _commands as commands
 from tests.patience import load
 
 BOUND_MS: Final = 15.0

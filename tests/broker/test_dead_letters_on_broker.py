@@ -17,7 +17,7 @@ import pytest
 
 import pulsar_nack
 from pulsar_nack import Consumer, DeadLetterPolicy
-from pulsar_nack.wire import _entries
+from pulsar_nack.wire._protocol import _entries
 from tests.broker._admin import Admin
 from tests.broker._java_client import JavaClient
 from tests.broker._native import native, port_of

@@ -347,8 +347,8 @@ async def test_not_durable(service_url: str, topic: str) -> None:
 
 def make_reader(made: Any, arrived: Arrived, **options: Any) -> Any:
     """Return a consumer of another subscription that is not open."""
-    from pulsar_nack.wire._consumer import TopicConsumer
-    from pulsar_nack.wire._subscribe_options import SubscribeOptions
+    from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
+    from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
 
     consumer = TopicConsumer(made.core, made.topic, SubscribeOptions("reader", **options), arrived.put)
     made.consumers.append(consumer)

@@ -14,7 +14,7 @@ import pulsar_nack
 from pulsar_nack import BrokerError, BrokerRefusedError, Consumer, MessageId, UndecodableMessageError
 from pulsar_nack.wire import Client
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._frames import encode_message
+from pulsar_nack.wire._protocol._frames import encode_message
 from tests.broker._admin import Admin
 from tests.consumer.official import EXACT, nothing_comes, numbered, payloads, take
 from tests.patience import patience

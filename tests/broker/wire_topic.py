@@ -11,13 +11,13 @@ import pulsar
 
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._consumer import TopicConsumer
-from pulsar_nack.wire._core import Core
-from pulsar_nack.wire._frames import encode_message
-from pulsar_nack.wire._lookup import Lookup
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._pool import Pool
-from pulsar_nack.wire._subscribe_options import SubscribeOptions
+from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._lookup import Lookup
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._pool import Pool
+from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
+from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
+from pulsar_nack.wire._protocol._frames import encode_message
 from tests.consumer.official import official_client
 from tests.wire.consuming import Arrived
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from pulsar_nack import AlreadySettledError, BrokerError, Consumer, Message, MessageId
-from pulsar_nack.wire._pool import Pool
+from pulsar_nack.wire._connection._pool import Pool
 
 if TYPE_CHECKING:
     from .two_workers import World

@@ -8,10 +8,10 @@ from typing import Any
 
 from pulsar_nack import LoopClock, MessageId
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
-from pulsar_nack.wire._core import Core
-from pulsar_nack.wire._lookup import Lookup
-from pulsar_nack.wire._pool import Pool
-from pulsar_nack.wire._selection import selection_of
+from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._lookup import Lookup
+from pulsar_nack.wire._connection._pool import Pool
+from pulsar_nack.wire._consumer._selection import selection_of
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeSubscription
 

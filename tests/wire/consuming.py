@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import Delivery, SessionEvent
-from pulsar_nack.wire._consumer import TopicConsumer
-from pulsar_nack.wire._core import Core
-from pulsar_nack.wire._delivery import Item
-from pulsar_nack.wire._lookup import Lookup
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._pool import Pool
-from pulsar_nack.wire._subscribe_options import SubscribeOptions
-from pulsar_nack.wire._unread import Unread, read_some
+from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._lookup import Lookup
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._pool import Pool
+from pulsar_nack.wire._consumer._delivery import Item
+from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
+from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
+from pulsar_nack.wire._consumer._unread import Unread, read_some
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeSubscription, FakeTopic
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._address import Address
-from pulsar_nack.wire._connection import Connection
-from pulsar_nack.wire._frames import FrameDecoder
+from pulsar_nack.wire._connection._address import Address
+from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._protocol._frames import FrameDecoder
 from tests.wire.fake_link import FakeLink
 from tests.wire.fake_topics import FakeConsumer, FakeSubscription, FakeTopic
 from tests.wire.frames import command, frame, read_message

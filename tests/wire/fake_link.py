@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from pulsar_nack.wire._connection import Connection
+from pulsar_nack.wire._connection._connection import Connection
 
 _T = TypeVar("_T")
 

@@ -16,8 +16,8 @@ import google_crc32c
 
 from pulsar_nack import ProtocolError, UndecodableMessageError
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._entries import Entry, decode_entry
-from pulsar_nack.wire._frames import FrameDecoder
+from pulsar_nack.wire._protocol._entries import Entry, decode_entry
+from pulsar_nack.wire._protocol._frames import FrameDecoder
 from tests.wire.recorded import recorded
 
 LIMIT = 1 << 20

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._core import Core
-from pulsar_nack.wire._entries import decode_entry
-from pulsar_nack.wire._lookup import Lookup
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._pool import Pool
-from pulsar_nack.wire._producer import Producer
-from pulsar_nack.wire._producer_options import ProducerOptions
+from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._lookup import Lookup
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._pool import Pool
+from pulsar_nack.wire._producer._options import ProducerOptions
+from pulsar_nack.wire._producer._producer import Producer
+from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeTopic
 

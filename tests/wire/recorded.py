@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._frames import FrameDecoder
+from pulsar_nack.wire._protocol._frames import FrameDecoder
 
 DATA = Path(__file__).parent / "data" / "frames.jsonl"
 

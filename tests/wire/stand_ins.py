@@ -8,10 +8,10 @@ from typing import Any
 
 from pulsar_nack import BrokerError, Delivery, MessageId, Position
 from pulsar_nack.consumer import AcksDone
-from pulsar_nack.wire._delivery import Item
-from pulsar_nack.wire._inbox import Queued
-from pulsar_nack.wire._topics import namespace_of
-from pulsar_nack.wire._unread import Unread
+from pulsar_nack.wire._consumer._delivery import Item
+from pulsar_nack.wire._consumer._inbox import Queued
+from pulsar_nack.wire._consumer._unread import Unread
+from pulsar_nack.wire._protocol._topics import namespace_of
 
 
 class Ended(list[tuple[Any, Exception | None]]):

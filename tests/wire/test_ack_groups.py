@@ -10,8 +10,8 @@ import pytest
 from pulsar_nack.errors import BrokerError, ClosedError, ConnectionLostError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._ack_groups import AckGroup, AckGroups, Done
-from pulsar_nack.wire._redeliveries import SPACING_S, Redeliveries
+from pulsar_nack.wire._consumer._ack_groups import AckGroup, AckGroups, Done
+from pulsar_nack.wire._consumer._redeliveries import SPACING_S, Redeliveries
 
 
 class Sender:

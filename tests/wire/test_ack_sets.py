@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.ids import MessageId
-from pulsar_nack.wire._ack_sets import AckSets, all_of, remaining_of, words_of
-from pulsar_nack.wire._permits import Permits
+from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, remaining_of, words_of
+from pulsar_nack.wire._consumer._permits import Permits
 
 
 @given(st.integers(min_value=0, max_value=2**300))

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pulsar_nack.errors import InvalidArgumentError
-from pulsar_nack.wire._address import Address, parse_service_url
-from pulsar_nack.wire._topics import namespace_of, normalize, normalize_namespace, partition_name, split_partition
+from pulsar_nack.wire._connection._address import Address, parse_service_url
+from pulsar_nack.wire._protocol._topics import (
+    namespace_of,
+    normalize,
+    normalize_namespace,
+    partition_name,
+    split_partition,
+)
 from tests.for_each import for_each
 
 

@@ -15,18 +15,18 @@ from pulsar_nack.errors import BrokerError, BrokerRefusedError, ConnectionLostEr
 from pulsar_nack.observe import TraceWriter
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._address import Address
-from pulsar_nack.wire._authentication import (
+from pulsar_nack.wire._connection._address import Address
+from pulsar_nack.wire._connection._authentication import (
     Authentication,
     BasicAuthentication,
     NoAuthentication,
     TlsAuthentication,
     TokenAuthentication,
 )
-from pulsar_nack.wire._connection import Connection
-from pulsar_nack.wire._oauth2 import OAuth2Authentication
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._tls import TlsOptions
+from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._connection._oauth2 import OAuth2Authentication
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._tls import TlsOptions
 from tests.wire.fake_broker import Call, FakeBroker, as_usual, refuse
 
 SECRET = "top-secret"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pulsar_nack.ids import Position
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._chunks import Chunks, GivenUp, Part, Whole
-from pulsar_nack.wire._compression import compress
+from pulsar_nack.wire._protocol._chunks import Chunks, GivenUp, Part, Whole
+from pulsar_nack.wire._protocol._compression import compress
 from tests.wire.consuming import Consuming, consuming
 from tests.wire.fake_topics import FakeEntry, metadata_of
 from tests.wire.frames import message_rest

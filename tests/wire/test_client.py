@@ -13,7 +13,7 @@ import pulsar_nack
 from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError, NackConfig
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
-from pulsar_nack.wire._settings import ConsumerSettings, Settings, split
+from pulsar_nack.wire._consumer._settings import ConsumerSettings, Settings, split
 from tests.for_each import for_each
 from tests.patience import patience
 from tests.processes import run_python
@@ -199,7 +199,7 @@ async def test_closing_the_client_closes_its_consumers() -> None:
 
 def test_every_setting_has_its_place() -> None:
     """The settings for type checkers are those of consumers and subscriptions, and each goes where it belongs."""
-    hints = get_type_hints(ConsumerSettings, localns=vars(pulsar_nack.wire._settings) | names_for_checkers())
+    hints = get_type_hints(ConsumerSettings, localns=vars(pulsar_nack.wire._consumer._settings) | names_for_checkers())
     of_subscription = {each.name for each in fields(SubscribeOptions)} - {"subscription", "type", "durable"}
     assert set(Settings.__annotations__) - set(hints) == of_subscription | {"durable_subscription"}
     every = dict.fromkeys(Settings.__annotations__, None)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pulsar_nack import InvalidArgumentError, MissingExtraError, UndecodableMessageError
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._compression import compress, decompress, require_compression
-from pulsar_nack.wire._zstd import check_zstd
+from pulsar_nack.wire._protocol._compression import compress, decompress, require_compression
+from pulsar_nack.wire._protocol._zstd import check_zstd
 from tests.tiers import seeds
 
 KINDS = {name: value for name, value in pb.CompressionType.items() if value}

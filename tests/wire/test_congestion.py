@@ -11,9 +11,9 @@ import pytest
 
 from pulsar_nack import MessageId
 from pulsar_nack.wire import Client, ClientOptions, Producer
-from pulsar_nack.wire._address import Address
-from pulsar_nack.wire._connection import Connection
-from pulsar_nack.wire._entries import decode_entry
+from pulsar_nack.wire._connection._address import Address
+from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.patience import patience
 from tests.wire.conftest import Run
 from tests.wire.fake_broker import Call, as_usual
@@ -250,7 +250,7 @@ def test_a_frame_that_is_never_finished(run: Run) -> None:
 @pytest.mark.slow
 def test_closing_while_the_way_is_full(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing waits for a broker that does not read as long as for an answer, then a few seconds; sends are told."""
-    monkeypatch.setattr("pulsar_nack.wire._connection._CLOSE_TIMEOUT", 0.3)
+    monkeypatch.setattr("pulsar_nack.wire._connection._connection._CLOSE_TIMEOUT", 0.3)
 
     async def test(there: Served) -> None:
         loop = asyncio.get_running_loop()

@@ -15,16 +15,16 @@ import pytest
 from pulsar_nack import MessageId, MissingExtraError, ProtocolError, UndecodableMessageError
 from pulsar_nack.consumer import Delivery
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._ack_sets import AckSets, all_of, words_of
-from pulsar_nack.wire._chunks import Chunks
-from pulsar_nack.wire._compression import compress
-from pulsar_nack.wire._deliveries import EntryReader
-from pulsar_nack.wire._delivery import PlainDelivery, PlainMember
-from pulsar_nack.wire._entries import encode_batch
-from pulsar_nack.wire._frames import FrameDecoder, encode_rest
-from pulsar_nack.wire._heads import MessageHead
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._unread import Unread
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, words_of
+from pulsar_nack.wire._consumer._deliveries import EntryReader
+from pulsar_nack.wire._consumer._delivery import PlainDelivery, PlainMember
+from pulsar_nack.wire._consumer._unread import Unread
+from pulsar_nack.wire._protocol._chunks import Chunks
+from pulsar_nack.wire._protocol._compression import compress
+from pulsar_nack.wire._protocol._entries import encode_batch
+from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_rest
+from pulsar_nack.wire._protocol._heads import MessageHead
 from tests.tiers import seeds
 from tests.wire.mutations import LIMIT, mutations
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from pulsar_nack import UndecodableMessageError
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._compression import compress
-from pulsar_nack.wire._entries import SingleMessage, decode_entry, encode_batch, plain_parts, unpack
-from pulsar_nack.wire._frames import encode_rest
+from pulsar_nack.wire._protocol._compression import compress
+from pulsar_nack.wire._protocol._entries import SingleMessage, decode_entry, encode_batch, plain_parts, unpack
+from pulsar_nack.wire._protocol._frames import encode_rest
 from tests.for_each import for_each
 
 SIZE = struct.Struct(">I")

@@ -17,7 +17,7 @@ from pulsar_nack._foreign import quoted, shown, without_credentials
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import BasicAuthentication, ClientOptions, TokenAuthentication
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._refusals import refused
+from pulsar_nack.wire._connection._refusals import refused
 from tests.for_each import for_each
 from tests.wire import hostile
 from tests.wire.fake_broker import Answer, FakeBroker, refuse

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pulsar_nack import ProtocolError
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._commands import ping, pong
-from pulsar_nack.wire._frames import FrameDecoder, encode_command, encode_message, encode_rest
+from pulsar_nack.wire._protocol._commands import ping, pong
+from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_command, encode_message, encode_rest
 
 
 def message(entry: int, payload: bytes = b"hello") -> bytes:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import ProtocolError
-from pulsar_nack.wire._frames import Frame, FrameDecoder
+from pulsar_nack.wire._protocol._frames import Frame, FrameDecoder
 from tests.patience import patience, processor_slowness
 from tests.tiers import seeds, size
 from tests.wire.fuzz import fuzz

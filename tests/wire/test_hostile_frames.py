@@ -13,7 +13,7 @@ import pytest
 import pulsar_nack
 from pulsar_nack import BrokerError, Position, UndecodableMessageError
 from pulsar_nack.testing import run, virtual_time
-from pulsar_nack.wire._chunks import Chunks, Part, short_uuid
+from pulsar_nack.wire._protocol._chunks import Chunks, Part, short_uuid
 from tests.for_each import for_each
 from tests.wire import hostile
 from tests.wire.fake_broker import FakeBroker

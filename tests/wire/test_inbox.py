@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from pulsar_nack import Delivery, MessageId
-from pulsar_nack.wire._delivery import Item
-from pulsar_nack.wire._inbox import WireInbox
+from pulsar_nack.wire._consumer._delivery import Item
+from pulsar_nack.wire._consumer._inbox import WireInbox
 
 from .stand_ins import FakeMember
 

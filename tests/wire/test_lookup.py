@@ -19,10 +19,10 @@ from pulsar_nack.errors import (
 )
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._lookup import Lookup
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._pool import Pool
-from pulsar_nack.wire._refusals import is_transient
+from pulsar_nack.wire._connection._lookup import Lookup
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._pool import Pool
+from pulsar_nack.wire._connection._refusals import is_transient
 from tests.wire.fake_broker import URL, Answer, FakeBroker, cut, found_at, half, raw, redirect, refuse, silence
 
 TOPIC = "persistent://public/default/t"

@@ -12,9 +12,9 @@ import pytest
 from pulsar_nack import BrokerError, MessageId
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.wire import ClientOptions
-from pulsar_nack.wire._core import Core
-from pulsar_nack.wire._many import Members
-from pulsar_nack.wire._selection import selection_of
+from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._consumer._many import Members
+from pulsar_nack.wire._consumer._selection import selection_of
 
 from .stand_ins import Ended, FakeDirectory, FakeMember
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack.errors import BrokerError, InvalidArgumentError
-from pulsar_nack.wire._oauth2 import OAuth2Authentication
+from pulsar_nack.wire._connection._oauth2 import OAuth2Authentication
 from tests.patience import patience
 
 tls = functools.cache(ssl.create_default_context)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pytest
 
 from pulsar_nack.errors import BrokerError, InvalidArgumentError
-from pulsar_nack.wire._oauth2 import OAuth2Authentication
+from pulsar_nack.wire._connection._oauth2 import OAuth2Authentication
 from tests.for_each import for_each
 from tests.patience import patience
 from tests.processes import run_python

@@ -16,7 +16,7 @@ from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Messag
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._compression import compress
+from pulsar_nack.wire._protocol._compression import compress
 from tests.for_each import for_each
 from tests.tiers import seeds, size
 from tests.wire.fake_broker import FakeBroker

@@ -24,9 +24,9 @@ from pulsar_nack import (
 from pulsar_nack.consumer import SupportsNowait
 from pulsar_nack.testing import run
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
-from pulsar_nack.wire._core import Core
-from pulsar_nack.wire._port import traits_of
-from pulsar_nack.wire._selection import selection_of
+from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._consumer._port import traits_of
+from pulsar_nack.wire._consumer._selection import selection_of
 
 from .stand_ins import Ended, FakeDirectory, FakeMember
 
@@ -95,7 +95,7 @@ class Stage:
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     """A stage with a plain topic and one of two partitions."""
     stage = Stage(plain=0, other=0, parted=2)
-    monkeypatch.setattr("pulsar_nack.wire._port.TopicConsumer", stage.member)
+    monkeypatch.setattr("pulsar_nack.wire._consumer._port.TopicConsumer", stage.member)
     return stage
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pulsar_nack import InvalidArgumentError, connect
 from pulsar_nack.consumer import Delivery
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._permits import Permits
-from pulsar_nack.wire._prefetched import Prefetched
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._consumer._permits import Permits
+from pulsar_nack.wire._consumer._prefetched import Prefetched
 from tests.wire.consuming import Arrived, consuming
 from tests.wire.fake_broker import cut
 

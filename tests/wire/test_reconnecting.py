@@ -13,7 +13,7 @@ import pytest
 from pulsar_nack import BrokerError, ClosedError, DeadLetterPolicy, InvalidArgumentError, ProtocolError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, ClientOptions
-from pulsar_nack.wire._authentication import TokenAuthentication
+from pulsar_nack.wire._connection._authentication import TokenAuthentication
 from tests.wire.fake_broker import FakeBroker, found_at, refuse
 
 TOPIC = "persistent://public/default/t"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from pulsar_nack import MessageId, UndecodableMessageError
-from pulsar_nack.wire import _consumer_commands as commands
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._ack_groups import AckGroup
-from pulsar_nack.wire._ack_sets import remaining_of
-from pulsar_nack.wire._entries import SingleMessage, decode_entry, encode_batch, unpack
-from pulsar_nack.wire._frames import encode_command, encode_message, encode_rest
+from pulsar_nack.wire._consumer import _commands as commands
+from pulsar_nack.wire._consumer._ack_groups import AckGroup
+from pulsar_nack.wire._consumer._ack_sets import remaining_of
+from pulsar_nack.wire._protocol._entries import SingleMessage, decode_entry, encode_batch, unpack
+from pulsar_nack.wire._protocol._frames import encode_command, encode_message, encode_rest
 from tests.for_each import for_each
 from tests.wire.recorded import Recorded, of_kind, recorded
 

@@ -10,7 +10,7 @@ import pytest
 from pulsar_nack.errors import ConnectionLostError, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._requests import Requests
+from pulsar_nack.wire._connection._requests import Requests
 
 DONE = pb.BaseCommand(type=pb.BaseCommand.SUCCESS)
 

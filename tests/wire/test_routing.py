@@ -8,9 +8,9 @@ import pytest
 
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.wire import Client, ProducerOptions
-from pulsar_nack.wire._hashes import java_string_hash, murmur3_hash
-from pulsar_nack.wire._routing import Routing
-from pulsar_nack.wire._settings import ProducerSettings
+from pulsar_nack.wire._consumer._settings import ProducerSettings
+from pulsar_nack.wire._producer._hashes import java_string_hash, murmur3_hash
+from pulsar_nack.wire._producer._routing import Routing
 
 
 @pytest.mark.parametrize(

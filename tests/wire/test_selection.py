@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, InvalidArgumentError
-from pulsar_nack.wire._selection import Matching, name_of, selection_of
+from pulsar_nack.wire._consumer._selection import Matching, name_of, selection_of
 from tests.for_each import for_each
 
 from .stand_ins import FakeDirectory

@@ -10,8 +10,8 @@ import pytest
 
 from pulsar_nack import BrokerError, BrokerRefusedError, InvalidArgumentError, MessageId, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire._entries import decode_entry
-from pulsar_nack.wire._producer import Producer
+from pulsar_nack.wire._producer._producer import Producer
+from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.for_each import for_each
 from tests.tiers import seeds
 from tests.wire.fake_broker import Answer, Call, as_usual, carried_out_then_cut, cut, in_turn, later, refuse, silence

@@ -10,13 +10,13 @@ import pytest
 from pulsar_nack.errors import ConnectionLostError
 from pulsar_nack.testing import EmbeddedBroker
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._address import Address
-from pulsar_nack.wire._connection import Connection
-from pulsar_nack.wire._frames import encode_command, encode_message
-from pulsar_nack.wire._heads import MessageHead
-from pulsar_nack.wire._lookup import Lookup
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._pool import Pool
+from pulsar_nack.wire._connection._address import Address
+from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._connection._lookup import Lookup
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._pool import Pool
+from pulsar_nack.wire._protocol._frames import encode_command, encode_message
+from pulsar_nack.wire._protocol._heads import MessageHead
 from tests.wire.conftest import Run
 from tests.wire.fake_topics import metadata_of
 from tests.wire.frames import command, read_message

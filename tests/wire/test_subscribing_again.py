@@ -13,8 +13,8 @@ from pulsar_nack.errors import BrokerRefusedError, ClosedError, ConnectionLostEr
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._authentication import TokenAuthentication
-from pulsar_nack.wire._consumer import TopicConsumer
+from pulsar_nack.wire._connection._authentication import TokenAuthentication
+from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
 from tests.wire.consuming import TOPIC, Arrived, Consuming, consuming
 from tests.wire.fake_broker import URL, carried_out_then_cut, cut, half, in_turn, later, refuse, silence
 from tests.wire.frames import command

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from pulsar_nack.errors import BrokerError, ConnectionLostError, InvalidArgumentError
-from pulsar_nack.wire._address import Address
-from pulsar_nack.wire._authentication import TlsAuthentication
-from pulsar_nack.wire._connection import Connection
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._refusals import is_transient
-from pulsar_nack.wire._tls import TlsOptions
+from pulsar_nack.wire._connection._address import Address
+from pulsar_nack.wire._connection._authentication import TlsAuthentication
+from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._refusals import is_transient
+from pulsar_nack.wire._connection._tls import TlsOptions
 from tests.patience import patience
 from tests.wire.conftest import Files
 from tests.wire.served import served

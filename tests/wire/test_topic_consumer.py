@@ -11,7 +11,7 @@ from pulsar_nack.errors import BrokerError, BrokerRefusedError, ClosedError, Req
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._subscribe_options import KeyShared
+from pulsar_nack.wire._consumer._subscribe_options import KeyShared
 from tests.wire.consuming import NAME, TOPIC, consuming
 from tests.wire.fake_broker import cut, later, refuse, silence
 from tests.wire.fake_topics import metadata_of

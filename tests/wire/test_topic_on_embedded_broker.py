@@ -11,12 +11,12 @@ import pytest
 import pulsar_nack
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.testing import EmbeddedBroker
-from pulsar_nack.wire._consumer import TopicConsumer
-from pulsar_nack.wire._core import Core
-from pulsar_nack.wire._lookup import Lookup
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._pool import Pool
-from pulsar_nack.wire._subscribe_options import SubscribeOptions
+from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._lookup import Lookup
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._pool import Pool
+from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
+from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
 from tests.patience import patience
 from tests.wire.consuming import TOPIC, Arrived
 

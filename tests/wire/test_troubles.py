@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import run
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._connection import Connection
-from pulsar_nack.wire._heads import MessageHead
-from pulsar_nack.wire._lookup import Lookup
-from pulsar_nack.wire._options import ClientOptions
-from pulsar_nack.wire._pool import Pool
+from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._connection._lookup import Lookup
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._connection._pool import Pool
+from pulsar_nack.wire._protocol._heads import MessageHead
 from tests.tiers import examples
 from tests.wire.fake_broker import (
     Answer,

@@ -12,11 +12,12 @@ from typing import Any, Final
 import pytest
 
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import Client, _unread
+from pulsar_nack.wire import Client
 from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._compression import compress
-from pulsar_nack.wire._deliveries import EntryReader
-from pulsar_nack.wire._options import ClientOptions
+from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._consumer import _unread
+from pulsar_nack.wire._consumer._deliveries import EntryReader
+from pulsar_nack.wire._protocol._compression import compress
 from tests.wire.consuming import TOPIC, consuming
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import metadata_of

@@ -1,0 +1,1 @@
+"""Connections to brokers: opening, authentication, TLS, requests, lookup, and the pool of a client."""

@@ -1,0 +1,177 @@
+"""Who we are to the broker. A method gives its data when a connection opens, and again when the broker asks anew."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from os import PathLike
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from ..._check import path_of
+from ...errors import InvalidArgumentError
+
+_MAX_TOKEN_BYTES = 1 << 20
+
+TokenSource = str | PathLike[str] | Callable[[], str | Awaitable[str]]
+"""A token, the file that it is in, or a function that gives it, which may be a coroutine function."""
+
+
+@runtime_checkable
+class Authentication(Protocol):
+    """One way of telling the broker who we are; write your own by having these two.
+
+    ``data`` is asked for each connection, and again for each challenge of a broker whose patience with the last one is
+    over: it must not give away what has expired. What it raises, opening the connection raises.
+    """
+
+    @property
+    def method(self) -> str:
+        """Return the name of the method that the broker knows it by."""
+        ...
+
+    async def data(self, challenge: bytes | None) -> bytes:
+        """Return what the broker is to check; ``challenge`` is what it asked with, None when a connection opens."""
+        ...
+
+
+@runtime_checkable
+class HasCertificate(Protocol):
+    """An authentication that is a TLS certificate."""
+
+    @property
+    def certificate(self) -> tuple[Path, Path | None]:
+        """Return the files of the certificate and of its key, None: in the same file."""
+        ...
+
+
+class NoAuthentication:
+    """The broker lets everybody in."""
+
+    method = "none"
+
+    async def data(self, challenge: bytes | None) -> bytes:  # noqa: ARG002
+        """Return nothing."""
+        return b""
+
+    def __repr__(self) -> str:
+        return "NoAuthentication()"
+
+
+class TokenAuthentication:
+    """A token, as a JSON Web Token: itself, in a file, or from a function.
+
+    Files are read and functions called for each connection and each challenge. A function that blocks should be a
+    coroutine function, or run in a thread of its own.
+    """
+
+    method = "token"
+
+    def __init__(self, token: TokenSource) -> None:
+        self._source = _source(token)
+
+    async def data(self, challenge: bytes | None) -> bytes:  # noqa: ARG002
+        """Return the token as it is now."""
+        token = (await self._read()).strip()
+        if not token:
+            raise InvalidArgumentError("token", token, f"text that is not empty, from {self!r}")
+        return token.encode()
+
+    async def _read(self) -> str:
+        if isinstance(self._source, str):
+            return self._source
+        if isinstance(self._source, Path):
+            return await asyncio.get_running_loop().run_in_executor(None, _read_file, self._source)
+        given: object = self._source()
+        token = await given if inspect.isawaitable(given) else given
+        if not isinstance(token, str):
+            raise InvalidArgumentError("token", type(token), f"text, from {self!r}")
+        return token
+
+    def __repr__(self) -> str:  # never shows a token
+        source = self._source
+        if isinstance(source, Path):
+            return f"TokenAuthentication({source!r})"
+        is_text = isinstance(source, str)
+        return f"TokenAuthentication({'...' if is_text else getattr(source, '__qualname__', type(source).__name__)})"
+
+
+class BasicAuthentication:
+    """A user and a password. Without TLS everybody on the way can read them."""
+
+    method = "basic"
+
+    def __init__(self, user: str, password: str) -> None:
+        if not _is_text(user) or ":" in user:
+            raise InvalidArgumentError("user", type(user), "a name without a colon, and the password beside it")
+        if not _is_text(password or "none"):
+            raise InvalidArgumentError("password", type(password), "text")
+        self._user = user
+        self._password = password
+
+    async def data(self, challenge: bytes | None) -> bytes:  # noqa: ARG002
+        """Return both."""
+        return f"{self._user}:{self._password}".encode()
+
+    def __repr__(self) -> str:
+        return f"BasicAuthentication({self._user!r}, ...)"
+
+
+class TlsAuthentication:
+    """The certificate of the TLS connection tells who we are; for ``pulsar+ssl://`` only."""
+
+    method = "tls"
+
+    def __init__(self, certificate_file: str | PathLike[str], key_file: str | PathLike[str] | None = None) -> None:
+        own = _pem_file("certificate_file", certificate_file)
+        self._certificate = own, None if key_file is None else _pem_file("key_file", key_file)
+
+    @property
+    def certificate(self) -> tuple[Path, Path | None]:
+        """Return the files of the certificate and of its key."""
+        return self._certificate
+
+    async def data(self, challenge: bytes | None) -> bytes:  # noqa: ARG002
+        """Return nothing: TLS has shown the certificate already."""
+        return b""
+
+    def __repr__(self) -> str:
+        return f"TlsAuthentication({str(self._certificate[0])!r})"
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _pem_file(name: str, value: object) -> Path:
+    path = path_of(value)
+    if path is None:
+        raise InvalidArgumentError(name, value, "the path of a file in PEM form")
+    return path
+
+
+def _source(token: object) -> str | Path | Callable[[], str | Awaitable[str]]:
+    """Read ``token:...`` and ``file:///...`` too, as other clients write them; any other text is the token."""
+    if not isinstance(token, str) and (path := path_of(token)) is not None:
+        return path
+    if callable(token):
+        return token
+    if not isinstance(token, str) or not token:
+        raise InvalidArgumentError("token", type(token), "a token, the Path of a file, or a function")
+    if token.startswith("file:"):
+        return Path(token.removeprefix("file:").removeprefix("//"))
+    return token.removeprefix("token:")
+
+
+def _read_file(path: Path) -> str:
+    try:
+        if not path.is_file():  # a pipe could block the thread, and the program's exit
+            raise InvalidArgumentError("token", str(path), "a file with a token in it, and there is none")
+        with path.open("rb") as file:
+            content = file.read(_MAX_TOKEN_BYTES + 1)
+        if len(content) > _MAX_TOKEN_BYTES:
+            raise InvalidArgumentError("token", str(path), f"a file of at most {_MAX_TOKEN_BYTES} bytes")
+        return content.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError("token", str(path), f"a file with a token in it ({error})") from error

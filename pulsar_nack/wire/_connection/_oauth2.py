@@ -1,0 +1,269 @@
+"""OAuth2 client credentials: an access token from an issuer, used as a token, renewed before it expires.
+
+There are two requests: the first gets the issuer's description, which names the token endpoint; the second gets the
+token there. Connections that wait share them, and they end when the last of these gives up.
+
+An issuer knows the secret and may put it into any answer. So errors name the issuer by the user's URL and quote
+neither its words nor the endpoint that it named, only known codes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from os import PathLike
+from typing import Any, Final, NamedTuple
+
+from ..._check import check_callable, path_of
+from ..._delays import Delay, delay_seconds
+from ..._foreign import without_credentials
+from ...errors import BrokerError, InvalidArgumentError
+from ._http import Answer, fetch
+
+_WELL_KNOWN: Final = "/.well-known/openid-configuration"
+_MOST_ANSWER_BYTES: Final = 1 << 18
+_NEW_FROM: Final = 0.9  # of its life a token is used, then the next connection gets a new one
+_LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_CODES: Final = frozenset(
+    {
+        "access_denied",
+        "invalid_client",
+        "invalid_grant",
+        "invalid_request",
+        "invalid_scope",
+        "invalid_target",
+        "server_error",
+        "temporarily_unavailable",
+        "unauthorized_client",
+        "unsupported_grant_type",
+    }
+)
+"""The error codes of OAuth2 (RFC 6749, RFC 8707)."""
+_OURS: Final = frozenset({ConnectionError, ConnectionResetError})
+"""Errors that are raised here, with our own words."""
+
+
+class _Token(NamedTuple):
+    text: str
+    renew_at: float  # monotonic seconds
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A request for a token, and the number of callers that wait for it."""
+
+    task: asyncio.Task[_Token]
+    waiting: int = 0
+
+
+class OAuth2Authentication:
+    """OAuth2 client credentials: an issuer gives access tokens for a client id and secret; the broker gets tokens only.
+
+    :param issuer_url: the issuer's URL; its description is at ``/.well-known/openid-configuration`` below it
+    :param audience: the audience of the token, as the broker expects it; likewise ``scope``
+    :param tls: a context for the issuer; None: certificates that the system trusts count
+    :param timeout: limit of each of the two requests as a whole, in seconds
+    :raises InvalidArgumentError: names the argument, never with the secret
+    """
+
+    method = "token"
+
+    def __init__(
+        self,
+        issuer_url: str,
+        client_id: str,
+        client_secret: str,
+        *,
+        audience: str | None = None,
+        scope: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout: Delay = 10.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._issuer_url = _checked_url("issuer_url", issuer_url).rstrip("/")
+        for name, value in (("client_id", client_id), ("client_secret", client_secret)):
+            _refuse_if_no_text(name, value)
+        self._client = client_id, client_secret
+        self._form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": client_secret}
+        for name, text in (("audience", audience), ("scope", scope)):
+            if text is not None:
+                _refuse_if_no_text(name, text)
+                self._form[name] = text
+        if tls is not None and not isinstance(tls, ssl.SSLContext):
+            raise InvalidArgumentError("tls", tls, "an ssl.SSLContext or None")
+        self._tls = tls
+        self._timeout = delay_seconds(timeout, "timeout")
+        if not self._timeout:
+            raise InvalidArgumentError("timeout", timeout, "more than 0 seconds")
+        check_callable("monotonic", monotonic, "a callable that gives seconds")
+        self._monotonic = monotonic
+        self._token: _Token | None = None
+        self._asking: _Asking | None = None
+
+    @classmethod
+    def from_key_file(
+        cls, path: str | PathLike[str], *, issuer_url: str | None = None, **settings: Any
+    ) -> OAuth2Authentication:
+        """Take id, secret and issuer from a key file in JSON, as other Pulsar clients have it.
+
+        :raises InvalidArgumentError: not such a file
+        """
+        file = path_of(path)
+        if file is None:
+            raise InvalidArgumentError("path", path, "the path of a key file in JSON")
+        try:
+            is_file = file.is_file()  # a pipe could block
+            key = json.loads(file.read_text(encoding="utf-8")) if is_file else None
+        except (OSError, ValueError, RecursionError) as error:  # its text may quote the file
+            raise InvalidArgumentError("path", str(file), f"a key file in JSON ({type(error).__name__})") from None
+        if not is_file:
+            raise InvalidArgumentError("path", str(file), "a key file in JSON, and there is none")
+        names = ("client_id", "client_secret", *(() if issuer_url else ("issuer_url",)))
+        missing = [name for name in names if not isinstance(key, dict) or not isinstance(key.get(name), str)]
+        if missing or key is None:
+            raise InvalidArgumentError("path", str(file), f"a key file that has {', '.join(missing)}")
+        return cls(issuer_url or key["issuer_url"], key["client_id"], key["client_secret"], **settings)
+
+    async def data(self, challenge: bytes | None) -> bytes:
+        """Return a token that is valid for a while; a challenge always gets one that is new.
+
+        :raises BrokerError: the issuer could not be reached, refused, or answered something else
+        """
+        token = self._token
+        if token is None or challenge is not None or self._monotonic() >= token.renew_at:
+            token = await self._renewed()
+        return token.text.encode()
+
+    async def _renewed(self) -> _Token:
+        """Request a token, or share a pending request; if that one fails, request once more."""
+        asking = self._asking
+        if asking is not None and asking.task.get_loop() is asyncio.get_running_loop():
+            try:
+                return await self._wait_for(asking)
+            except BrokerError:
+                asking = self._asking
+        if asking is None or asking.task.get_loop() is not asyncio.get_running_loop():
+            asking = self._asking = _Asking(asyncio.create_task(self._renew(), name="access token of OAuth2"))
+            asking.task.add_done_callback(self._forget)
+        return await self._wait_for(asking)
+
+    async def _wait_for(self, asking: _Asking) -> _Token:
+        """Wait for a shared request; it is cancelled only when its last caller gives up."""
+        asking.waiting += 1
+        try:
+            return await asyncio.shield(asking.task)
+        finally:
+            asking.waiting -= 1
+            if not asking.waiting and not asking.task.done():
+                self._forget(asking.task)
+                asking.task.cancel()
+
+    def _forget(self, task: asyncio.Task[_Token]) -> None:
+        if self._asking is not None and self._asking.task is task:
+            self._asking = None
+        if task.done() and not task.cancelled():
+            task.exception()  # those who waited have got it; all may have been cancelled
+
+    async def _renew(self) -> _Token:
+        asked_at = self._monotonic()
+        description = await self._fetch(f"{self._issuer_url}{_WELL_KNOWN}", None)
+        try:
+            url = _checked_url("token_endpoint", description.get("token_endpoint"))
+        except InvalidArgumentError as error:
+            raise self._fault(f"its description has no token_endpoint that is {error.expected}") from None
+        answer = await self._fetch(url, urllib.parse.urlencode(self._form).encode())
+        text = answer.get("access_token")
+        if not isinstance(text, str) or not text or not text.isascii() or not text.isprintable():
+            raise self._fault("its answer has no access_token")
+        self._token = _Token(text, asked_at + _life(answer.get("expires_in")) * _NEW_FROM)
+        return self._token
+
+    async def _fetch(self, url: str, form: bytes | None) -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout(self._timeout):
+                tls = await self._context() if url.startswith("https:") else None
+                answer = await fetch(url, form, tls=tls, most_bytes=_MOST_ANSWER_BYTES)
+        except TimeoutError:
+            raise self._fault(f"it gave no whole answer within {self._timeout:g} s") from None
+        except OSError as error:
+            raise self._fault(f"it cannot be reached: {_reason(error)}") from None
+        except ValueError as error:
+            raise self._fault(f"its answer cannot be read: {error}") from None
+        if answer.status != HTTPStatus.OK:
+            raise self._fault(f"it says {_refusal(answer)}")
+        found = _as_json(answer.body)
+        if not isinstance(found, dict):
+            raise self._fault("its answer is not a JSON object")
+        return found
+
+    async def _context(self) -> ssl.SSLContext:
+        """Return the TLS context for the issuer; made once, in a thread, because that takes long."""
+        if self._tls is None:
+            self._tls = await asyncio.to_thread(ssl.create_default_context)
+        return self._tls
+
+    def _fault(self, what: str) -> BrokerError:
+        return BrokerError(f"{self._issuer_url}: the issuer of tokens gives none: {what}")
+
+    def __repr__(self) -> str:  # never shows the secret
+        return f"OAuth2Authentication({self._issuer_url!r}, {self._client[0]!r}, ...)"
+
+
+def _refuse_if_no_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidArgumentError(name, type(value), "text that is not empty")
+
+
+def _checked_url(name: str, url: object) -> str:
+    expected = "a URL that begins with https://, without user and fragment"
+    try:
+        parts = urllib.parse.urlsplit(url) if isinstance(url, str) and url.isascii() and url.isprintable() else None
+        is_good = parts is not None and parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, is_good = None, False
+    if parts is None or not is_good or "@" in parts.netloc or parts.fragment or " " in str(url):
+        raise InvalidArgumentError(name, without_credentials(url) if isinstance(url, str) else url, expected)
+    if parts.scheme == "http" and parts.hostname not in _LOCAL:
+        raise InvalidArgumentError(
+            name, f"http://{parts.hostname}", "https://: over http:// the secret could be read on the way"
+        )
+    return str(url)
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message.partition(',')[0]}"  # the rest is its own text
+    if isinstance(error, ssl.SSLError):
+        return f"no connection over TLS: {error.reason}"
+    return error.strerror or (str(error) if type(error) in _OURS else type(error).__name__)
+
+
+def _refusal(answer: Answer) -> str:
+    """Return a failed status with its standard name, and OAuth2's error code if it is a known one."""
+    name = HTTPStatus(answer.status).phrase if answer.status in HTTPStatus._value2member_map_ else ""
+    found = _as_json(answer.body)
+    code = found.get("error") if isinstance(found, dict) else None
+    return " ".join([str(answer.status), *([name] if name else []), *([f"({code})"] if code in _CODES else [])])
+
+
+def _as_json(body: bytes) -> object:
+    """Return parsed JSON; None if the body is not JSON."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _life(expires_in: object) -> float:
+    """Return for how many seconds a token is valid; one that does not say so is asked for each time."""
+    try:
+        life = float(expires_in)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    return life if 0 < life < float("inf") else 0.0

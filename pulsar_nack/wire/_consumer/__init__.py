@@ -1,0 +1,1 @@
+"""The consumer of the native client: sessions, arrivals, acknowledgements, redelivery, several topics."""

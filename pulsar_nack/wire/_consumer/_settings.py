@@ -1,0 +1,167 @@
+"""What a consumer of the native client can be told, for type checkers; and which of it goes where."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ...consumer import Consumer
+from ...consumer._checks import a_setting
+from ...errors import InvalidArgumentError
+from .._connection._options import ClientOptions
+from ._subscribe_options import InitialPosition, KeyShared, SubscribeOptions
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from ..._delays import Delay
+    from ...backoff import Backoff
+    from ...clock import Clock
+    from ...config import NackConfig
+    from ...consumer import ConsumerTrace, DeadLetterPolicy, Redelivery
+    from ...ids import MessageId
+    from ...ledger import LogStore
+    from ...nack import HookLike
+    from .._producer._options import AccessMode, Compression, ProducerOptions
+    from .._producer._routing import Hashing, Router
+    from .._protocol._schema_info import SchemaInfo
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_OTHER_NAMES: Final = {"durable_subscription": "durable"}
+"""What is called otherwise here than in the options of a subscription, where the consumer has the name already."""
+_OF_CONSUMER: Final = frozenset(inspect.signature(Consumer).parameters) - {"port"}
+OF_SUBSCRIPTION: Final = frozenset(each.name for each in fields(SubscribeOptions)) - {
+    "subscription",
+    "type",
+    "durable",
+} | {*_OTHER_NAMES}
+"""What a subscription can be told beside its name and type."""
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The settings of :class:`~pulsar_nack.Consumer`."""
+
+    redelivery: Redelivery
+    backoff: Backoff | Delay | Sequence[Delay] | None
+    config: NackConfig | None
+    max_local_bytes: int
+    unacked_limit: int | None
+    ack_memory: Delay
+    dead_letter: DeadLetterPolicy | None
+    hooks: Sequence[HookLike]
+    clock: Clock | None
+    durable: str | PathLike[str] | LogStore | None
+    durable_ttl: Delay
+    max_ack_state_bytes: int
+    wall_clock: Clock | None
+    trace: ConsumerTrace | None
+
+
+class Settings(ConsumerSettings, total=False):
+    """Those, and what the broker is told when it is subscribed to."""
+
+    consumer_name: str | None
+    initial_position: InitialPosition
+    priority_level: int
+    properties: Mapping[str, str]
+    subscription_properties: Mapping[str, str]
+    key_shared: KeyShared | None
+    receiver_queue_size: int
+    batch_index_ack: bool
+    ack_group_ms: int
+    max_pending_chunked: int
+    max_chunked_bytes: int
+    chunk_timeout: Delay
+    read_compacted: bool
+    durable_subscription: bool
+    create_topic: bool
+    replicate_subscription_state: bool
+    start_message_id: MessageId | None
+
+
+class ProducerSettings(TypedDict, total=False):
+    """The fields of :class:`~pulsar_nack.wire.ProducerOptions`."""
+
+    name: str | None
+    compression: Compression
+    batching: bool
+    batch_by_key: bool
+    batch_delay: Delay
+    batch_max_messages: int
+    batch_max_bytes: int
+    chunking: bool
+    chunk_max_bytes: int | None
+    max_pending_bytes: int
+    max_pending_messages: int
+    send_timeout: Delay | None
+    routing: Literal["round_robin", "single"] | Router
+    hashing: Hashing
+    access_mode: AccessMode
+    properties: Mapping[str, str]
+    initial_sequence_id: int | None
+    initial_subscription: str | None
+    schema_info: SchemaInfo | None
+
+
+class Split(NamedTuple):
+    """Settings of the consumer, and of the subscription."""
+
+    consumer: dict[str, Any]
+    subscription: dict[str, Any]
+
+
+def split(settings: Mapping[str, Any]) -> Split:
+    """Return which settings go where.
+
+    :raises InvalidArgumentError: names one that there is not
+    """
+    found = Split({}, {})
+    for name, value in settings.items():
+        if name in _OF_CONSUMER:
+            found.consumer[name] = value
+        elif name in OF_SUBSCRIPTION:
+            found.subscription[_OTHER_NAMES.get(name, name)] = value
+        else:
+            raise InvalidArgumentError(name, value, a_setting(name, [*_OF_CONSUMER, *OF_SUBSCRIPTION]))
+    return found
+
+
+def client_options(options: Mapping[str, Any]) -> ClientOptions:
+    """Return checked options of a client.
+
+    :raises InvalidArgumentError: names the first that is wrong, or unknown
+    """
+    return _checked(ClientOptions, options)
+
+
+def producer_options(options: Mapping[str, Any]) -> ProducerOptions:
+    """Return checked options of a producer.
+
+    :raises InvalidArgumentError: names the first that is wrong, or unknown
+    """
+    from .._producer._options import ProducerOptions
+
+    return _checked(ProducerOptions, options)
+
+
+def _checked(kind: type[_Model], options: Mapping[str, Any]) -> _Model:
+    try:
+        return kind(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidArgumentError):
+            raise cause from None
+        name = ".".join(map(str, first["loc"]))
+        is_unknown = first["type"] == "extra_forbidden"
+        expected = (
+            a_setting(name, list(kind.model_fields)) if is_unknown else first["msg"].removeprefix("Input should be ")
+        )
+        given = first["input"]
+        if is_unknown and kind is ClientOptions:
+            given = type(given)  # it may be a secret
+        raise InvalidArgumentError(name, given, expected) from None

@@ -1,0 +1,91 @@
+"""Names of topics: short ones made whole, partitions, namespaces."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, NamedTuple, Self
+
+from ...errors import InvalidArgumentError
+
+TopicsMode = Literal["persistent", "non_persistent", "all"]
+"""Which topics of a namespace are meant."""
+
+_DOMAINS: Final = ("persistent", "non-persistent")
+_PARTITION: Final = re.compile(r"(.+)-partition-(0|[1-9][0-9]*)", re.DOTALL)
+_EXPECTED: Final = "a topic as 'name', 'tenant/namespace/name' or 'persistent://tenant/namespace/name'"
+
+
+class TopicName(NamedTuple):
+    """The parts of a name; ``namespace`` is ``tenant/namespace``, or ``tenant/cluster/namespace`` in the old form."""
+
+    domain: str
+    namespace: str
+    local: str
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Take a name apart; a short one is in ``public/default``.
+
+        :raises InvalidArgumentError: not a name of a topic
+        """
+        text = _text("topic", name, _EXPECTED)
+        domain, has_domain, path = text.partition("://")
+        if not has_domain:
+            domain, path = _DOMAINS[0], text if "/" in text else f"public/default/{text}"
+        parts = path.split("/")
+        lengths = (3, 4) if has_domain else (3,)
+        if domain not in _DOMAINS or len(parts) not in lengths or not all(parts):
+            raise InvalidArgumentError("topic", name, _EXPECTED)
+        return cls(domain, "/".join(parts[:-1]), parts[-1])
+
+    def __str__(self) -> str:
+        return f"{self.domain}://{self.namespace}/{self.local}"
+
+
+def normalize(name: str) -> str:
+    """Return the whole name of a topic that a user names: ``orders`` is ``persistent://public/default/orders``.
+
+    :raises InvalidArgumentError: not a name of a topic, or one with spaces or characters that are not seen
+    """
+    whole = str(TopicName.parse(name))
+    if any(letter.isspace() or not letter.isprintable() for letter in whole):
+        raise InvalidArgumentError("topic", name, f"no spaces or control characters: {_EXPECTED}")
+    return whole
+
+
+def namespace_of(topic: str) -> str:
+    """Return ``tenant/namespace`` of a topic."""
+    return TopicName.parse(topic).namespace
+
+
+def partition_name(topic: str, partition: int) -> str:
+    """Return the name of one partition of a topic, counted from 0."""
+    return f"{topic}-partition-{partition}"
+
+
+def split_partition(topic: str) -> tuple[str, int]:
+    """Return the topic that this is a partition of, and which one; -1 and the name itself if it is none."""
+    found = _PARTITION.fullmatch(topic)
+    return (topic, -1) if found is None else (found[1], int(found[2]))
+
+
+def normalize_namespace(name: str) -> str:
+    """Return ``tenant/namespace``; a short name is in ``public``.
+
+    :raises InvalidArgumentError: not a name of a namespace
+    """
+    expected = "a namespace as 'name' or 'tenant/name'"
+    parts = _text("namespace", name, expected).split("/")
+    if len(parts) not in {1, 2, 3} or not all(parts) or ":" in name:
+        raise InvalidArgumentError("namespace", name, expected)
+    return name if len(parts) > 1 else f"public/{name}"
+
+
+def _text(field: str, value: object, expected: str) -> str:
+    if (
+        not isinstance(value, str)
+        or not value
+        or any(ord(letter) < 32 or "\ud800" <= letter <= "\udfff" for letter in value)
+    ):
+        raise InvalidArgumentError(field, value, expected)
+    return value
