@@ -25,6 +25,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from ..config import BucketConfig
 from ..errors import LogStorageError, PulsarNackError
@@ -34,7 +35,7 @@ from ._build_folder import building, check_target
 from ._build_rows import BOUNDS, DuplicatePositionError, Longs, Rows, duplicate, refused
 from ._build_snapshots import WrittenSnapshot, write_snapshots
 from ._build_units import BLOCK_BITS, UNIT_ROWS, Block, Unit, make_units, split_evenly
-from ._checks import require_columns
+from ._checks import require_columns, schema_of
 from .schemas import METADATA
 
 _MAX_PARTS: Final = 256
@@ -43,16 +44,11 @@ _ENTRY_BITS: Final = 32
 _PERMANENT: Final = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
 }
-_BUILT: Final = (
+_WRITTEN: Final = schema_of(
     "snapshot_id long, key string, start long, end long, rows long, segments long, first_at long, last_at long, "
     "bytes long, problem string"
 )
-_ARROW: Final = pa.schema(
-    [
-        (name, pa.string() if kind == "string" else pa.int64())
-        for name, kind in (field.split() for field in _BUILT.split(", "))
-    ]
-)
+_WRITTEN_ARROW: Final = to_arrow_schema(_WRITTEN)
 _Batches = Iterable[pa.RecordBatch]
 _Decode = Callable[[pa.RecordBatch], Rows]
 
@@ -152,7 +148,7 @@ def _build(
         partitioned, decode = _by_columns(rows, parts), _decode_columns
     else:
         partitioned, decode = _by_position(rows, parts, base), _decode_position(base)
-    records = partitioned.mapInArrow(_worker(units, str(staging), config, decode), _BUILT).collect()
+    records = partitioned.mapInArrow(_worker(units, str(staging), config, decode), _WRITTEN).collect()
     for record in records:
         if record["problem"] is not None:
             raise _error(json.loads(record["problem"]), staging)
@@ -234,12 +230,13 @@ def _worker(
 
 
 def _problem(**problem: object) -> pa.RecordBatch:
-    return _record(*[None] * (len(_ARROW) - 1), json.dumps(problem))
+    return _record(*[None] * (len(_WRITTEN_ARROW) - 1), json.dumps(problem))
 
 
 def _record(*values: object) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
-        [pa.array([value], field.type) for value, field in zip(values, _ARROW, strict=True)], schema=_ARROW
+        [pa.array([value], field.type) for value, field in zip(values, _WRITTEN_ARROW, strict=True)],
+        schema=_WRITTEN_ARROW,
     )
 
 
