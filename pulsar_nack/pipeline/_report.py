@@ -16,6 +16,7 @@ from ..errors import InvalidArgumentError
 from ._accuracy import accuracy
 from ._checks import require_columns
 from ._holes import DEFAULT_LIMIT
+from ._messages import DEAD_LETTER
 from ._plots import bars, lines, moment, number, size, span
 from ._report_page import Section, SummaryRow, Table, render
 from ._retries import retries
@@ -135,7 +136,7 @@ class _Extent(NamedTuple):
 
 def _extent_of(traces: DataFrame) -> _Extent:
     """Return the extent of traces."""
-    is_dead = (F.col("event") == "ack") & (F.col("reason") == "dead-letter")
+    is_dead = (F.col("event") == "ack") & (F.col("reason") == DEAD_LETTER)
     (row,) = traces.agg(
         F.count("*"),
         *(_events(name) for name in ("nack", "redeliver", "arrive", "error")),
