@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from ..config import BucketConfig
@@ -109,10 +109,12 @@ def _blocks(rows: DataFrame) -> Iterator[Block]:
 
     :raises InvalidArgumentError: a row is invalid
     """
-    column_is_bad = [f.col(name).isNull() | (f.col(name) < 0) | (f.col(name) > most) for name, most in BOUNDS.items()]
+    column_is_bad = [
+        sf.col(name).isNull() | (sf.col(name) < 0) | (sf.col(name) > most) for name, most in BOUNDS.items()
+    ]
     is_bad = reduce(or_, column_is_bad)
-    block = f.shiftright("entry_id", BLOCK_BITS).alias("block")
-    counts = rows.groupBy("ledger_id", block).agg(f.count(f.lit(1)), f.count_if(is_bad))
+    block = sf.shiftright("entry_id", BLOCK_BITS).alias("block")
+    counts = rows.groupBy("ledger_id", block).agg(sf.count(sf.lit(1)), sf.count_if(is_bad))
     for ledger, number, count, bad in counts.orderBy("ledger_id", "block").toLocalIterator():
         if bad:
             first = rows.where(is_bad).orderBy(*BOUNDS).first()
@@ -157,10 +159,10 @@ def _build(
 
 def _by_position(rows: DataFrame, parts: Sequence[Sequence[Unit]], base: int) -> DataFrame:
     """Partition rows by position as one number, which sorts faster than two; ledgers count from ``base``."""
-    position = f.shiftleft(f.col("ledger_id") - base, _ENTRY_BITS).bitwiseOR(f.col("entry_id")).alias("position")
+    position = sf.shiftleft(sf.col("ledger_id") - base, _ENTRY_BITS).bitwiseOR(sf.col("entry_id")).alias("position")
 
     def is_before(unit: Unit) -> Column:
-        return f.col("position") < (unit.ledger - base << _ENTRY_BITS | unit.entry)
+        return sf.col("position") < (unit.ledger - base << _ENTRY_BITS | unit.entry)
 
     return _partition(rows.select(position, "deliver_at"), parts, is_before).sortWithinPartitions("position")
 
@@ -169,8 +171,8 @@ def _by_columns(rows: DataFrame, parts: Sequence[Sequence[Unit]]) -> DataFrame:
     """Partition rows by ledger and entry, for ledgers that are too far apart for one number."""
 
     def is_before(unit: Unit) -> Column:
-        ledger = f.col("ledger_id")
-        return (ledger < unit.ledger) | ((ledger == unit.ledger) & (f.col("entry_id") < unit.entry))
+        ledger = sf.col("ledger_id")
+        return (ledger < unit.ledger) | ((ledger == unit.ledger) & (sf.col("entry_id") < unit.entry))
 
     return _partition(rows, parts, is_before).sortWithinPartitions("ledger_id", "entry_id")
 
@@ -185,10 +187,10 @@ def _partition(rows: DataFrame, parts: Sequence[Sequence[Unit]], is_before: Call
 def _choose(firsts: Sequence[Unit], is_before: Callable[[Unit], Column], at: int) -> Column:
     """Return the number of the part that a row lies in, by binary search."""
     if len(firsts) == 1:
-        return f.lit(at)
+        return sf.lit(at)
     half = len(firsts) // 2
     below, above = _choose(firsts[:half], is_before, at), _choose(firsts[half:], is_before, at + half)
-    return f.when(is_before(firsts[half]), below).otherwise(above)
+    return sf.when(is_before(firsts[half]), below).otherwise(above)
 
 
 # -- on the workers ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as sf
 
 from ..config import CursorConfig
 from ..cursor._gate import checked_limit
@@ -62,38 +62,38 @@ def _with_time(figures: DataFrame) -> DataFrame:
     """Add the columns that compare the snapshots of a subscription over time."""
     in_time = Window.partitionBy(*_KEY).orderBy("at_ms")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    oldest = F.struct("oldest_ledger", "oldest_entry")
-    seconds = (F.col("at_ms") - F.lag("at_ms").over(in_time)) / 1_000
-    is_other = F.coalesce(~oldest.eqNullSafe(F.lag(oldest).over(in_time)), F.expr("true"))
+    oldest = sf.struct("oldest_ledger", "oldest_entry")
+    seconds = (sf.col("at_ms") - sf.lag("at_ms").over(in_time)) / 1_000
+    is_other = sf.coalesce(~oldest.eqNullSafe(sf.lag(oldest).over(in_time)), sf.expr("true"))
     found = (
-        figures.withColumn("bytes_per_s", (F.col("bytes") - F.lag("bytes").over(in_time)) / seconds)
-        .withColumn("ranges_per_s", (F.col("ranges") - F.lag("ranges").over(in_time)) / seconds)
-        .withColumn("is_latest", F.lead(F.lit(1)).over(in_time).isNull())
-        .withColumn("since", F.when(is_other, F.col("at_ms")))
+        figures.withColumn("bytes_per_s", (sf.col("bytes") - sf.lag("bytes").over(in_time)) / seconds)
+        .withColumn("ranges_per_s", (sf.col("ranges") - sf.lag("ranges").over(in_time)) / seconds)
+        .withColumn("is_latest", sf.lead(sf.lit(1)).over(in_time).isNull())
+        .withColumn("since", sf.when(is_other, sf.col("at_ms")))
     )
-    since = F.last("since", ignorenulls=True).over(so_far)
-    has_oldest = F.col("oldest_ledger").isNotNull()
-    return found.withColumn("oldest_since_ms", F.when(has_oldest, since)).drop("since")
+    since = sf.last("since", ignorenulls=True).over(so_far)
+    has_oldest = sf.col("oldest_ledger").isNotNull()
+    return found.withColumn("oldest_since_ms", sf.when(has_oldest, since)).drop("since")
 
 
 def _with_gate(figures: DataFrame, limit: int) -> DataFrame:
     """Add how near the gate is, which depends on the persisted size."""
     if not limit:
-        nothing = F.lit(None).cast
+        nothing = sf.lit(None).cast
         return (
             figures.withColumn("limit_share", nothing("double"))
-            .withColumn("risk", F.lit("none"))
+            .withColumn("risk", sf.lit("none"))
             .withColumn("limit_at_ms", nothing("long"))
         )
-    share = F.col("bytes") / F.lit(limit)
-    left_ms = (F.lit(limit) - F.col("bytes")) / F.nullif("bytes_per_s", F.lit(0.0)) * 1_000
-    grows = (F.col("bytes_per_s") > 0) & (F.col("bytes") < limit)
+    share = sf.col("bytes") / sf.lit(limit)
+    left_ms = (sf.lit(limit) - sf.col("bytes")) / sf.nullif("bytes_per_s", sf.lit(0.0)) * 1_000
+    grows = (sf.col("bytes_per_s") > 0) & (sf.col("bytes") < limit)
     return (
         figures.withColumn("limit_share", share)
         .withColumn("risk", _risk(share))
-        .withColumn("limit_at_ms", F.when(grows, F.col("at_ms") + F.ceil(left_ms)).cast("long"))
+        .withColumn("limit_at_ms", sf.when(grows, sf.col("at_ms") + sf.ceil(left_ms)).cast("long"))
     )
 
 
 def _risk(share: Column) -> Column:
-    return F.when(share >= 1, "over").when(share >= _PAUSED, "paused").when(share >= _NEAR, "near").otherwise("none")
+    return sf.when(share >= 1, "over").when(share >= _PAUSED, "paused").when(share >= _NEAR, "near").otherwise("none")

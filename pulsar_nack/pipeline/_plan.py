@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as f
+from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from .._delays import MAX_DELAY_MS
@@ -63,7 +63,7 @@ def plan(df: DataFrame, *, kind: str | None = None, max_bits: int = 16) -> DataF
     chosen = _kind(df, kind)
     arrivals = _nacks(df) if chosen == Kind.NACK else _delayed(df)
     keys = [*_STREAM, "at_ms", "bits"]
-    bits = f.explode(f.sequence(f.lit(0), f.lit(max_bits))).alias("bits")
+    bits = sf.explode(sf.sequence(sf.lit(0), sf.lit(max_bits))).alias("bits")
     waiting = _waiting(arrivals).select(*_STREAM, "at_ms", *_ARRIVAL, bits)
     ordered = waiting.repartition(*keys).sortWithinPartitions(*keys, *_ORDER)
     measured = ordered.mapInArrow(_measurer(chosen), _MEASURED)
@@ -80,54 +80,54 @@ def _kind(df: DataFrame, kind: str | None) -> Kind:
 
 def _nacks(df: DataFrame) -> DataFrame:
     require_columns(df, TRACE, _NACKS)
-    is_sound = f.col("time_ms").between(0, MAX_TIME_MS) & f.col("delay_ms").between(1, MAX_DELAY_MS)
-    nacks = df.where((f.col("event") == "nack") & is_sound & f.col("ledger").isNotNull())
+    is_sound = sf.col("time_ms").between(0, MAX_TIME_MS) & sf.col("delay_ms").between(1, MAX_DELAY_MS)
+    nacks = df.where((sf.col("event") == "nack") & is_sound & sf.col("ledger").isNotNull())
     return nacks.select(
-        f.coalesce("topic", f.lit("")).alias("topic"),
-        f.lit(-1).alias("partition"),
-        f.coalesce("subscription", f.lit("")).alias("subscription"),
+        sf.coalesce("topic", sf.lit("")).alias("topic"),
+        sf.lit(-1).alias("partition"),
+        sf.coalesce("subscription", sf.lit("")).alias("subscription"),
         *("time_ms", "delay_ms", "ledger", "entry"),
-        f.col("partition").alias("message_partition"),
+        sf.col("partition").alias("message_partition"),
         "batch_index",
     )
 
 
 def _delayed(df: DataFrame) -> DataFrame:
     require_columns(df, METADATA, _DELAYED)
-    delayed = df.where(f.col("deliver_at") > f.col("publish_time"))
+    delayed = df.where(sf.col("deliver_at") > sf.col("publish_time"))
     return delayed.select(
-        f.coalesce("topic", f.lit("")).alias("topic"),
-        f.coalesce("partition", f.lit(-1)).alias("partition"),
-        f.lit("").alias("subscription"),
-        f.col("publish_time").alias("time_ms"),
-        (f.col("deliver_at") - f.col("publish_time")).alias("delay_ms"),
-        f.col("ledger_id").alias("ledger"),
-        f.col("entry_id").alias("entry"),
-        f.lit(-1).alias("message_partition"),
-        f.lit(-1).alias("batch_index"),
+        sf.coalesce("topic", sf.lit("")).alias("topic"),
+        sf.coalesce("partition", sf.lit(-1)).alias("partition"),
+        sf.lit("").alias("subscription"),
+        sf.col("publish_time").alias("time_ms"),
+        (sf.col("deliver_at") - sf.col("publish_time")).alias("delay_ms"),
+        sf.col("ledger_id").alias("ledger"),
+        sf.col("entry_id").alias("entry"),
+        sf.lit(-1).alias("message_partition"),
+        sf.lit(-1).alias("batch_index"),
     )
 
 
 def _waiting(arrivals: DataFrame) -> DataFrame:
     """Return the messages of each stream that wait at the moment when most do, with that moment."""
-    step = f.greatest(f.lit(1), f.least(f.lit(1000), f.floor(f.avg("delay_ms") / 8))).cast("long").alias("step")
+    step = sf.greatest(sf.lit(1), sf.least(sf.lit(1000), sf.floor(sf.avg("delay_ms") / 8))).cast("long").alias("step")
     stepped = _join(arrivals, arrivals.groupBy(*_STREAM).agg(step))
-    comes = f.floor(f.col("time_ms") / f.col("step")).cast("long") + 1
-    goes = f.floor((f.col("time_ms") + f.col("delay_ms")) / f.col("step")).cast("long") + 1
-    pairs = [f.struct(at.alias("at"), f.lit(by).alias("by")) for at, by in ((comes, 1), (goes, -1))]
-    change = f.explode(f.array(*pairs))
+    comes = sf.floor(sf.col("time_ms") / sf.col("step")).cast("long") + 1
+    goes = sf.floor((sf.col("time_ms") + sf.col("delay_ms")) / sf.col("step")).cast("long") + 1
+    pairs = [sf.struct(at.alias("at"), sf.lit(by).alias("by")) for at, by in ((comes, 1), (goes, -1))]
+    change = sf.explode(sf.array(*pairs))
     changes = stepped.select(*_STREAM, "step", change.alias("change"))
-    changes = changes.groupBy(*_STREAM, "step", "change.at").agg(f.sum("change.by").alias("by"))
+    changes = changes.groupBy(*_STREAM, "step", "change.at").agg(sf.sum("change.by").alias("by"))
     until = Window.partitionBy(*_STREAM).orderBy("at").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    counts = changes.withColumn("pending", f.sum("by").over(until))
-    most = f.max(f.struct("pending", -f.col("at") * f.col("step"))).alias("most")
-    peaks = counts.groupBy(*_STREAM).agg(most).select(*_STREAM, (-f.col("most.col2")).alias("at_ms"))
-    waits = (f.col("time_ms") < f.col("at_ms")) & (f.col("at_ms") <= f.col("time_ms") + f.col("delay_ms"))
+    counts = changes.withColumn("pending", sf.sum("by").over(until))
+    most = sf.max(sf.struct("pending", -sf.col("at") * sf.col("step"))).alias("most")
+    peaks = counts.groupBy(*_STREAM).agg(most).select(*_STREAM, (-sf.col("most.col2")).alias("at_ms"))
+    waits = (sf.col("time_ms") < sf.col("at_ms")) & (sf.col("at_ms") <= sf.col("time_ms") + sf.col("delay_ms"))
     return _join(arrivals, peaks).where(waits)
 
 
 def _join(arrivals: DataFrame, streams: DataFrame) -> DataFrame:
-    return arrivals.join(f.broadcast(streams), list(_STREAM))
+    return arrivals.join(sf.broadcast(streams), list(_STREAM))
 
 
 # -- on the workers ------------------------------------------------------------------------------------------------

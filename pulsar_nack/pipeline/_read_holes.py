@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from ..errors import InvalidArgumentError
@@ -80,7 +80,7 @@ def _read(spark: SparkSession, paths: Sequence[str], read: Callable[[str], list[
     slices = min(len(paths), _MOST_SLICES)
     listed = spark.createDataFrame([(path,) for path in paths], "path string").repartition(slices)
     found = listed.mapInArrow(_reader(read), _READ)
-    is_refused = F.col("reason").isNotNull()
+    is_refused = sf.col("reason").isNotNull()
     return ReadHoles(
         found.where(~is_refused).select(*HOLES.fieldNames()), found.where(is_refused).select(*_REFUSED.fieldNames())
     )

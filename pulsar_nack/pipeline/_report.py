@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as sf
 
 from ..errors import InvalidArgumentError
 from ._accuracy import accuracy
@@ -136,22 +136,22 @@ class _Extent(NamedTuple):
 
 def _extent_of(traces: DataFrame) -> _Extent:
     """Return the extent of traces."""
-    is_dead = (F.col("event") == "ack") & (F.col("reason") == DEAD_LETTER)
+    is_dead = (sf.col("event") == "ack") & (sf.col("reason") == DEAD_LETTER)
     (row,) = traces.agg(
-        F.count("*"),
+        sf.count("*"),
         *(_events(name) for name in ("nack", "redeliver", "arrive", "error")),
-        F.count_if(is_dead),
-        F.approx_count_distinct(F.struct(*IDENTITY)),
-        F.approx_count_distinct("topic"),
-        F.min("time_ms"),
-        F.max("time_ms"),
+        sf.count_if(is_dead),
+        sf.approx_count_distinct(sf.struct(*IDENTITY)),
+        sf.approx_count_distinct("topic"),
+        sf.min("time_ms"),
+        sf.max("time_ms"),
     ).collect()
     return _Extent(*row)
 
 
 def _overview(traces: DataFrame, extent: _Extent) -> Section:
     """Return the section of events over time, and of the reasons of nacks."""
-    step = F.floor(F.col("time_ms") / extent.step_ms) * extent.step_ms
+    step = sf.floor(sf.col("time_ms") / extent.step_ms) * extent.step_ms
     counted = traces.groupBy(step.alias("at")).agg(*(_events(name).alias(name) for name in _LINES))
     rows = counted.orderBy("at").collect()
     series = {title: [(row.at, row[name]) for row in rows] for name, title in _LINES.items()}
@@ -166,7 +166,7 @@ def _overview(traces: DataFrame, extent: _Extent) -> Section:
         SummaryRow("dead letters", number(extent.dead_letters), is_bad=extent.dead_letters > 0),
     ]
     plots = [lines(f"Events in each {span(extent.step_ms)}", {name: each for name, each in series.items() if each})]
-    reasons = traces.where("event = 'nack'").groupBy("reason").count().orderBy(F.desc("count"), "reason")
+    reasons = traces.where("event = 'nack'").groupBy("reason").count().orderBy(sf.desc("count"), "reason")
     top = [(row.reason or "(no reason given)", row["count"]) for row in reasons.limit(_MAX_REASONS).collect()]
     plots.append(bars("Reasons of nacks", top))
     when = "No events" if extent.first_ms is None else f"{moment(extent.first_ms)} to {moment(extent.last_ms or 0)} UTC"
@@ -176,10 +176,12 @@ def _overview(traces: DataFrame, extent: _Extent) -> Section:
 def _lateness(traces: DataFrame, extent: _Extent) -> tuple[Sequence[SummaryRow], Sequence[str]]:
     """Return summary and plots of the lateness of arrivals, or of redelivery requests if no arrival is traced."""
     event = "arrive" if extent.arrivals else "redeliver"
-    timed = traces.where((F.col("event") == event) & F.col("deadline_ms").isNotNull() & F.col("actual_ms").isNotNull())
-    timed = timed.select("time_ms", (F.col("actual_ms") - F.col("deadline_ms")).alias("late_ms"))
-    shares = F.percentile("late_ms", list(_SHARES))
-    (whole,) = timed.agg(shares.alias("p"), F.count("*").alias("n"), F.min("late_ms").alias("low")).collect()
+    timed = traces.where(
+        (sf.col("event") == event) & sf.col("deadline_ms").isNotNull() & sf.col("actual_ms").isNotNull()
+    )
+    timed = timed.select("time_ms", (sf.col("actual_ms") - sf.col("deadline_ms")).alias("late_ms"))
+    shares = sf.percentile("late_ms", list(_SHARES))
+    (whole,) = timed.agg(shares.alias("p"), sf.count("*").alias("n"), sf.min("late_ms").alias("low")).collect()
     if not whole.n:
         return [SummaryRow("messages that came back", "0")], []
     summary = [
@@ -188,7 +190,7 @@ def _lateness(traces: DataFrame, extent: _Extent) -> tuple[Sequence[SummaryRow],
         SummaryRow("latest", span(whole.p[2]), is_bad=whole.p[2] > _BAD_LATE_MS),
         SummaryRow("earliest", span(whole.low), is_bad=whole.low < -_BAD_LATE_MS),
     ]
-    step = F.floor(F.col("time_ms") / extent.step_ms) * extent.step_ms
+    step = sf.floor(sf.col("time_ms") / extent.step_ms) * extent.step_ms
     over_time = timed.groupBy(step.alias("at")).agg(shares.alias("p")).orderBy("at").collect()
     names = ("median", "99 of 100", "latest")
     series = {name: [(row.at, row.p[index]) for row in over_time] for index, name in enumerate(names)}
@@ -201,20 +203,20 @@ def _lateness(traces: DataFrame, extent: _Extent) -> tuple[Sequence[SummaryRow],
 def _attempts(traces: DataFrame) -> Sequence[str]:
     """Return a plot of how often messages were nacked."""
     per_message = traces.where("event = 'nack'").groupBy(*IDENTITY).count()
-    shown = F.least("count", F.lit(_MAX_ATTEMPTS))
+    shown = sf.least("count", sf.lit(_MAX_ATTEMPTS))
     rows = per_message.groupBy(shown.alias("nacks")).count().orderBy("nacks").collect()
     named = [(_times(row.nacks), row["count"]) for row in rows]
     return [bars("Messages by how often they were nacked", named)]
 
 
 def _events(name: str) -> Column:
-    return F.count_if(F.col("event") == name)
+    return sf.count_if(sf.col("event") == name)
 
 
 def _bin() -> Column:
     """Return the number of edges that a lateness reaches."""
-    late = F.col("late_ms")
-    parts = [F.when(late >= edge, 1).otherwise(0) for edge in _EDGES_MS]
+    late = sf.col("late_ms")
+    parts = [sf.when(late >= edge, 1).otherwise(0) for edge in _EDGES_MS]
     return sum(parts[1:], parts[0])
 
 
@@ -234,9 +236,9 @@ def _times(count: int) -> str:
 
 
 def _holes(holes: DataFrame, limit: int) -> Section:
-    latest = holes.where("is_latest").orderBy(F.desc("bytes"), "topic", "subscription").cache()
+    latest = holes.where("is_latest").orderBy(sf.desc("bytes"), "topic", "subscription").cache()
     try:
-        count, risky = latest.count(), latest.where(F.col("risk").isin(*_RISKS)).count()
+        count, risky = latest.count(), latest.where(sf.col("risk").isin(*_RISKS)).count()
         rows = latest.select(*HOLES_SHOWN).limit(_MAX_ROWS).collect()
     finally:
         latest.unpersist()
@@ -248,7 +250,7 @@ def _holes(holes: DataFrame, limit: int) -> Section:
     plots = [bars("Persisted size of the acknowledgement state", named, value=size)]
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows[:_MAX_SERIES]:
-        same = holes.where((F.col("topic") == row.topic) & (F.col("subscription") == row.subscription))
+        same = holes.where((sf.col("topic") == row.topic) & (sf.col("subscription") == row.subscription))
         points = [(each.at_ms, each.bytes) for each in same.where("at_ms is not null").orderBy("at_ms").collect()]
         if len(points) > 1:
             series[f"{row.subscription} of {row.topic}"] = points

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, Final, Literal
 
 from pyspark.sql import Column, DataFrame, Row
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -92,7 +92,7 @@ def watch_rates(df: DataFrame, *, window_ms: int = 60_000, lateness_ms: int = 60
     if window_ms < 1:
         raise InvalidArgumentError("window_ms", window_ms, "at least 1")
     require_columns(df, TRACE)
-    window = F.window(_AT, f"{window_ms} milliseconds")
+    window = sf.window(_AT, f"{window_ms} milliseconds")
     counted = (
         _timed(df, lateness_ms)
         .groupBy(window, "topic", "subscription")
@@ -104,16 +104,18 @@ def watch_rates(df: DataFrame, *, window_ms: int = 60_000, lateness_ms: int = 60
             _count("cancel", "cancels"),
             _count("hold", "holds"),
             _count("error", "errors"),
-            F.max(F.when(F.col("event") == "arrive", F.col("actual_ms") - F.col("deadline_ms"))).alias("worst_late_ms"),
+            sf.max(sf.when(sf.col("event") == "arrive", sf.col("actual_ms") - sf.col("deadline_ms"))).alias(
+                "worst_late_ms"
+            ),
         )
     )
     seconds = window_ms / 1_000
     return counted.select(
-        F.unix_millis("window.start").alias("start_ms"),
-        F.unix_millis("window.end").alias("end_ms"),
+        sf.unix_millis("window.start").alias("start_ms"),
+        sf.unix_millis("window.end").alias("end_ms"),
         *[name for name in counted.columns if name != "window"],
-        (F.col("nacks") / seconds).alias("nacks_per_s"),
-        (F.col("redeliveries") / seconds).alias("redeliveries_per_s"),
+        (sf.col("nacks") / seconds).alias("nacks_per_s"),
+        (sf.col("redeliveries") / seconds).alias("redeliveries_per_s"),
     )
 
 
@@ -200,12 +202,12 @@ class _OverdueProcessor(StatefulProcessor):
 
 def _timed(df: DataFrame, lateness_ms: int | None) -> DataFrame:
     """Add the time of events, without invalid ones: a time too high would make all later events too late."""
-    timed = df.where(F.col("time_ms").between(0, MAX_TIME_MS)).withColumn(_AT, F.timestamp_millis("time_ms"))
+    timed = df.where(sf.col("time_ms").between(0, MAX_TIME_MS)).withColumn(_AT, sf.timestamp_millis("time_ms"))
     return timed if lateness_ms is None else timed.withWatermark(_AT, f"{lateness_ms} milliseconds")
 
 
 def _count(event: str, name: str) -> Column:
-    return F.count_if(F.col("event") == event).alias(name)
+    return sf.count_if(sf.col("event") == event).alias(name)
 
 
 def _check(**times: object) -> None:
