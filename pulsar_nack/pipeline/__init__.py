@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ._build_commit import BuiltIndex
     from ._build_index import build_index
     from ._checks import require_columns
+    from ._hole_readers import ReadHoles, read_cursors, read_internal_stats
     from ._holes import holes
     from ._plan import PLAN, plan
     from ._read import Read, check_traces, read_traces
-    from ._read_holes import ReadHoles, read_cursors, read_internal_stats
     from ._report import report, write_report
     from ._retries import Retries, retries
     from ._source import local_session, register_source, split_source
@@ -61,7 +61,7 @@ _NAMES: Final = {
     "_holes": ("holes",),
     "_plan": ("PLAN", "plan"),
     "_read": ("Read", "check_traces", "read_traces"),
-    "_read_holes": ("ReadHoles", "read_cursors", "read_internal_stats"),
+    "_hole_readers": ("ReadHoles", "read_cursors", "read_internal_stats"),
     "_report": ("report", "write_report"),
     "_retries": ("Retries", "retries"),
     "_source": ("local_session", "register_source", "split_source"),

@@ -29,7 +29,7 @@ from ..ledger._files import PRIVATE_FOLDER, OsFiles
 from ..ledger._home import storage_errors
 from ..ledger._names import GONE, LOCK, LOG, NEW, log_of
 from ..ledger._writer import write_all
-from ._build_encode import SEGMENT_FILE
+from ._build_encoding import SEGMENT_FILE
 
 INDEX: Final = "index"
 ATTEMPTS: Final = "attempts"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config import BucketConfig
-from ._build_encode import bucket_key, encode_bucket, snapshot_folder, snapshot_log
+from ._build_encoding import bucket_key, encode_bucket, snapshot_folder, snapshot_log
 from ._build_folder import write_log
 from ._build_rows import Cutter, Rows
 from ._build_units import Unit

@@ -11,7 +11,7 @@ from pulsar_nack import BucketConfig
 from pulsar_nack.delayed.bucket._index import BucketIndex
 from pulsar_nack.delayed.bucket._segments import SnapshotBuilder
 from pulsar_nack.delayed.bucket._wire import decode_metadata
-from pulsar_nack.pipeline._build_encode import encode_bucket, varint
+from pulsar_nack.pipeline._build_encoding import encode_bucket, varint
 from pulsar_nack.pipeline._build_rows import Cutter, DuplicatePositionError, Rows
 from pulsar_nack.pipeline._build_units import Block, Unit, make_units, split_evenly
 
