@@ -305,7 +305,7 @@ def test_every_statistic_is_listed() -> None:
         field.name for field in fields(DelayedFactoryStatistics)
     ]
     assert first_names("acknowledgements.md", "Statistics") == [field.name for field in fields(CursorStatistics)]
-    assert first_names("gate.md", "When it is paused") == [field.name for field in fields(GateStatistics)]
+    assert first_names("gate.md", "While it is paused") == [field.name for field in fields(GateStatistics)]
 
 
 def test_every_logger_is_listed() -> None:
