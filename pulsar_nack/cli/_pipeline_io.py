@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from ..errors import InvalidArgumentError, MissingExtraError
+from .. import pipeline
+from ..errors import InvalidArgumentError
 from ._terminal import print_json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from ..pipeline import Read
 
 _MAX_ROWS: Final = 50
 """Rows of a table that are printed for people; JSON and files have all rows."""
@@ -23,14 +23,11 @@ _MAX_ROWS: Final = 50
 @contextmanager
 def session(master: str | None) -> Iterator[SparkSession]:
     """Give the running Spark session, or start one and stop it at the end."""
-    try:
-        from pyspark.sql import SparkSession
+    start = pipeline.local_session  # raises MissingExtraError without PySpark
+    from pyspark.sql import SparkSession
 
-        from ..pipeline import local_session
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("the pipeline", str(error.name), "spark") from error
     running = SparkSession.getActiveSession()
-    spark = running or local_session(master)
+    spark = running or start(master)
     try:
         yield spark
     finally:
@@ -48,7 +45,7 @@ def refuse_existing(spark: SparkSession, out: str | None, *, overwrite: bool) ->
         raise InvalidArgumentError("out", out, "a folder that does not exist yet (or --overwrite)")
 
 
-def report_refused(read: Read, out: str | None = None) -> None:
+def report_refused(read: pipeline.Read, out: str | None = None) -> None:
     """Print on stderr how many lines were refused, by reason; called when all arguments have been checked.
 
     :param out: the output folder; refused lines are written there as the table ``quarantine``
