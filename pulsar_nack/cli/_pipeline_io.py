@@ -15,7 +15,6 @@ from ._terminal import print_json
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
 _MAX_ROWS: Final = 50
 """Rows of a table that are printed for people; JSON and files have all rows."""
 
