@@ -9,10 +9,10 @@ from collections import deque
 from contextlib import closing
 from typing import Final
 
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._consumer import _commands as commands
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import Frame, FrameDecoder, encode_command
 
 _CONSUMER: Final = 1
@@ -67,7 +67,7 @@ class BareSocket:
         if not data:
             raise SystemExit("the broker closed the connection")
         kinds = list[int]()
-        for frame in self._decoder.feed_heads(data):
+        for frame in self._decoder.feed_fast(data):
             if isinstance(frame, Frame):
                 kinds.append(frame.command.type)
                 if frame.command.type == pb.BaseCommand.PING:

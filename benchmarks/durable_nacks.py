@@ -22,7 +22,7 @@ from _report import Report
 
 from pulsar_nack import Consumer, Message, MessageId
 from pulsar_nack.clock import WallClock
-from pulsar_nack.consumer._durable import DurableNacks
+from pulsar_nack.consumer.durable import DurableNacks
 from pulsar_nack.testing import FakePort
 
 TASKS = (1, 20, 500)
@@ -89,7 +89,7 @@ async def recovery(folder: Path, count: int, every: int) -> list[object]:
         ids = [MessageId(7, every * number, topic=topic) for number in range(first, min(first + 2_000, count))]
         await asyncio.gather(*(durable.nacked(message_id, 3_600_000, 1) for message_id in ids))
     for _ in range(3):
-        await durable.shown(MessageId(8, 0, topic=topic), 1)
+        await durable.delivered(MessageId(8, 0, topic=topic), 1)
         await asyncio.sleep(0.2)
     await durable.finish()
     running.cancel()

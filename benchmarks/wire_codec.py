@@ -16,17 +16,18 @@ from _report import Report
 from _targets import Targets
 from _timing import best, thread_ns
 
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._ack_sets import AckSets
 from pulsar_nack.wire._consumer._commands import acknowledge, redeliver
-from pulsar_nack.wire._consumer._deliveries import EntryReader
-from pulsar_nack.wire._consumer._unread import AT_ONCE, Unread
-from pulsar_nack.wire._protocol._chunks import Chunks
+from pulsar_nack.wire._consumer._entry_reader import EntryReader
+from pulsar_nack.wire._consumer._unread_entry import READ_AT_ONCE, UnreadEntry
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._batches import encode_batch
+from pulsar_nack.wire._protocol._chunks import ChunkAssembler
 from pulsar_nack.wire._protocol._compression import compress
-from pulsar_nack.wire._protocol._entries import decode_entry, encode_batch
-from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_message, encode_rest
+from pulsar_nack.wire._protocol._entries import decode_entry
+from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_frame, encode_headers_and_payload
 
 FRAMES = 200
 BATCH = 1_000
@@ -79,26 +80,28 @@ def frame(of_entry: pb.MessageMetadata, payload: bytes) -> bytes:
     command.message.message_id.ledgerId = 12_345
     command.message.message_id.entryId = 77_777
     command.message.message_id.partition = -1
-    return encode_message(command, of_entry, payload)
+    return encode_frame(command, encode_headers_and_payload(of_entry, payload))
 
 
 def reader() -> EntryReader:
     """Return a reader of one topic."""
     topic = "persistent://public/default/orders"
-    return EntryReader(topic, -1, AckSets(), Chunks(10, 1 << 20, 1_000), options=ClientOptions(), now_ms=lambda: 0)
+    return EntryReader(
+        topic, -1, AckSets(), ChunkAssembler(10, 1 << 20, 1_000), options=ClientOptions(), now_ms=lambda: 0
+    )
 
 
 def read_all(frames: list[Any], read: EntryReader) -> None:
     """Make deliveries of all."""
     for head, rest in frames:
         found = read.read(head, rest).found
-        while isinstance(found, Unread) and found.messages:
-            found.take(AT_ONCE)
+        while isinstance(found, UnreadEntry) and found.messages:
+            found.take(READ_AT_ONCE)
 
 
 def read_bytes(data: bytes, read: EntryReader) -> None:
     """Make deliveries of what comes from a socket."""
-    read_all(FrameDecoder().feed_heads(data), read)
+    read_all(FrameDecoder().feed_fast(data), read)
 
 
 def decode_all(frames: list[Any]) -> None:
@@ -113,11 +116,11 @@ def single(report: Report, rounds: int) -> None:
     rows = []
     for name, of_entry in (("nothing but its payload", metadata()), ("a property and a key", with_more)):
         data = frame(of_entry, os.urandom(32)) * FRAMES
-        frames = FrameDecoder().feed_heads(data)
+        frames = FrameDecoder().feed_fast(data)
         rows.append(
             [
                 name,
-                each(partial(FrameDecoder().feed_heads, data), FRAMES, rounds),
+                each(partial(FrameDecoder().feed_fast, data), FRAMES, rounds),
                 each(partial(decode_all, frames), FRAMES, rounds),
                 each(partial(read_all, frames, reader()), FRAMES, rounds),
             ]
@@ -154,7 +157,10 @@ def commands(report: Report, rounds: int) -> None:
         [
             ["id of an acknowledgement of 1 000", each(lambda: acknowledge(1, group, 5), len(IDS), some)],
             ["id of a redelivery of 1 000", each(lambda: redeliver(1, IDS), len(IDS), some)],
-            ["message of 32 bytes", each(lambda: [encode_rest(of_message, payload) for _ in IDS], len(IDS), some)],
+            [
+                "message of 32 bytes",
+                each(lambda: [encode_headers_and_payload(of_message, payload) for _ in IDS], len(IDS), some),
+            ],
         ],
     )
 

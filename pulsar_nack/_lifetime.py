@@ -87,6 +87,20 @@ class OfOneLoop:
             raise WrongLoopError(what)
 
 
+class ClosesOnExit:
+    """Base class of objects that are closed at the end of an ``async with`` block."""
+
+    async def aclose(self) -> None:
+        """Close the object."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()
+
+
 class ClosesWhenDropped(NotCopied):
     """Base class of objects that warn and close themselves when they are dropped without being closed."""
 

@@ -19,7 +19,8 @@ from pulsar_nack import (
     NackSchedule,
     NegativeAcksTracker,
 )
-from pulsar_nack.delayed.bucket._jobs import MOST_READING, Jobs
+from pulsar_nack._tasks import TaskOwner
+from pulsar_nack.delayed.bucket._snapshots import MAX_READS, ReadSlots
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage, virtual_time
 from tests.consumer.nowait_port import NowaitPort
 from tests.delayed.bucket.stage import config_of
@@ -172,14 +173,14 @@ async def test_nacks_after_a_clock_was_set_back() -> None:
 async def test_attempts_do_not_wait_for_a_clock_that_is_set_back() -> None:
     """The wait before the next attempt is measured by the loop's time: a wall clock that is set does not prolong it."""
     clock = WallClock()
-    jobs = Jobs(clock)
-    jobs._begin()
+    tasks = TaskOwner(clock)
+    tasks._enter()
 
     async def set_back() -> None:
         await asyncio.sleep(0.01)
         clock.shift_ms -= HOUR_MS
 
-    await asyncio.gather(jobs.back_off(1), set_back())
+    await asyncio.gather(tasks.back_off(1), set_back())
     assert loop_ms() < 1_000
 
 
@@ -187,23 +188,23 @@ async def test_attempts_do_not_wait_for_a_clock_that_is_set_back() -> None:
 async def test_reads_do_not_wait_behind_those_that_hang_while_a_clock_is_set_back() -> None:
     """Reads that hang make room for others by the loop's time, whatever a wall clock is set to."""
     clock, began = WallClock(), asyncio.Event()
-    jobs = Jobs(clock)
+    tasks, reads = TaskOwner(clock), ReadSlots(clock)
 
     async def hang() -> None:
-        async with jobs.read_slot():
+        async with reads.slot():
             await asyncio.sleep(HOUR_MS)
 
     async def read() -> None:
-        async with jobs.read_slot():
+        async with reads.slot():
             began.set()
 
-    for _ in range(MOST_READING):
-        jobs.start(hang())
+    for _ in range(MAX_READS):
+        tasks.start(hang())
     await asyncio.sleep(0.03)
     clock.shift_ms -= HOUR_MS
-    jobs.start(read())
+    tasks.start(read())
     await asyncio.wait_for(began.wait(), 1)
-    await jobs.aclose()
+    await tasks.aclose()
 
 
 @virtual_time

@@ -38,7 +38,7 @@ class Box:
             self.receive = lambda: local.get(self.check)
             self.wake_all = local.wake_all
         elif kind == "wire":
-            wire, source = WireInbox(self.check), FakeMember("t")
+            wire, source = WireInbox(self.check), cast("Any", FakeMember("t"))
             self.put = lambda number: wire.put(delivery(number), source)
             self.receive = wire.get
             self.wake_all = wire.wake_all

@@ -395,6 +395,7 @@ FREE: dict[str, str] = {
     "TokenAuthentication": "keeps nothing between calls",
     "OAuth2Authentication": "asks for itself in each loop",
     "DisabledDelayedDeliveryTracker": "waits for nothing",
+    "DurableNacks": "used by a Consumer, which checks",
     "FakePublisher": "waits for nothing",
     "MemoryDelayedCursor": "waits for nothing",
     "MemorySnapshotStorage": "waits for nothing",

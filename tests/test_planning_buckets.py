@@ -26,7 +26,7 @@ def load_of(messages: int, *, is_scattered: bool, ledger: int = 50_000, least: i
 
 
 async def figures(load: BucketLoad, size: BucketSize) -> dict[str, Any]:
-    """Fill and empty a tracker; return what the plan tells of."""
+    """Fill and empty a tracker; return what the plan predicts."""
     config = BucketConfig(
         is_delayed_delivery_deliver_at_time_strict=True,
         delayed_delivery_min_index_count_per_bucket=load.least,

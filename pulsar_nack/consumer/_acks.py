@@ -14,7 +14,7 @@ from ._port import ConsumerPort, SupportsNowait
 from ._states import Record, State, States
 
 if TYPE_CHECKING:
-    from ._durable import DurableNacks
+    from .durable import DurableNacks
 
 Waiter = asyncio.Future[None]
 
@@ -201,7 +201,7 @@ class Acks:
             if known(record.id) is record:  # else a seek has overtaken it
                 await self._port.acknowledge([record.id])
             if self._durable is not None and known(record.id) is record:
-                await self._durable.settled(record.id)  # failed: it is counted, and the broker knows
+                await self._durable.acked(record.id)  # failed: it is counted, and the broker knows
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
             self._failed(record, error)
             return error

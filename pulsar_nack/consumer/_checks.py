@@ -20,7 +20,7 @@ from ._tracing import ConsumerTrace
 from ._ways import Redelivery, Ways
 
 if TYPE_CHECKING:
-    from ._durable import DurableHome
+    from .durable import DurableHome
 
 _LEAST_ACK_STATE_BYTES: Final = 1_024
 
@@ -70,7 +70,7 @@ def checked(
     Ways(redelivery, traits)
     Hooks(hooks)
     if durable is not None:
-        from ._durable import check_home
+        from .durable import check_home
 
         check_home(durable)
     prefetched = traits.receiver_queue_size

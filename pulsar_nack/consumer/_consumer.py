@@ -67,8 +67,8 @@ from ._tracing import ConsumerTrace, TraceNote, names_of
 from ._ways import Redelivery
 
 if TYPE_CHECKING:
-    from ._durable import DurableHome, DurableNacks, Outcome
     from ._gated import Gated
+    from .durable import DurableHome, DurableNacks, Outcome
 
 _log = logging.getLogger("pulsar_nack.consumer")
 DEFAULT_MAX_LOCAL_BYTES: Final = 64 * 1024 * 1024
@@ -395,8 +395,8 @@ class Consumer(ClosesWhenDropped):
     async def _open_durable(self, stack: AsyncExitStack) -> DurableNacks | None:
         if self._durable_home is None:
             return None
-        from ._durable import DurableNacks, Surroundings
         from ._gated import Gated
+        from .durable import DurableContext, DurableNacks
 
         port = self._port if isinstance(self._port, SupportsConnectionState) else None
         durable = self._durable = await DurableNacks.open(
@@ -405,7 +405,7 @@ class Consumer(ClosesWhenDropped):
             keeps_members=not self._port_keeps_members,
             ttl_ms=self._durable_ttl_ms,
             clock=self._wall_clock,
-            surroundings=Surroundings(
+            context=DurableContext(
                 in_flight=lambda: self._unacked() - self._waiting_to_be_shown(),
                 is_connected=lambda: port is None or port.is_connected,
                 max_ack_state_bytes=self._max_ack_state_bytes,
@@ -510,7 +510,7 @@ class Consumer(ClosesWhenDropped):
         """
         while True:
             try:
-                await durable.shown(message.id, message.redelivery_count)
+                await durable.delivered(message.id, message.redelivery_count)
             except asyncio.CancelledError:
                 self._put_back(message)
                 raise
@@ -848,7 +848,7 @@ class Consumer(ClosesWhenDropped):
                 self._dead.drop(settled, ACKED)
         self._room.changed()
         if self._durable is not None:
-            await self._durable.settled_through(message_id)
+            await self._durable.acked_up_to(message_id)
 
     async def seek(self, position: MessageId | int | datetime) -> None:
         """Move the subscription to a message id or a publish time; forgets acks, nacks and holds.

@@ -16,7 +16,7 @@ from ._inbox import Inbox
 from ._message import Message
 
 if TYPE_CHECKING:
-    from ._durable import DurableNacks
+    from .durable import DurableNacks
 
 _MOST: Final = 1_000
 

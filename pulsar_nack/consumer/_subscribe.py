@@ -30,7 +30,7 @@ from ._tracing import ConsumerTrace
 from ._ways import Redelivery
 
 if TYPE_CHECKING:
-    from ._durable import DurableHome
+    from .durable import DurableHome
 
 _TYPES: Final = {"exclusive": "Exclusive", "shared": "Shared", "failover": "Failover", "key_shared": "KeyShared"}
 _HONOUR_IDS: Final = {"Shared", "KeyShared"}

@@ -1,10 +1,10 @@
 """Delayed delivery: which messages must not be dispatched yet, and when they may be."""
 
 from ._disabled import DisabledDelayedDeliveryTracker
-from ._factory import DelayedDeliveryTrackerFactory
-from ._factory_records import DelayedFactoryStatistics, OpenTracker, TrackerFallback
+from ._factory import DelayedDeliveryTrackerFactory, DelayedFactoryStatistics, TrackerFallback
 from ._in_memory import InMemoryDelayedDeliveryTracker
 from ._protocol import DelayedDeliveryTracker
+from ._registry import OpenTracker, TrackerRegistry
 from .bucket import (
     BucketDelayedDeliveryTracker,
     BucketStatistics,
@@ -38,5 +38,6 @@ __all__ = [
     "SupportsForgetting",
     "SupportsSnapshotListing",
     "TrackerFallback",
+    "TrackerRegistry",
     "delete_bucket_snapshots",
 ]

@@ -1,4 +1,4 @@
-"""The tracker where delayed delivery is off."""
+"""The tracker for subscriptions without delayed delivery."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME: Final = "DisabledDelayedDeliveryTracker"
 
 
 class DisabledDelayedDeliveryTracker:
-    """Holds nothing back: every message is dispatched when it is read, whatever its time. Always empty."""
+    """Holds no message back: each is dispatched when it is read, whatever its time. Always empty."""
 
     __slots__ = ("__weakref__", "_is_closed")
 
@@ -42,7 +42,7 @@ class DisabledDelayedDeliveryTracker:
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """Return False: the message has to be dispatched now.
 
-        :raises InvalidArgumentError: names what was refused, as with any tracker
+        :raises InvalidArgumentError: an argument was refused
         :raises ClosedError: after :meth:`aclose`
         """
         check_message(ledger_id, entry_id, deliver_at)
@@ -55,7 +55,7 @@ class DisabledDelayedDeliveryTracker:
         return False
 
     def get_scheduled_messages(self, max_messages: int) -> list[Position]:
-        """Return nothing."""
+        """Return an empty list."""
         check_int("max_messages", max_messages, 0, INT64_MAX)
         self._ensure_open()
         return []
@@ -72,16 +72,16 @@ class DisabledDelayedDeliveryTracker:
         return False
 
     def reset_tick_time(self, tick_ms: int) -> None:
-        """Check the tick, which does not matter here."""
+        """Check the tick; it has no effect."""
         check_tick(tick_ms)
         self._ensure_open()
 
     async def clear(self) -> None:
-        """Do nothing: there is nothing."""
+        """Do nothing: the tracker is empty."""
         self._ensure_open()
 
     async def aclose(self) -> None:
-        """Stop. Idempotent."""
+        """Close the tracker. Idempotent."""
         self._is_closed = True
 
     def _ensure_open(self) -> None:

@@ -1,7 +1,7 @@
-"""Makes the tracker that the configuration asks for, and keeps dispatch going when storage does not.
+"""Makes the tracker that the configuration asks for, and keeps dispatch going when storage fails.
 
-A factory owns the storage. What earlier runs stored and this configuration does not use is deleted beside everything
-else, for as long as it takes; the dispatcher reads those messages again, since no tracker holds them.
+A factory owns the storage. Snapshots of earlier runs that this configuration does not use are deleted in the
+background. The dispatcher reads their messages again, since no tracker holds them.
 """
 
 from __future__ import annotations
@@ -9,32 +9,58 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
-from .._check import check_callable, check_clock, check_has, config_of
-from .._lifetime import OfOneLoop
+from .._check import check_callable, check_clock, check_has, check_text, config_of
+from .._lifetime import ClosesOnExit, OfOneLoop
+from .._tasks import TaskOwner
 from ..clock import Clock, WallClock
 from ..config import BucketConfig
-from ..errors import ClosedError, InvalidArgumentError, NotOpenError
+from ..errors import ClosedError, InvalidArgumentError, NotOpenError, SnapshotError
 from ._arguments import check_on_due
 from ._disabled import DisabledDelayedDeliveryTracker
-from ._factory_cleaning import Cleaning
-from ._factory_open import OpenTrackers
-from ._factory_records import DelayedFactoryStatistics, OpenTracker, TrackerFallback
-from ._factory_recovery import ensure_recovered
-from ._factory_shared import SharedIndexes
-from ._factory_storage import OwnedStorage
+from ._factory_storage import OwnedStorage, SnapshotCleaner
 from ._in_memory import InMemoryDelayedDeliveryTracker
 from ._protocol import DelayedDeliveryTracker
+from ._registry import OpenTracker, SharedIndexRegistry, TrackerRegistry
 from .bucket import BucketDelayedDeliveryTracker, SharedDelayedIndex
-from .bucket._jobs import Jobs
-from .bucket._wire import messages
+from .format import snapshot_protobuf
 from .storage import BucketSnapshotStorage, DelayedCursor
 
 _NAME: Final = "DelayedDeliveryTrackerFactory"
+_MAX_RETRY_S: Final = 5.0
+"""How long to go on with a storage of which every read fails, if ``recovery_timeout`` is not shorter."""
 _log = logging.getLogger("pulsar_nack.delayed")
+
+
+@dataclass(frozen=True, slots=True)
+class TrackerFallback:
+    """A tracker is in memory although buckets are configured."""
+
+    topic_name: str
+    """Its topic."""
+    cursor_name: str
+    """Its subscription."""
+    error: Exception
+    """The reason: the error of the storage, or :class:`TimeoutError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedFactoryStatistics:
+    """A snapshot of a factory's figures."""
+
+    trackers: int
+    """Now: open trackers."""
+    fallbacks: int
+    """Total: trackers that were made in memory although buckets are configured."""
+    cleaning: int
+    """Now: cursors whose unused snapshots are still to be deleted."""
+    cleaned: int
+    """Total: unused snapshots that were deleted."""
+    last_error: Exception | None
+    """The last error of the storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +72,23 @@ class _Request:
     on_due: Callable[[], object] | None
 
 
-class DelayedDeliveryTrackerFactory(OfOneLoop):
-    """Makes trackers: in memory, in buckets, or such that hold nothing back; ``config`` says which.
+class DelayedDeliveryTrackerFactory(ClosesOnExit, OfOneLoop):
+    """Makes trackers in memory, trackers in buckets, or disabled ones, as ``config`` says.
 
-    In buckets, a tracker whose storage does not start, or whose recovery fails or is not done within
-    ``recovery_timeout``, is made in memory instead: the messages are read and added anew, and nothing is deleted.
-    That is logged as a warning to ``pulsar_nack.delayed``, counted in :meth:`statistics`, and told to ``on_fallback``.
+    A bucket tracker is replaced by one in memory if its storage does not start, or if its recovery fails or exceeds
+    ``recovery_timeout``. The dispatcher then reads and adds the messages again, and nothing is deleted. The fallback
+    is logged as a warning to ``pulsar_nack.delayed``, counted in :meth:`statistics`, and passed to ``on_fallback``.
 
-    Otherwise, a ``storage`` is for cleaning up: snapshots that an earlier run of a cursor left are deleted, after their
-    messages could be read anew, and tried again for as long as that fails. Without it they stay.
+    Without buckets, ``storage`` is only used to clean up: the snapshots that an earlier run of a cursor left are
+    deleted, with retries. Without ``storage`` they stay.
 
-    Use it with ``async with``, or call :meth:`start` and :meth:`aclose`. The storage is started and closed by it.
+    Use it with ``async with``, or call :meth:`start` and :meth:`aclose`. It starts and closes the storage.
 
-    :param config: see :class:`~pulsar_nack.BucketConfig`, whose first three settings choose
-    :param storage: needed for buckets
+    :param config: see :class:`~pulsar_nack.BucketConfig`, whose first three settings choose the kind of tracker
+    :param storage: required for buckets
     :param clock: epoch ms, of all trackers; by default the wall clock
-    :param on_fallback: a plain function that is called soon after with a :class:`TrackerFallback`
-    :raises InvalidArgumentError: buckets were asked for without a storage
+    :param on_fallback: a plain function that is called soon after a fallback, with a :class:`TrackerFallback`
+    :raises InvalidArgumentError: buckets are configured and there is no storage
     """
 
     def __init__(
@@ -83,12 +109,12 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
             raise InvalidArgumentError("storage", storage, "a BucketSnapshotStorage, since buckets are configured")
         self._clock = clock = WallClock() if clock is None else clock
         self._on_fallback = on_fallback
-        self._patience = config.recovery_timeout.total_seconds()
-        self._storage = None if storage is None else OwnedStorage(storage, self._patience)
-        self._cleaning = None if self._storage is None else Cleaning(self._storage, clock, self._note)
-        self._open = OpenTrackers()
-        self._shared = SharedIndexes()
-        self._jobs = Jobs(clock)
+        self._recovery_timeout = config.recovery_timeout.total_seconds()
+        self._storage = None if storage is None else OwnedStorage(storage, self._recovery_timeout)
+        self._cleaner = None if self._storage is None else SnapshotCleaner(self._storage, clock, self._note)
+        self._registry = TrackerRegistry()
+        self._shared = SharedIndexRegistry()
+        self._tasks = TaskOwner(clock)
         self._is_started = False
         self._closing: asyncio.Task[None] | None = None
         self._fallbacks = 0
@@ -98,13 +124,8 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     async def start(self) -> None:
-        """Start the storage where buckets are configured; one that does not start is tried again by each new tracker.
+        """Start the storage if buckets are configured; if that fails, each new tracker tries again.
 
         :raises MissingExtraError: protobuf is not installed, and buckets are configured
         :raises ClosedError: after :meth:`aclose`
@@ -113,10 +134,10 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
             raise ClosedError(_NAME)
         self._check_loop(_NAME)
         if self._config.tracker_kind == "bucket" and self._storage is not None:
-            messages()
+            snapshot_protobuf()
             try:
                 await self._storage.get()
-            except Exception as error:  # noqa: BLE001 - kept; whatever it is, trackers are made in memory meanwhile
+            except Exception as error:  # noqa: BLE001 - kept; until it starts, trackers are made in memory
                 self._note(error)
         self._is_started = True
 
@@ -131,19 +152,19 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
     ) -> DelayedDeliveryTracker:
         """Return the tracker of one subscription; close it when the subscription ends, or with the factory.
 
-        :param cursor: the subscription's; only trackers in buckets need it. Others use it to clean up
-        :param topic_name: with ``cursor_name`` it says whose the snapshots are, and whose the metrics
+        :param cursor: the subscription's cursor; required by trackers in buckets, others use it to clean up
+        :param topic_name: identifies the snapshots and the metrics, together with ``cursor_name``
         :param cursor_name: the subscription's name
-        :param topic_cursor: keeps the names of an index that subscriptions share; its mark-delete position counts while
-            nobody subscribes
+        :param topic_cursor: keeps the names of the snapshots of an index that subscriptions share; its mark-delete
+            position counts while there is no subscription
         :param on_due: as with any tracker
-        :raises InvalidArgumentError: names what was refused; a subscription has one tracker at a time
+        :raises InvalidArgumentError: an argument was refused; a subscription has one tracker at a time
         :raises NotOpenError: before :meth:`start`
         :raises ClosedError: after :meth:`aclose`
         """
         request = _Request(topic_name, cursor_name, cursor, topic_cursor, on_due)
         self._check(request)
-        self._open.reserve(topic_name, cursor_name)
+        self._registry.reserve(topic_name, cursor_name)
         tracker = None
         try:
             tracker = await self._make(request)
@@ -151,31 +172,31 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
                 await tracker.aclose()
                 raise ClosedError(_NAME)
         finally:
-            self._open.settle(topic_name, cursor_name, tracker)
+            self._registry.settle(topic_name, cursor_name, tracker)
         return tracker
 
     def trackers(self) -> list[OpenTracker]:
-        """Return the trackers that are open. Any thread may call it."""
-        return self._open.all()
+        """Return the open trackers. Any thread may call it."""
+        return self._registry.all()
 
     def statistics(self) -> DelayedFactoryStatistics:
-        """Return the figures of this moment."""
+        """Return the current figures."""
         return DelayedFactoryStatistics(
-            trackers=len(self._open.all()),
+            trackers=len(self._registry.all()),
             fallbacks=self._fallbacks,
-            cleaning=0 if self._cleaning is None else self._cleaning.going_on,
-            cleaned=0 if self._cleaning is None else self._cleaning.cleaned,
+            cleaning=0 if self._cleaner is None else self._cleaner.cleaning,
+            cleaned=0 if self._cleaner is None else self._cleaner.cleaned,
             last_error=self._last_error,
         )
 
     async def wait_until_clean(self) -> None:
-        """Wait until what is not wanted any more is deleted; what waits for its next attempt aside."""
+        """Wait until the unused snapshots of every cursor are deleted, or their deletion waits for its next attempt."""
         self._check_loop(_NAME)
-        if self._cleaning is not None:
-            await self._cleaning.idle()
+        if self._cleaner is not None:
+            await self._cleaner.idle()
 
     async def aclose(self) -> None:
-        """Close all trackers, give up cleaning, close the storage. Idempotent; cancelled, it goes on."""
+        """Close all trackers, stop cleaning, close the storage. Idempotent; closing goes on if this is cancelled."""
         if self._closing is None:
             self._check_loop(_NAME)
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -183,13 +204,13 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
 
     async def _close(self) -> None:
         try:
-            for each in self._open.all():
+            for each in self._registry.all():
                 await each.tracker.aclose()
             await self._shared.aclose()
         finally:
-            if self._cleaning is not None:
-                await self._cleaning.aclose()
-            await self._jobs.aclose()
+            if self._cleaner is not None:
+                await self._cleaner.aclose()
+            await self._tasks.aclose()
             if self._storage is not None:
                 await self._storage.aclose()
 
@@ -202,9 +223,8 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
         if not self._is_started:
             raise NotOpenError(_NAME)
         check_on_due(request.on_due)
-        for field, name in (("topic_name", request.topic_name), ("cursor_name", request.cursor_name)):
-            if not isinstance(name, str):
-                raise InvalidArgumentError(field, name, "a string")
+        check_text("topic_name", request.topic_name)
+        check_text("cursor_name", request.cursor_name)
         for field, cursor in (("cursor", request.cursor), ("topic_cursor", request.topic_cursor)):
             if cursor is not None:
                 check_has(field, cursor, ("properties", "put_property"), "a DelayedCursor or None")
@@ -232,7 +252,7 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
         return InMemoryDelayedDeliveryTracker(self._config, clock=self._clock, on_due=request.on_due)
 
     async def _make_in_buckets(self, request: _Request) -> DelayedDeliveryTracker:
-        cursor, until = request.cursor, asyncio.get_running_loop().time() + self._patience
+        cursor, until = request.cursor, asyncio.get_running_loop().time() + self._recovery_timeout
         assert self._storage is not None
         assert cursor is not None
         storage = await self._storage.get()
@@ -265,10 +285,11 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
         return index
 
     async def _ensure_recovered(self, tracker: BucketDelayedDeliveryTracker, until: float) -> None:
+        """Wait until a tracker has recovered, or has recovered something; close it otherwise."""
         try:
-            await ensure_recovered(tracker, until)
+            await _recover(tracker, until)
         except BaseException:
-            self._jobs.start(tracker.aclose())  # not waited for: the storage that it ends calls of may hang
+            self._tasks.start(tracker.aclose())  # not awaited: the storage may hang
             raise
 
     def _fall_back(self, request: _Request, error: Exception) -> None:
@@ -284,20 +305,43 @@ class DelayedDeliveryTrackerFactory(OfOneLoop):
             record = TrackerFallback(request.topic_name, request.cursor_name, error)
             asyncio.get_running_loop().call_soon(self._on_fallback, record)
 
-    # -- cleaning ----------------------------------------------------------------------------------------------------
-
     def _clean_for(self, request: _Request) -> None:
-        """Delete what the cursors name and no tracker of this configuration uses."""
-        if self._cleaning is None:
+        """Delete the snapshots that the cursors name and no tracker of this configuration uses."""
+        if self._cleaner is None:
             return
         used = None
         if self._config.tracker_kind == "bucket":
             is_shared = self._config.delayed_delivery_shared_index_enabled
             used = request.topic_cursor if is_shared else request.cursor
         if request.cursor is not None and request.cursor is not used:
-            self._cleaning.start(request.cursor, request.topic_name, request.cursor_name)
+            self._cleaner.start(request.cursor, request.topic_name, request.cursor_name)
         if request.topic_cursor is not None and request.topic_cursor is not used:
-            self._cleaning.start(request.topic_cursor, request.topic_name, "")
+            self._cleaner.start(request.topic_cursor, request.topic_name, "")
 
     def _note(self, error: Exception) -> None:
         self._last_error = error
+
+
+async def _recover(tracker: BucketDelayedDeliveryTracker, until: float) -> None:
+    """Wait until a tracker has recovered, or has recovered something and goes on in the background.
+
+    :param until: the latest loop time
+    :raises TimeoutError: some snapshots were not tried by then
+    :raises SnapshotError: all snapshots were tried for some seconds, and none could be read
+    """
+    try:
+        async with asyncio.timeout_at(until):
+            await tracker.wait_until_recovered(once=True)
+    except TimeoutError:
+        raise TimeoutError("the recovery of delayed messages was not done in time") from None
+    if _has_nothing(tracker):
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(min(until, asyncio.get_running_loop().time() + _MAX_RETRY_S)):
+                await tracker.wait_until_recovered()
+    if _has_nothing(tracker):
+        raise SnapshotError("no snapshot of delayed messages could be read") from tracker.statistics().last_error
+
+
+def _has_nothing(tracker: BucketDelayedDeliveryTracker) -> bool:
+    statistics = tracker.statistics()
+    return statistics.is_recovering and not statistics.buckets

@@ -1,9 +1,8 @@
-"""Where the bucket tracker keeps its snapshots, and the cursor that knows which of them count.
+"""The storage of bucket snapshots, and the cursor whose properties name the valid ones.
 
-The tracker creates a snapshot and then names it in a property of the cursor; it deletes the snapshot first and then the
-property, or the other way round where the cursor may be another process's by then (:class:`SupportsForgetting`). The
-property is the commit point: a snapshot without one does not count, and a property whose snapshot is gone is dropped
-when it is met.
+The tracker creates a snapshot and then names it in a cursor property. It deletes the snapshot first and then the
+property, or the other way round if another process may own the cursor by then (:class:`SupportsForgetting`). The
+property is the commit point: a snapshot without one is an orphan, and a property without a snapshot is removed.
 """
 
 from __future__ import annotations
@@ -18,27 +17,26 @@ __all__ = ["BucketSnapshotStorage", "DelayedCursor", "SupportsForgetting", "Supp
 
 @runtime_checkable
 class BucketSnapshotStorage(Protocol):
-    """Keeps snapshots: a few entries of bytes under an id, written once, never changed.
+    """Keeps snapshots. A snapshot is a few entries of bytes under an id, written once and never changed.
 
-    Entry 0 is the metadata, entries 1..n are the segments. A method may fail with any error and is tried again, with
-    backoff, for as long as it is wanted; :class:`~pulsar_nack.SnapshotNotFoundError` says that there is no snapshot of
-    this id. Calls overlap. A call that is cancelled has either done its work or not. Entries come back as they were
-    stored: their form has no checksum, so bytes that changed are for the storage to notice, which raises
-    :class:`~pulsar_nack.SnapshotFormatError` then.
+    Entry 0 is the metadata, entries 1..n are the segments. A method may raise any error; the tracker retries with
+    backoff while the result is wanted. :class:`~pulsar_nack.SnapshotNotFoundError` means that there is no snapshot
+    with this id. Calls overlap. A cancelled call has either done its work or changed nothing. Entries have no
+    checksum, so the storage has to detect changed bytes and raise :class:`~pulsar_nack.SnapshotFormatError`.
     """
 
     async def start(self) -> None:
-        """Get ready; called before anything else, by whoever owns the storage."""
+        """Get ready; the owner of the storage calls it first."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything. Idempotent; called by whoever owns the storage."""
+        """Release all resources. Idempotent; the owner of the storage calls it."""
         ...
 
     async def create_bucket_snapshot(
         self, metadata: bytes, segments: Sequence[bytes], bucket_key: str, topic_name: str, cursor_name: str
     ) -> int:
-        """Store a snapshot and return its new id; durable, and complete, when it returns."""
+        """Store a snapshot and return its new id; it is durable and complete when this returns."""
         ...
 
     async def get_bucket_snapshot_metadata(self, snapshot_id: int) -> bytes:
@@ -50,52 +48,52 @@ class BucketSnapshotStorage(Protocol):
         ...
 
     async def get_bucket_snapshot_length(self, snapshot_id: int) -> int:
-        """Return how many bytes a snapshot takes."""
+        """Return the size of a snapshot in bytes."""
         ...
 
     async def delete_bucket_snapshot(self, snapshot_id: int) -> None:
-        """Delete a snapshot; gone for good when it returns."""
+        """Delete a snapshot durably."""
         ...
 
 
 @runtime_checkable
 class SupportsSnapshotListing(Protocol):
-    """A storage that also tells which snapshots there are, so that those that a crash left behind are found."""
+    """A storage that can list its snapshots, so that the orphans of a crash are found."""
 
     async def list_bucket_snapshots(self, topic_name: str, cursor_name: str) -> Sequence[int]:
-        """Return the ids of all snapshots that were created for a cursor."""
+        """Return the ids of all snapshots of a cursor."""
         ...
 
 
 @runtime_checkable
 class DelayedCursor(Protocol):
-    """What the bucket tracker needs of a subscription's cursor. Properties are held in memory and persisted."""
+    """A subscription's cursor as the bucket tracker uses it. Its properties are in memory and on storage."""
 
     @property
     def mark_delete_position(self) -> Position:
-        """Return the last position before which, itself included, everything is acknowledged; entry -1: none of it."""
+        """Return the position up to which everything is acknowledged; entry -1: nothing of the ledger."""
         ...
 
     def properties(self) -> Mapping[str, str]:
-        """Return the properties as they are now, others' among them; not to be changed."""
+        """Return the current properties, those of other users included; the caller must not change them."""
         ...
 
     async def put_property(self, key: str, value: str) -> None:
-        """Set a property; durable when it returns."""
+        """Set a property durably."""
         ...
 
     async def remove_property(self, key: str) -> None:
-        """Remove a property, if it is there; durable when it returns."""
+        """Remove a property durably, if it exists."""
         ...
 
 
 @runtime_checkable
 class SupportsForgetting(Protocol):
-    """A cursor that another process may take over while this one still runs; then this one must delete nothing.
+    """A cursor that another process may take over while this one still runs; this one must delete nothing then.
 
-    With a storage that lists its snapshots, the property goes before the snapshot does.
+    With a storage that lists its snapshots, the property is removed before the snapshot.
     """
 
     async def forget(self, snapshot_id: int) -> None:
-        """Remove the properties that name a snapshot, durably; fail if the cursor is another's by now."""
+        """Remove the properties that name a snapshot, durably; fail if another process owns the cursor by now."""
         ...

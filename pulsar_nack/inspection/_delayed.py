@@ -7,11 +7,19 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from ..delayed.bucket._keys import NamedSnapshot, named_snapshots
-from ..delayed.bucket._log_changes import Next, State, check_head, decode
-from ..delayed.bucket._log_snapshot import Footer, decode_footer
-from ..delayed.bucket._pending import Pending
-from ..delayed.bucket._wire import SegmentRow, decode_metadata
+from ..delayed.format import (
+    BulkPositionSet,
+    CursorState,
+    Footer,
+    NamedSnapshot,
+    NextGeneration,
+    SegmentRow,
+    check_cursor_log_head,
+    decode_cursor_change,
+    decode_footer,
+    decode_metadata,
+    named_snapshots,
+)
 from ..errors import LogCorruptedError, LogVersionError, MissingExtraError, SnapshotFormatError
 from ..ids import Position
 from ._report import BucketReport, CursorReport, DelayedReport, SegmentTimes
@@ -74,7 +82,7 @@ def _cursors(store: Store) -> dict[str, dict[int, Inspected]]:
 
 def _is_cursor(log: Inspected) -> bool:
     try:
-        check_head(log.first, log.name)
+        check_cursor_log_head(log.first, log.name)
     except LogVersionError:
         return True
     except LogCorruptedError:
@@ -82,7 +90,7 @@ def _is_cursor(log: Inspected) -> bool:
     return True
 
 
-def _follow(store: Store, name: str, generations: dict[int, Inspected]) -> tuple[str, State]:
+def _follow(store: Store, name: str, generations: dict[int, Inspected]) -> tuple[str, CursorState]:
     """Read the lowest generation, and where it leads to."""
     generation = min(generations)
     while True:
@@ -100,15 +108,15 @@ def _pair(position: Position) -> tuple[int, int]:
     return position.ledger, position.entry
 
 
-def _read(store: Store, log: Inspected) -> tuple[State, Next | None]:
-    state, following = State(), None
+def _read(store: Store, log: Inspected) -> tuple[CursorState, NextGeneration | None]:
+    state, following = CursorState(), None
     try:
-        check_head(log.first, log.name)
+        check_cursor_log_head(log.first, log.name)
         for number, data in enumerate(log.records()):
             if not number:
                 continue
-            change = decode(data, log.name, number)
-            if isinstance(change, Next):
+            change = decode_cursor_change(data, log.name, number)
+            if isinstance(change, NextGeneration):
                 following = change
             else:
                 state.apply(change)
@@ -195,5 +203,5 @@ def _count(row: SegmentRow) -> int:
 
     :raises ValueError: a bitmap cannot be read
     """
-    positions = Pending()
+    positions = BulkPositionSet()
     return sum(positions.join(ledger, bitmap) for ledger, bitmap in row.bitmaps.items())

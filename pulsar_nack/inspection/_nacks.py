@@ -7,9 +7,17 @@ from array import array
 from collections.abc import Iterator
 from typing import Final
 
-from ..consumer._durable._generations import OWNER, base_name, log_name
-from ..consumer._durable._memory import Memory
-from ..consumer._durable._records import VERSION, Item, RangeAcks, UnreadableRecordError, decode
+from ..consumer.durable import (
+    OWNER_LOG,
+    RECORD_VERSION,
+    DurableState,
+    RangeAcks,
+    Record,
+    UnreadableRecordError,
+    base_name,
+    decode_record,
+    log_name,
+)
 from ._report import NacksReport, WaitingLedger
 from ._store import Inspected, Store
 
@@ -19,17 +27,17 @@ _FOR_EVER: Final = 1 << 60
 
 def inspect_nacks(store: Store) -> NacksReport | None:
     """Return what a consumer would remember, were it opened on this store now; None where there is nothing of one."""
-    found = {log.name: log for log in store.untaken() if log.name == OWNER or _NAME.fullmatch(log.name)}
+    found = {log.name: log for log in store.untaken() if log.name == OWNER_LOG or _NAME.fullmatch(log.name)}
     if not found:
         return None
     for log in found.values():
         log.kind = "nacks"
     chain = [found[name] for name in _chain(store, found)]
-    memory = Memory(_FOR_EVER, _FOR_EVER)
+    memory = DurableState(_FOR_EVER, _FOR_EVER)
     for log in chain:
         _replay(store, log, memory)
     used = tuple(log.name for log in chain)
-    ignored = tuple(sorted(found.keys() - {*used, OWNER}))
+    ignored = tuple(sorted(found.keys() - {*used, OWNER_LOG}))
     return _report(used, ignored, memory)
 
 
@@ -55,27 +63,27 @@ def _chain(store: Store, found: dict[str, Inspected]) -> Iterator[str]:
         store.note(log_name(expected), "", "missing", f"the log is missing that {base_name(base)} was made beside")
 
 
-def _replay(store: Store, log: Inspected, memory: Memory) -> None:
+def _replay(store: Store, log: Inspected, memory: DurableState) -> None:
     for number, data in enumerate(log.records()):
         try:
-            memory.apply(decode(data))
+            memory.apply(decode_record(data))
         except (UnreadableRecordError, ValueError) as error:
-            is_newer = isinstance(error, UnreadableRecordError) and error.version > VERSION
+            is_newer = isinstance(error, UnreadableRecordError) and error.version > RECORD_VERSION
             store.note(log.name, f"record {number}", "newer" if is_newer else "inconsistent", str(error))
             return
 
 
-def _entries_of(acknowledged: Item) -> int:
+def _entries_of(acknowledged: Record) -> int:
     """Return how many entries a record tells of: one, or those of its ranges."""
     if not isinstance(acknowledged, RangeAcks):
         return 1
     return sum(last - first + 1 for first, last in acknowledged.ranges)
 
 
-def _report(used: tuple[str, ...], ignored: tuple[str, ...], memory: Memory) -> NacksReport:
+def _report(used: tuple[str, ...], ignored: tuple[str, ...], memory: DurableState) -> NacksReport:
     times, counts = array("q"), array("I")
     ledgers: dict[tuple[int, int, str | None], int] = {}
-    for page in memory.unsettled_pages():
+    for page in memory.pending_pages():
         times.extend(page.times)
         counts.extend(page.counts)
         key = page.ledger, page.partition, page.topic

@@ -12,7 +12,7 @@ from typing import Final
 
 from prometheus_client import Metric
 
-from ..delayed.bucket._statistics import OPERATION_STATES, OPERATION_TYPES
+from ..delayed.bucket import OPERATION_STATES, OPERATION_TYPES
 from ._delayed_totals import QUANTILES, TopicTotals, TrackerTotals, namespace_of
 
 _BUCKET: Final = "pulsar_delayed_message_index_bucket_"

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from ..delayed import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory
-from ..delayed._factory_open import OpenTrackers
+from ..delayed import DelayedDeliveryTracker, DelayedDeliveryTrackerFactory, TrackerRegistry
 from ..errors import InvalidArgumentError, MissingExtraError
 from ._delayed_totals import totals_by_topic
 
@@ -44,7 +43,7 @@ class DelayedMetrics:
         self._cluster = cluster
         self._subscriptions = subscriptions
         self._factories: list[ref[DelayedDeliveryTrackerFactory]] = []
-        self._trackers = OpenTrackers()
+        self._trackers = TrackerRegistry()
         if registry is not None:
             registry.register(self)
 

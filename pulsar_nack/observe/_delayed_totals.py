@@ -13,7 +13,7 @@ from ..delayed import (
     OpenTracker,
     SharedSubscription,
 )
-from ..delayed.bucket._statistics import LATENCY_BOUNDS_MS
+from ..delayed.bucket import LATENCY_BOUNDS_MS
 
 _ATTEMPTS: Final = 10
 QUANTILES: Final = (*map(str, LATENCY_BOUNDS_MS), "overflow")

@@ -1,7 +1,7 @@
 """Encodes the snapshots of buckets and the logs of an index, in the forms of the bucket tracker. Pure.
 
 Segments of a snapshot are cut as the tracker cuts them, and encoded with numpy. The wire form is that of
-``delayed/bucket/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so all indexes of a bucket are
+``delayed/format/_snapshot.proto``. An index is at most 29 bytes and its length one byte, so all indexes of a bucket are
 written into a table of bytes, a row each, and unused bytes are left out at the end. It takes about 0.1 us an index;
 protobuf's objects take 0.5.
 
@@ -22,10 +22,16 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from ..config import DELAYED_PREFIX, BucketConfig
-from ..delayed.bucket._log_changes import HEAD, Put, encode
-from ..delayed.bucket._log_snapshot import Footer, groups, split
-from ..delayed.bucket._log_storage import log_name
+from ..config import BucketConfig
+from ..delayed.format import (
+    CURSOR_LOG_HEAD,
+    Footer,
+    PutProperty,
+    encode_cursor_change,
+    group_records,
+    snapshot_log_name,
+    split_entries,
+)
 from ..index import portable
 from ..ledger._names import LOG, segment_name
 from ..ledger._record import encode_frame, encode_segment_header, seed_of
@@ -167,17 +173,12 @@ def varint(number: int) -> bytes:
 
 def snapshot_folder(snapshot_id: int) -> str:
     """Return the name of the folder of a snapshot's log."""
-    return log_name("", "", snapshot_id) + LOG
-
-
-def bucket_key(start: int, end: int, number: int) -> str:
-    """Return the property of a bucket; ``number`` counts the earlier buckets of the same ledgers."""
-    return f"{DELAYED_PREFIX}part_{start}_{end}_{number}" if number else f"{DELAYED_PREFIX}bucket_{start}_{end}"
+    return snapshot_log_name("", "", snapshot_id) + LOG
 
 
 def snapshot_log(key: str, snapshot_id: int, snapshot: BucketSnapshot) -> bytes:
     """Return the only segment file of a snapshot's log, which is sealed."""
-    records, parts = split((snapshot.metadata, *snapshot.segments), _APPEND)
+    records, parts = split_entries((snapshot.metadata, *snapshot.segments), _APPEND)
     records.append(Footer(key, "", "", len(snapshot.segments) + 1, parts).encode())
     salt = crc32(snapshot.metadata, crc32(key.encode()))
     return b"".join(_frames(snapshot_folder(snapshot_id), records, salt, is_sealed=True))
@@ -185,7 +186,8 @@ def snapshot_log(key: str, snapshot_id: int, snapshot: BucketSnapshot) -> bytes:
 
 def cursor_log(named: Iterable[tuple[str, int]]) -> bytes:
     """Return the only segment file of the cursor's log: it names these snapshots, and nothing is acknowledged."""
-    records = [HEAD, *(encode(Put(key, str(snapshot_id))) for key, snapshot_id in named)]
+    changes = (PutProperty(key, str(snapshot_id)) for key, snapshot_id in named)
+    records = [CURSOR_LOG_HEAD, *map(encode_cursor_change, changes)]
     salt = int.from_bytes(sha256(b"".join(records)).digest()[:4])
     return b"".join(_frames(CURSOR, records, salt, is_sealed=False))
 
@@ -194,7 +196,7 @@ def _frames(folder: str, records: Sequence[bytes], salt: int, *, is_sealed: bool
     log = folder.removesuffix(LOG)
     yield encode_segment_header(0, salt, log)
     first, seed = 0, seed_of(salt, log)
-    for group in groups(records, _APPEND):
+    for group in group_records(records, _APPEND):
         yield encode_frame(first, group, seed)
         first += len(group)
     if is_sealed:

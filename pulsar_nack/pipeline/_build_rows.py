@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import BucketConfig
-from ..delayed._arguments import INT64_MAX
-from ..delayed._ticks import LATEST
+from ..delayed.format import INT64_MAX
+from ..delayed.ticks import LATEST
 from ..errors import InvalidArgumentError
 from ..index import MAX_ENTRY
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config import BucketConfig
-from ._build_encoding import bucket_key, encode_bucket, snapshot_folder, snapshot_log
+from ..delayed.format import bucket_key
+from ._build_encoding import encode_bucket, snapshot_folder, snapshot_log
 from ._build_folder import write_log
 from ._build_rows import Cutter, Rows
 from ._build_units import Unit

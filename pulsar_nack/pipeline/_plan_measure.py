@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from .._delays import MAX_NUMBER_S
 from ..config import NackConfig
-from ..delayed._ticks import Ticks
+from ..delayed.ticks import TickRounding
 from ..ids import MessageId
 from ..index import TimeBuckets
 from ..nack import NackSchedule
@@ -54,10 +54,10 @@ class IndexBuilder:
     _spans: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     _buckets: TimeBuckets = field(init=False)
     _schedule: NackSchedule = field(init=False)
-    _ticks: Ticks = field(init=False)
+    _ticks: TickRounding = field(init=False)
 
     def __post_init__(self) -> None:
-        self._ticks = Ticks(1 << self.bits, is_strict=False)
+        self._ticks = TickRounding(1 << self.bits, is_strict=False)
         self._schedule = NackSchedule(NackConfig(negative_ack_precision_bit_cnt=self.bits))
         self._buckets = self._schedule if self.kind == Kind.NACK else TimeBuckets()
 

@@ -1,13 +1,11 @@
-"""How much memory pending nacks and delayed messages take, by formulas: the proposals' and that of our index.
+"""How much memory pending nacks and delayed messages take, by the proposals' formulas and in our index.
 
-Also how many buckets to keep of an index on storage.
+Also how many buckets a bucket tracker should keep.
 """
 
-from ._bucket_plan import BucketPlan, make_bucket_plan
-from ._bucket_size import BucketLoad, BucketSize, bucket_size
-from ._index_size import predicted_bytes
+from ._bucket_plan import BucketLoad, BucketPlan, BucketSize, bucket_size, make_bucket_plan
+from ._index_size import old_bytes, predicted_bytes, proposal_bytes
 from ._plan import Plan, PlanRow, Recommendation, format_size, make_plan, recommend
-from ._proposals import old_bytes, proposal_bytes
 from ._workload import Kind, Workload
 
 __all__ = [

@@ -1,11 +1,18 @@
-"""What our index takes, from what it does; a test compares this with an index that is really built.
+"""The size of an index in memory: what the proposals' formulas say, and what our index takes.
 
-- *What waits* is one bitmap over slots (see ``index/_slots.py``): a slot is a block of 65 536 entries of a ledger, or
-  of fewer with batches, and its container is the smallest of a list, runs and bits, once the stream has moved on. One
-  slot in 32 and the current one are on average not compressed yet.
-- *Buckets* are windows while ids come in order with one delay: 20 bytes each, whatever lies in them. The members of
-  large batches lie in two or three slots at once: then each has a window for every 512 ids.
-- The rest is the part of the newest buckets that is not sealed yet, and what an empty index takes.
+The formulas are those of PIP-393 and of the in-memory delayed tracker. A bucket of ``2**y`` ms at x entries a ms holds
+M = x * 2**y of them. Up to M = 4 096 a bitmap is a list of 2 bytes an entry, to which PIP-393 adds 2 for its maps; from
+there on it is 8 192 bits, that is 8 192 / M an entry. A bucket over several ledgers has a bitmap for each:
+ceil(M / entries a ledger), which tends to 8 192 / 50 000 an entry.
+
+Our index is predicted from its structure; a test compares the prediction with a real index.
+
+- *Pending messages* are in one bitmap over slots: a slot is a block of 65 536 entries of a ledger, or of fewer with
+  batches. Its container is the smallest of a list, runs and bits, once the stream has moved on. On average, one slot in
+  32 and the current one are not compressed yet.
+- *Buckets* are windows while ids come in order with one delay: 20 bytes each, whatever their content. The messages of
+  large batches are in two or three slots at once: then each slot has a window for every 512 ids.
+- The rest is the unsealed part of the newest buckets, and what an empty index takes.
 """
 
 from __future__ import annotations
@@ -14,10 +21,15 @@ from collections.abc import Iterator
 from math import ceil, exp
 from typing import Final, NamedTuple
 
-from ._workload import Workload
+from ._workload import Kind, Workload
 
-_BITSET_BYTES: Final = 8_192
+_BITMAP_BYTES: Final = 8_192
 _LIST_UP_TO: Final = 4_096
+_LIST_BYTES: Final = {Kind.NACK: 4.0, Kind.DELAYED: 2.0}
+_LIMIT_BYTES: Final = 0.163 * 50_000
+"""A bitmap in the limit; the proposal rounds 8 192 / 50 000 to 0.163."""
+_OLD_BYTES: Final = {Kind.NACK: (48.0, 213.0), Kind.DELAYED: (24.0, 24.0)}
+"""An entry in the maps before the proposal, smallest and largest; and in a heap of three longs."""
 _SLOT_BYTES: Final = 468
 _WINDOW_BYTES: Final = 20
 _FOLD: Final = 512
@@ -27,11 +39,38 @@ _EMPTY_BYTES: Final = 4_096
 _OPEN_BYTES: Final = 2 * 240
 _NUMBER_BYTES: Final = 4.5
 _CHUNK_BYTES: Final = 145
-"""A short piece of a bucket that is no window, at every second change of slot among members of batches."""
+"""A short run of a bucket that is not a window, at every second change of slot among messages of batches."""
+
+
+def proposal_bytes(workload: Workload, bits: int, *, limit: bool = False) -> float:
+    """Return the bytes that the proposals' formula gives for all pending messages.
+
+    With ``limit`` a bucket over several ledgers counts as full bitmaps only, otherwise as the next whole number.
+    """
+    in_bucket = workload.pending_entries / (workload.delay * 1000) * 2**bits
+    return workload.pending_entries * _bytes_an_entry(workload, in_bucket, limit=limit)
+
+
+def _bytes_an_entry(workload: Workload, in_bucket: float, *, limit: bool) -> float:
+    as_list = _LIST_BYTES[workload.kind]
+    if in_bucket < _LIST_UP_TO:
+        return as_list
+    in_ledger = workload.entries_per_ledger
+    if in_bucket <= in_ledger:
+        return _BITMAP_BYTES / in_bucket
+    if limit:
+        return min(as_list, _LIMIT_BYTES / in_ledger)
+    return min(as_list, ceil(in_bucket / in_ledger) * _BITMAP_BYTES / in_bucket)
+
+
+def old_bytes(workload: Workload) -> tuple[float, float]:
+    """Return the least and the most bytes that the structures before the proposals take."""
+    lowest, highest = _OLD_BYTES[workload.kind]
+    return workload.pending_entries * lowest, workload.pending_entries * highest
 
 
 class _Blocks(NamedTuple):
-    """Slots that are alike: how many, entries in each, members of each entry, and bits for a member's index."""
+    """Equal slots: their number, the entries in each, the messages of each entry, and the bits of a batch index."""
 
     number: float
     entries: float
@@ -40,7 +79,7 @@ class _Blocks(NamedTuple):
 
 
 def predicted_bytes(workload: Workload, bits: int) -> float:
-    """Return about how many bytes our index takes for all that waits, in buckets of ``2**bits`` ms."""
+    """Return about how many bytes our index takes for all pending messages, in buckets of ``2**bits`` ms."""
     blocks = list(_blocks(workload))
     slots = sum(each.number for each in blocks)
     classes = len({each.bits for each in blocks})
@@ -65,7 +104,7 @@ def _blocks(workload: Workload) -> Iterator[_Blocks]:
 
 
 def _classes(batch_size: int) -> Iterator[tuple[int, int]]:
-    """Yield how many members of each batch share a kind of slot, and the bits for their indexes."""
+    """Return how many messages of each batch share a kind of slot, and the bits of their batch indexes."""
     if batch_size == 1:
         yield 1, 0
         return
@@ -77,10 +116,10 @@ def _classes(batch_size: int) -> Iterator[tuple[int, int]]:
 
 
 def _container_bytes(blocks: _Blocks, share: float, unoptimized: float) -> float:
-    """Return the size of one container, averaged over those that are compressed and those that are not yet."""
+    """Return the average size of a container, over compressed and uncompressed ones."""
     _, entries, members, bits = blocks
     count = entries * members * share
-    as_written = 2 * count if count <= _LIST_UP_TO else _BITSET_BYTES
+    as_written = 2 * count if count <= _LIST_UP_TO else _BITMAP_BYTES
     gaps = 1 - share
     are_adjacent = members == 1 << bits
     runs = 1 + count * gaps if are_adjacent else entries * share * (1 + (members - 1) * gaps)
@@ -89,7 +128,7 @@ def _container_bytes(blocks: _Blocks, share: float, unoptimized: float) -> float
 
 
 def _windows(workload: Workload, bits: int, classes: int) -> float:
-    """Return how many windows there are: one for each bucket that is not empty, unless batches are large."""
+    """Return the number of windows: one for each bucket that is not empty, unless batches are large."""
     buckets = _buckets(workload, bits)
     in_bucket = workload.pending / buckets
     used = buckets * (1 - exp(-in_bucket)) if workload.share < 1 else min(buckets, workload.pending)

@@ -1,4 +1,4 @@
-"""A table over the width of buckets, and which width to take."""
+"""A table of bucket widths for a workload, and the width to choose."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from math import floor, log2
 from typing import Any, Final
 
 from ..errors import InvalidArgumentError
-from ._index_size import predicted_bytes
-from ._proposals import old_bytes, proposal_bytes
+from ._index_size import old_bytes, predicted_bytes, proposal_bytes
 from ._workload import Kind, Workload
 
 _MAX_BITS: Final = 62
 _WIDEST_SHARE: Final = 8
-"""A bucket should be no wider than an eighth of the delay, as ``NackConfig.precision_ratio`` has it."""
+"""A bucket should be at most an eighth of the delay wide, as with ``NackConfig.precision_ratio``."""
 _WAKE_UPS: Final = 100.0
 _SLACK: Final = 1.25
 _SLACK_BYTES: Final = 1 << 20
@@ -22,7 +21,7 @@ _UNITS: Final = ("KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """What buckets of ``2**bits`` ms mean."""
+    """The consequences of buckets of ``2**bits`` ms."""
 
     bits: int
     width_ms: int
@@ -30,7 +29,7 @@ class PlanRow:
     messages_per_bucket: float
     wake_ups_per_second: float
     is_fine: bool
-    """No wider than an eighth of the delay."""
+    """Whether a bucket is at most an eighth of the delay wide."""
     bytes: float
     bytes_per_message: float
     proposal_bytes: float
@@ -39,7 +38,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Which bits to take, and why."""
+    """The recommended bits, and the reason."""
 
     bits: int
     reason: str
@@ -47,7 +46,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer to a workload: a row for each number of bits, those asked for among them."""
+    """The plan for a workload: a row for each number of bits, and a recommendation."""
 
     workload: Workload
     bits: int
@@ -58,12 +57,12 @@ class Plan:
 
     @property
     def asked(self) -> PlanRow:
-        """Return the row that was asked for."""
+        """Return the row of the requested bits."""
         return self.rows[self.bits]
 
     @property
     def recommended(self) -> PlanRow:
-        """Return the row that is recommended."""
+        """Return the row of the recommended bits."""
         return self.rows[self.recommendation.bits]
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,7 +71,7 @@ class Plan:
 
 
 def make_plan(workload: Workload, bits: int) -> Plan:
-    """Plan for a workload with buckets of ``2**bits`` ms, and compare with all other widths up to the delay.
+    """Plan a workload with buckets of ``2**bits`` ms, and compare with all other widths up to the delay.
 
     :raises InvalidArgumentError: ``bits`` is not an integer from 0 to 62
     """
@@ -84,7 +83,7 @@ def make_plan(workload: Workload, bits: int) -> Plan:
 
 
 def format_size(size: float) -> str:
-    """Return bytes as people read them, three digits at least; units of 1 024."""
+    """Return a human-readable size with three digits or more, in units of 1 024."""
     size /= 1024
     unit = 0
     while size >= 1000 and unit < len(_UNITS) - 1:
@@ -113,7 +112,7 @@ def _row(workload: Workload, bits: int) -> PlanRow:
 
 
 def recommend(workload: Workload, rows: tuple[PlanRow, ...]) -> Recommendation:
-    """Choose the finest buckets that cost little: near the least memory, few wake-ups, no wider than fits the delay.
+    """Choose the finest buckets that are cheap: little memory, few wake-ups, and narrow enough for the delay.
 
     :param rows: for 0, 1, 2 and so on bits, predicted or measured
     """
@@ -126,7 +125,7 @@ def recommend(workload: Workload, rows: tuple[PlanRow, ...]) -> Recommendation:
 
 
 def _affordable(least: float) -> float:
-    """Return how much memory finer buckets may take: a quarter, or a MiB, more than the least."""
+    """Return how much memory finer buckets may take: a quarter or 1 MiB more than the least."""
     return max(_SLACK * least, least + _SLACK_BYTES)
 
 

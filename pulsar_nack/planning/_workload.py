@@ -1,4 +1,4 @@
-"""What is planned for."""
+"""The workload that a plan is made for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_BATCH: Final = 65_536
 
 
 class Kind(StrEnum):
-    """What the messages wait for: to come back after a nack, or for their first delivery."""
+    """Why messages wait: for redelivery after a nack, or for delayed delivery."""
 
     NACK = "nack"
     DELAYED = "delayed"
@@ -24,14 +24,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A steady stream in which a random share of the messages is nacked, or delayed, in order and with one delay.
+    """A steady stream of which a random share is nacked or delayed, in order and with one delay.
 
-    :param kind: what they wait for
+    :param kind: why messages wait
     :param rate: messages a second
-    :param delay: seconds that each of the share waits
-    :param share: of the messages that wait, above 0 and at most 1
-    :param entries_per_ledger: entries that a ledger holds
-    :param batch_size: messages an entry; 1 for delayed messages, which Pulsar's producers do not batch
+    :param delay: seconds that a nacked or delayed message waits
+    :param share: the share of messages that wait, above 0 and at most 1
+    :param entries_per_ledger: entries in a ledger
+    :param batch_size: messages in an entry; 1 for delayed messages, which Pulsar's producers do not batch
     :raises InvalidArgumentError: names the parameter
     """
 
@@ -58,17 +58,17 @@ class Workload:
 
     @property
     def pending(self) -> float:
-        """Return how many messages wait at once."""
+        """Return the number of messages that wait at the same time."""
         return self.rate * self.share * self.delay
 
     @property
     def entries(self) -> float:
-        """Return how many entries go by while a message waits, whether something in them waits or not."""
+        """Return the number of entries that are published while a message waits."""
         return self.rate * self.delay / self.batch_size
 
     @property
     def pending_entries(self) -> float:
-        """Return how many entries hold something that waits."""
+        """Return the number of entries with at least one message that waits."""
         return self.entries * (1 - (1 - self.share) ** self.batch_size)
 
 

@@ -1,11 +1,11 @@
-"""The native client: the broker's own protocol on asyncio. The way in is :func:`pulsar_nack.connect`."""
+"""The native client: Pulsar's binary protocol on asyncio. Get a client from :func:`pulsar_nack.connect`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingExtraError
 
-try:  # both are looked for here, so that their absence is told once, and well
+try:  # both are checked here, for one clear error
     import_module("google.protobuf")
     import_module("google_crc32c")
 except ImportError as error:
@@ -19,12 +19,11 @@ from ._connection._authentication import (
     TlsAuthentication,
     TokenAuthentication,
 )
-from ._connection._options import ClientOptions
+from ._connection._options import ClientOptions, SchemaInfo
 from ._connection._pool import ClientStatistics
 from ._connection._tls import TlsOptions
 from ._consumer._port import WirePort
 from ._consumer._subscribe_options import KeyShared, SubscribeOptions
-from ._protocol._schema_info import SchemaInfo
 
 if TYPE_CHECKING:
     from ._connection._oauth2 import OAuth2Authentication
@@ -37,7 +36,7 @@ _LATER = {
     "ProducerOptions": "_producer._options",
     "Producing": "_producer._producer",
 }
-"""Names that are imported on first use, by module: consumers do not need them."""
+"""The modules of names that are imported on first use, because consumers do not need them."""
 
 __all__ = [
     "Authentication",

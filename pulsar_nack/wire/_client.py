@@ -1,4 +1,4 @@
-"""The client: connections, and what is made over them: consumers and producers."""
+"""The client: makes consumers and producers over shared connections."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from ..consumer import Consumer, Subscribing
 from ..consumer._consumer import check_settings
 from ..errors import ClosedError, InvalidArgumentError
 from ._connection._address import parse_service_url
-from ._connection._core import Core
+from ._connection._context import ClientContext
 from ._connection._lookup import Lookup
-from ._connection._options import ClientOptions
+from ._connection._options import ClientOptions, SchemaInfo
 from ._connection._pool import ClientStatistics, Pool
-from ._connection._together import each_tried
-from ._consumer._port import WirePort, no_queue, traits_of
+from ._connection._retry import gather_settled, retry_transient
+from ._consumer._port import WirePort, queue_required, traits_of
 from ._consumer._selection import selection_of
-from ._consumer._settings import ProducerSettings, Settings, client_options, producer_options, split
+from ._consumer._settings import ProducerSettings, SubscribeSettings, client_options, producer_options, split_settings
 from ._consumer._subscribe_options import TYPES, SubscribeOptions, SubscriptionType
-from ._protocol._schema_info import SchemaInfo
 from ._protocol._topics import normalize, normalize_namespace
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ class Client(NotCopied):
     it warns (:class:`ResourceWarning`) and closes its connections.
 
     :param url: one address or several
-    :param options: how brokers are reached
-    :param dial: opens connections in another way than over the network, for tests
+    :param options: how to reach brokers
+    :param dial: opens connections other than over the network, for tests
     """
 
     def __init__(self, url: str, options: ClientOptions | None = None, *, dial: Any = None) -> None:
@@ -56,7 +55,7 @@ class Client(NotCopied):
         self._url = url
         self._options = options or ClientOptions()
         self._dial = dial
-        self._made: Core | None = None
+        self._context: ClientContext | None = None
         self._open: weakref.WeakSet[Any] = weakref.WeakSet()
         self._closing: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -65,13 +64,13 @@ class Client(NotCopied):
         return f"<Client of {self._url!r}{', closed' if self._is_closed else ''}>"
 
     def __del__(self) -> None:
-        core = self.__dict__.get("_made")  # not set if the URL was refused
-        if core is not None and not self._is_closed and not core.loop.is_closed():
-            core.loop.call_soon_threadsafe(_close_dropped, core, quoted(self))
+        context = self.__dict__.get("_context")  # not set if the URL was refused
+        if context is not None and not self._is_closed and not context.loop.is_closed():
+            context.loop.call_soon_threadsafe(_close_dropped, context, quoted(self))
             warnings.warn(f"unclosed {quoted(self)}", ResourceWarning, source=self, stacklevel=2)
 
     async def __aenter__(self) -> Self:
-        self._core()
+        self._open_context()
         return self
 
     async def __aexit__(
@@ -80,22 +79,22 @@ class Client(NotCopied):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close what is open of its consumers and producers, then the connections. Idempotent, in any loop.
+        """Close all open consumers and producers, then the connections. Idempotent, in any loop.
 
-        :raises WrongLoopError: it is open, and was used in another event loop than the one that runs
+        :raises WrongLoopError: the client is open, and was used in another event loop
         """
-        if self._made is not None and (self._closing is None or not self._closing.done()):
-            check_loop(self._made.loop, "the client")
+        if self._context is not None and (self._closing is None or not self._closing.done()):
+            check_loop(self._context.loop, "the client")
         self._is_closed = True
-        if self._made is None:
+        if self._context is None:
             return
         if self._closing is None:
-            self._closing = asyncio.create_task(self._close(self._made), name="pulsar_nack.wire client closing")
+            self._closing = asyncio.create_task(self._close(self._context), name="pulsar_nack.wire client closing")
         await asyncio.shield(self._closing)
 
-    async def _close(self, core: Core) -> None:
-        await each_tried(each.close() for each in list(self._open))
-        await core.aclose()
+    async def _close(self, context: ClientContext) -> None:
+        await gather_settled(each.close() for each in list(self._open))
+        await context.aclose()
 
     # --- consumers -------------------------------------------------------------------------------------------------
 
@@ -106,33 +105,32 @@ class Client(NotCopied):
         *,
         consumer_type: SubscriptionType = "shared",
         discovery_interval: Delay = 60.0,
-        **settings: Unpack[Settings],
+        **settings: Unpack[SubscribeSettings],
     ) -> Subscribing:
-        """Subscribe, on a Shared subscription unless told otherwise.
+        """Subscribe, on a Shared subscription by default.
 
-        While no broker answers, or is not ready, it tries again for ``request_timeout``, as the methods below do.
+        While no broker answers or is ready, this method and those below retry for ``request_timeout``.
 
-        :param topic: a topic, with whatever partitions; a list of topics; or a pattern by :func:`re.compile` for whole
+        :param topic: a topic with all its partitions; a list of topics; or a pattern by :func:`re.compile` for whole
             names of topics, ``persistent://tenant/namespace/name`` or ``tenant/namespace/name``, or for the last part
             of those in ``public/default``
         :param subscription: its name
-        :param discovery_interval: how often is looked for new partitions, and for new topics of a pattern
+        :param discovery_interval: how often to look for new partitions, and for new topics that match a pattern
         :param settings: those of :class:`~pulsar_nack.Consumer`, and those of
             :class:`~pulsar_nack.wire.SubscribeOptions` (``initial_position``, ``receiver_queue_size``, ...)
-        :return: to be used as ``async with``, or awaited
+        :return: use it as ``async with``, or await it
         :raises InvalidArgumentError: names the argument
         :raises ClosedError: the client is closed
         :raises TopicNotFoundError: when entered or awaited: the topic does not exist, and may not be created
-        :raises BrokerError: when entered or awaited: it could not subscribe; with the broker's own words, and the
-            number of tries
+        :raises BrokerError: when entered or awaited: subscribing failed; with the broker's text and the number of tries
         """
         selection = selection_of(topic)
-        of_consumer, of_subscription = split(settings)
+        of_consumer, of_subscription = split_settings(settings)
         if consumer_type not in TYPES:
             raise InvalidArgumentError("consumer_type", consumer_type, f"one of {', '.join(TYPES)}")
         options = SubscribeOptions(subscription=subscription, type=consumer_type, **of_subscription)
         if not options.receiver_queue_size and selection.only is None:
-            raise no_queue()
+            raise queue_required()
         interval = delay_ms(discovery_interval, "discovery_interval") / 1000
         if not interval:
             raise InvalidArgumentError("discovery_interval", discovery_interval, "more than 0")
@@ -143,15 +141,15 @@ class Client(NotCopied):
         self._check_open()
 
         async def make() -> Consumer:
-            port = await WirePort.open(self._core(), selection, options, discovery_interval=interval)
+            port = await WirePort.open(self._open_context(), selection, options, discovery_interval=interval)
             try:
-                self._check_open()  # it may have been closed meanwhile
+                self._check_open()  # the client may have been closed meanwhile
                 consumer = Consumer(port, **of_consumer)
             except BaseException:
                 await port.close()
                 raise
             consumer._keeps = self
-            self._open.add(consumer)  # not its port alone, whose end leaves the consumer's own tasks
+            self._open.add(consumer)  # not only its port: the consumer has tasks too
             return consumer
 
         return Subscribing(make)
@@ -159,15 +157,15 @@ class Client(NotCopied):
     # --- producers -------------------------------------------------------------------------------------------------
 
     def producer(self, topic: str, **settings: Unpack[ProducerSettings]) -> Producing:
-        """Produce to a topic, with whatever partitions.
+        """Produce to a topic with all its partitions.
 
         :param topic: its name
         :param settings: those of :class:`~pulsar_nack.wire.ProducerOptions` (``batching``, ``compression``, ...)
-        :return: to be used as ``async with``, or awaited; either gives a :class:`~pulsar_nack.wire.Producer`
+        :return: use it as ``async with``, or await it; either gives a :class:`~pulsar_nack.wire.Producer`
         :raises InvalidArgumentError: names the argument
         :raises ClosedError: the client is closed
-        :raises MissingExtraError: when entered or awaited: what its compression needs is not installed
-        :raises BrokerError: likewise: it could not be made; with the broker's own words
+        :raises MissingExtraError: when entered or awaited: the package for the compression is not installed
+        :raises BrokerError: when entered or awaited: connecting failed; with the broker's text
         """
         from ._producer._producer import Producer, Producing
 
@@ -176,7 +174,7 @@ class Client(NotCopied):
         self._check_open()
 
         async def make() -> Producer:
-            producer = await Producer.open(self._core(), name, options)
+            producer = await Producer.open(self._open_context(), name, options)
             if self._is_closed:
                 await producer.aclose()
                 raise ClosedError("the client")
@@ -186,58 +184,58 @@ class Client(NotCopied):
 
         return Producing(make)
 
-    # --- looking ---------------------------------------------------------------------------------------------------
+    # --- topics ----------------------------------------------------------------------------------------------------
 
     async def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has, 0 if it has none.
 
         :raises BrokerError: the broker refused, or cannot be reached
         """
-        core, name = self._core(), normalize(topic)
-        return await core.patiently(lambda: core.lookup.partitions(name))
+        context, name = self._open_context(), normalize(topic)
+        return await retry_transient(context, lambda: context.lookup.partitions(name))
 
     async def topics(self, namespace: str = "public/default") -> list[str]:
-        """Return the full names of the persistent topics of a namespace, each partition by itself.
+        """Return the full names of the persistent topics of a namespace, each partition as one.
 
         :raises BrokerError: the broker refused, or cannot be reached
         """
-        core, name = self._core(), normalize_namespace(namespace)
-        return sorted(await core.patiently(lambda: core.lookup.topics(name)))
+        context, name = self._open_context(), normalize_namespace(namespace)
+        return sorted(await retry_transient(context, lambda: context.lookup.topics(name)))
 
     async def schema(self, topic: str, version: bytes | None = None) -> SchemaInfo:
-        """Return a schema of a topic, by which its messages can be decoded.
+        """Return a schema of a topic, to decode its messages with.
 
         :param version: a message's ``schema_version``; None: the latest
         :raises InvalidArgumentError: names the argument
-        :raises BrokerRefusedError: the broker said no; with the code ``TopicNotFound`` if it has no such schema
-        :raises BrokerError: it cannot be reached
+        :raises BrokerRefusedError: the broker refused; with the code ``TopicNotFound`` if it has no such schema
+        :raises BrokerError: no broker can be reached
         """
         if version is not None and not isinstance(version, bytes):
             raise InvalidArgumentError("version", version, "bytes, as a message's schema_version, or None")
-        return await self._core().lookup.schema(normalize(topic), version)
+        return await self._open_context().lookup.schema(normalize(topic), version)
 
     def statistics(self) -> ClientStatistics:
         """Return counts of open, lost, restored and failed connections; all 0 before the first request."""
-        return ClientStatistics() if self._made is None else self._made.pool.statistics()
+        return ClientStatistics() if self._context is None else self._context.pool.statistics()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the client")
 
-    def _core(self) -> Core:
+    def _open_context(self) -> ClientContext:
         self._check_open()
         loop = asyncio.get_running_loop()
-        if self._made is None:
+        if self._context is None:
             pool = Pool(self._url, self._options, dial=self._dial)
-            self._made = Core(
+            self._context = ClientContext(
                 pool=pool, lookup=Lookup(pool, self._options), options=self._options, loop=loop, clock=LoopClock()
             )
-        check_loop(self._made.loop, "the client")
-        return self._made
+        check_loop(self._context.loop, "the client")
+        return self._context
 
 
-def _close_dropped(core: Core, name: str) -> None:
-    core.loop.create_task(core.aclose(), name="pulsar_nack.wire client closing")
+def _close_dropped(context: ClientContext, name: str) -> None:
+    context.loop.create_task(context.aclose(), name="pulsar_nack.wire client closing")
     _LOG.warning("%s was dropped without being closed; its connections are closed now", name)
 
 

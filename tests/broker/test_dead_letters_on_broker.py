@@ -269,7 +269,7 @@ async def test_what_cannot_be_read(ways: Ways, topic: str, monkeypatch: pytest.M
     (letter,) = await letters(ways, f"{topic}-sub-DLQ", 1)
     assert letter.properties["PULSAR_NACK_REASON"].startswith("UndecodableMessageError: payload: damaged zlib")
     entry = _entries.decode_entry(letter.payload)
-    assert [each.payload for each in entry.messages()] == [b"0", b"1", b"2", b"3", b"4"]
+    assert [payload for _, _, payload in entry.members()] == [b"0", b"1", b"2", b"3", b"4"]
 
 
 @pytest.mark.both_lines
@@ -352,6 +352,7 @@ WORKER = """
 import asyncio, os, signal, sys
 import pulsar_nack
 from pulsar_nack import DeadLetterPolicy
+from tests.wire.frames import messages_of
 
 async def main(url, topic):
     async with pulsar_nack.connect(url) as client:

@@ -16,12 +16,12 @@ import pytest
 
 from pulsar_nack.errors import BrokerError, BrokerRefusedError, ConnectionLostError
 from pulsar_nack.testing._process import free_port
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._authentication import TlsAuthentication, TokenAuthentication
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._connection._tls import TlsOptions
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.broker._assembly import missing_tools
 from tests.broker._settings import HOST
 from tests.broker.standalone import Standalone
@@ -40,9 +40,9 @@ async def test_lookups(service_url: str, topic: str, partitioned_topic: Callable
     try:
         connection = await lookup.broker(topic)
         assert connection.is_open
-        assert connection.protocol_version >= 19
+        assert connection.connected.protocol_version >= 19
         assert connection.max_message_bytes == 5 << 20
-        assert connection.server_version.startswith("Pulsar Server")
+        assert connection.connected.server_version.startswith("Pulsar Server")
         assert (await lookup.partitions(topic), await lookup.partitions(partitioned)) == (0, 3)
         for partition in range(3):
             assert await lookup.broker(f"{partitioned}-partition-{partition}") is connection
@@ -187,5 +187,5 @@ async def _subscribe(pool: Pool, topic: str) -> None:
     command = pb.BaseCommand(type=pb.BaseCommand.SUBSCRIBE)
     command.subscribe.topic, command.subscribe.subscription = topic, "s"
     command.subscribe.subType = pb.CommandSubscribe.Shared
-    command.subscribe.consumer_id, command.subscribe.request_id = connection.consumer_id(), request_id
+    command.subscribe.consumer_id, command.subscribe.request_id = connection.consumers.next_id(), request_id
     await connection.request(command, request_id)

@@ -67,8 +67,8 @@ async def test_large_messages_stay_at_the_broker(client: Client, topic: str) -> 
     async with client.subscribe(topic, "sub") as consumer:
         await produce(client, topic, [bytes(SIZE)] * 40)
         await asyncio.sleep(1)
-        assert client._made is not None
-        held = client._made.prefetched
+        assert client._context is not None
+        held = client._context.memory_limit
         highest, count = held.bytes, 0
         assert 0 < highest <= BOUND
         while count < 40:
@@ -94,7 +94,7 @@ async def test_messages_of_a_deleted_topic_can_be_settled(client: Client, admin:
         await asyncio.to_thread(admin.request, "DELETE", f"persistent/public/default/{_local(gone)}?force=true")
         await asyncio.wait_for(messages[0].ack(), patience(3))
         async with asyncio.timeout(patience(5)):
-            while gone in {member.topic for member in consumer.port._members}:
+            while gone in {member.topic for member in consumer.port._consumers}:
                 await asyncio.sleep(0.05)
         await asyncio.wait_for(messages[1].ack(), patience(3))
         messages[2].ack_soon()

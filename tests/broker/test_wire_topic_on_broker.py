@@ -52,14 +52,14 @@ async def test_permits_agree_with_the_broker(service_url: str, admin: Admin, top
         await publish(service_url, topic, numbered(7))
         ids = [delivery.id for delivery in await arrived.take(37)]
         assert {each.batch_size for each in ids[:30]} == {10}
-        assert await asyncio.to_thread(permits, admin, topic) == consumer._permits.out == 63
+        assert await asyncio.to_thread(permits, admin, topic) == consumer.queue.permits.out == 63
         await consumer.acknowledge([each for each in ids if each.batch_index in {1, 2, 7}])
         for _ in range(3):
-            await consumer.redeliver(ids)
+            consumer.redeliver_nowait(ids)
             await asyncio.sleep(0.5)
             left = 37 - 9
             assert len(await arrived.take(left)) == left
-            assert await asyncio.to_thread(permits, admin, topic) == consumer._permits.out
+            assert await asyncio.to_thread(permits, admin, topic) == consumer.queue.permits.out
         assert len(arrived) == 0
 
 
@@ -74,7 +74,7 @@ async def test_chosen_entries_come_again_at_once(service_url: str, topic: str) -
         took = []
         for count in range(1, 11):
             began = time.monotonic()
-            await consumer.redeliver([ids[3], ids[11]])
+            consumer.redeliver_nowait([ids[3], ids[11]])
             again = await arrived.take(2)
             took.append(time.monotonic() - began)
             assert {delivery.id for delivery in again} == {ids[3], ids[11]}
@@ -94,7 +94,7 @@ async def test_batch_members(service_url: str, admin: Admin, topic: str) -> None
         await publish_batch(service_url, topic, numbered(10))
         ids = [delivery.id for delivery in await arrived.take(10)]
         await consumer.acknowledge(ids[:7])
-        await consumer.redeliver(ids[7:8])
+        consumer.redeliver_nowait(ids[7:8])
         again = await arrived.take(3)
         assert [delivery.id for delivery in again] == ids[7:]
         await consumer.aclose()
@@ -116,7 +116,7 @@ async def test_batches_at_a_broker_without_index_acks(
         await publish_batch(broker.service_url, topic, numbered(10))
         ids = [delivery.id for delivery in await arrived.take(10)]
         await consumer.acknowledge(ids[:7])
-        await consumer.redeliver(ids[7:8])
+        consumer.redeliver_nowait(ids[7:8])
         assert [delivery.id for delivery in await arrived.take(10)] == ids
         await consumer.acknowledge(ids[7:])
         assert await asyncio.to_thread(admin.backlog, topic, SUBSCRIPTION) == 0
@@ -168,14 +168,14 @@ async def test_a_rewind_brings_each_once(service_url: str, topic: str, kind: Any
         first = await arrived.take(30)
         await consumer.acknowledge([delivery.id for delivery in first[:10]])
         for _ in range(5):
-            await consumer.redeliver([first[10].id])
+            consumer.redeliver_nowait([first[10].id])
             await asyncio.sleep(0.01)
             seen = await arrived.take(60)
             assert [delivery.data for delivery in seen] == numbered(400)[10:70]
-        made.core.pool.connections()[0].close(OSError("a test wants it"))
+        made.context.pool.connections()[0].close(OSError("a test wants it"))
         seen = await arrived.take(60)
         assert [delivery.data for delivery in seen] == numbered(400)[10:70]
-        await consumer.redeliver([first[10].id])
+        consumer.redeliver_nowait([first[10].id])
         await asyncio.sleep(0.01)
         rest = await arrived.take(390)
         assert [delivery.data for delivery in rest] == numbered(400)[10:]
@@ -244,7 +244,7 @@ async def test_a_topic_is_unloaded(service_url: str, admin: Admin, topic: str) -
         await asyncio.sleep(1)
         again = arrived.take_nowait()
         assert {delivery.id for delivery in again} >= set(ids[50:])
-        assert consumer.subscribed_times == 2
+        assert consumer.sessions.subscribed_times == 2
         # the broker may forget what it confirms in the moment in which it closes the topic
         assert 50 <= await asyncio.to_thread(admin.backlog, topic, SUBSCRIPTION) <= 55
 
@@ -313,13 +313,13 @@ async def test_chunked_messages(service_url: str, admin: Admin, topic: str, kind
     async with wire(service_url, topic) as made:
         consumer = await made.open(arrived, type=kind, receiver_queue_size=3)
         await publish(service_url, topic, [b"a"])
-        await publish_chunks(made.core, topic, large, 1_000)
+        await publish_chunks(made.context, topic, large, 1_000)
         await publish(service_url, topic, [b"b"])
         deliveries = await arrived.take(3)
         assert [delivery.data for delivery in deliveries] == [b"a", large, b"b"]
         whole = deliveries[1].id
         assert len(whole.parts) == 3
-        await consumer.redeliver([whole])
+        consumer.redeliver_nowait([whole])
         await asyncio.sleep(0.5)
         again = await arrived.take(1 if kind == "shared" else 3)
         assert large in [delivery.data for delivery in again]
@@ -350,7 +350,7 @@ def make_reader(made: Any, arrived: Arrived, **options: Any) -> Any:
     from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
     from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
 
-    consumer = TopicConsumer(made.core, made.topic, SubscribeOptions("reader", **options), arrived.put)
+    consumer = TopicConsumer(made.context, made.topic, SubscribeOptions("reader", **options), arrived.put)
     made.consumers.append(consumer)
     return consumer
 

@@ -13,11 +13,11 @@ import pytest
 import pulsar_nack
 from pulsar_nack import BrokerError, BrokerRefusedError, Consumer, MessageId, UndecodableMessageError
 from pulsar_nack.wire import Client
-from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._frames import encode_message
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.broker._admin import Admin
 from tests.consumer.official import EXACT, nothing_comes, numbered, payloads, take
 from tests.patience import patience
+from tests.wire.frames import encode_message
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def test_topics_of_a_pattern_come_and_go(client: Client, admin: Admin, top
 async def has_left(consumer: Consumer, topic: str) -> None:
     """Wait until a topic is not consumed any more."""
     async with asyncio.timeout(patience(5)):
-        while topic in {member.topic for member in consumer.port._members}:
+        while topic in {member.topic for member in consumer.port._consumers}:
             await asyncio.sleep(0.05)
 
 
@@ -95,7 +95,7 @@ async def test_topics_of_a_pattern_are_told_at_once(client: Client, admin: Admin
     await produce(client, first, [b"before"])
     pattern = re.compile(f"{re.escape(topic)}-.*")
     async with client.subscribe(pattern, "sub", discovery_interval=3600) as consumer:
-        assert len(consumer.port._members) == 1
+        assert len(consumer.port._consumers) == 1
         await asyncio.sleep(1)
         for name in (second, parted):
             if name == parted:
@@ -230,7 +230,7 @@ async def test_what_cannot_be_read_stops_nothing(client: Client, topic: str) -> 
 
 async def send_encrypted(client: Client, topic: str) -> None:
     """Send what says that it is encrypted."""
-    connection = await client._core().lookup.broker(topic)
+    connection = await client._open_context().lookup.broker(topic)
     receipt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     class Events:
@@ -246,10 +246,10 @@ async def send_encrypted(client: Client, topic: str) -> None:
         def on_connection_lost(self, error: Exception) -> None:
             pass
 
-    request_id, producer_id = connection.request_id(), connection.producer_id()
+    request_id, producer_id = connection.request_id(), connection.producers.next_id()
     asked = pb.BaseCommand(type=pb.BaseCommand.PRODUCER)
     asked.producer.topic, asked.producer.producer_id, asked.producer.request_id = topic, producer_id, request_id
-    connection.add_producer(producer_id, Events())
+    connection.producers.add(producer_id, Events())
     name = (await connection.request(asked, request_id)).producer_success.producer_name
     sending = pb.BaseCommand(type=pb.BaseCommand.SEND)
     sending.send.producer_id, sending.send.sequence_id = producer_id, 0
@@ -261,4 +261,4 @@ async def send_encrypted(client: Client, topic: str) -> None:
     closing = pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER)
     closing.close_producer.producer_id, closing.close_producer.request_id = producer_id, request_id
     await connection.request(closing, request_id)
-    connection.remove_producer(producer_id)
+    connection.producers.remove(producer_id)

@@ -10,16 +10,16 @@ from typing import Any
 import pulsar
 
 from pulsar_nack.clock import LoopClock
-from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
-from pulsar_nack.wire._protocol._frames import encode_message
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.consumer.official import official_client
 from tests.wire.consuming import Arrived
+from tests.wire.frames import encode_message
 
 SUBSCRIPTION = "sub"
 
@@ -27,15 +27,15 @@ SUBSCRIPTION = "sub"
 class Wire:
     """A client; ``open`` makes consumers of one topic."""
 
-    def __init__(self, core: Core, topic: str) -> None:
-        self.core = core
+    def __init__(self, context: ClientContext, topic: str) -> None:
+        self.context = context
         self.topic = topic
         self.consumers: list[TopicConsumer] = []
 
     async def open(self, arrived: Arrived, **options: Any) -> TopicConsumer:
         """Return a consumer that is subscribed, from the earliest message on."""
         told = SubscribeOptions(SUBSCRIPTION, **{"initial_position": "earliest", **options})
-        consumer = TopicConsumer(self.core, self.topic, told, arrived.put)
+        consumer = TopicConsumer(self.context, self.topic, told, arrived.put)
         self.consumers.append(consumer)
         await consumer.open()
         return consumer
@@ -46,7 +46,7 @@ async def wire(url: str, topic: str) -> AsyncIterator[Wire]:
     """Yield a client, closed afterwards with its consumers."""
     options = ClientOptions()
     pool = Pool(url, options)
-    made = Wire(Core(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock()), topic)
+    made = Wire(ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock()), topic)
     try:
         yield made
     finally:
@@ -78,12 +78,14 @@ async def publish_batch(url: str, topic: str, payloads: list[bytes], **settings:
     await publish(url, topic, payloads, **whole, **settings)
 
 
-async def publish_chunks(core: Core, topic: str, payload: bytes, size: int, uuid: str = "chunked-0") -> None:
+async def publish_chunks(
+    context: ClientContext, topic: str, payload: bytes, size: int, uuid: str = "chunked-0"
+) -> None:
     """Send one message in chunks of ``size`` bytes, by commands of the protocol: small chunks need no large message."""
-    connection = await core.lookup.broker(topic)
+    connection = await context.lookup.broker(topic)
     parts = [payload[at : at + size] for at in range(0, len(payload), size)]
-    producer, receipts = connection.producer_id(), Receipts(len(parts))
-    connection.add_producer(producer, receipts)
+    producer, receipts = connection.producers.next_id(), Receipts(len(parts))
+    connection.producers.add(producer, receipts)
     request_id = connection.request_id()
     command = pb.BaseCommand(type=pb.BaseCommand.PRODUCER)
     command.producer.topic, command.producer.producer_id, command.producer.request_id = topic, producer, request_id
@@ -100,7 +102,7 @@ async def publish_chunks(core: Core, topic: str, payload: bytes, size: int, uuid
     closing = pb.BaseCommand(type=pb.BaseCommand.CLOSE_PRODUCER)
     closing.close_producer.producer_id, closing.close_producer.request_id = producer, request_id
     await connection.request(closing, request_id)
-    connection.remove_producer(producer)
+    connection.producers.remove(producer)
 
 
 class Receipts:

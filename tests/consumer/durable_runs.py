@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from pulsar_nack import MessageId
-from pulsar_nack.consumer._durable import DurableNacks, Outcome
-from pulsar_nack.consumer._durable._records import EntryAcks, RangeAcks
-from pulsar_nack.consumer._durable._unsettled import Found
+from pulsar_nack.consumer.durable import DurableNacks, Outcome
+from pulsar_nack.consumer.durable._pending import PendingMessage
+from pulsar_nack.consumer.durable._records import BatchAcks, RangeAcks
 from pulsar_nack.errors import LedgerError
 from pulsar_nack.ledger import LogStore
 from pulsar_nack.testing import ManualClock
@@ -31,7 +31,7 @@ IDS = [
 class Model:
     """For each id the states that may be found: the last that was reported durable, and what was tried since."""
 
-    may_be: dict[MessageId, list[Found | None]] = field(default_factory=lambda: {each: [None] for each in IDS})
+    may_be: dict[MessageId, list[PendingMessage | None]] = field(default_factory=lambda: {each: [None] for each in IDS})
 
     settled: set[MessageId] = field(default_factory=set)
     """Those whose acknowledgement was reported durable, and of which nothing was called for since."""
@@ -43,18 +43,18 @@ class Model:
         states = {message_id: states[:] for message_id, states in self.may_be.items()}
         return Model(states, set(self.settled), ManualClock(self.clock.now_ms()))
 
-    def tried(self, message_id: MessageId, found: Found | None) -> None:
+    def tried(self, message_id: MessageId, found: PendingMessage | None) -> None:
         """A change was called for."""
         self.may_be[message_id].append(found)
         self.settled.discard(message_id)
 
-    def durable(self, message_id: MessageId, found: Found | None) -> None:
+    def durable(self, message_id: MessageId, found: PendingMessage | None) -> None:
         """It was reported durable, and nothing of this id was called for since."""
         self.may_be[message_id] = [found]
         if found is None:
             self.settled.add(message_id)
 
-    def check(self, find: Callable[[MessageId], Found | None], acked: set[MessageId]) -> None:
+    def check(self, find: Callable[[MessageId], PendingMessage | None], acked: set[MessageId]) -> None:
         """Compare with what was found, and take it over: it was made durable when it was opened."""
         for message_id in IDS:
             found = find(message_id)
@@ -124,7 +124,7 @@ class Run:
         return await DurableNacks.open(store, memory_ms=MEMORY_MS, ttl_ms=TTL_MS, clock=self.clock, compact_bytes=1_500)
 
     async def _step(self, durable: DurableNacks) -> None:
-        """Let some tasks change something at the same time, each another id."""
+        """Run some tasks at the same time, each of which changes another id."""
         chosen = self.random.sample(IDS, self.random.choice((1, 1, 2, 6)))
         await asyncio.gather(*(self._change(durable, message_id) for message_id in chosen))
         self.clock.advance(self.random.randrange(3))
@@ -133,13 +133,15 @@ class Run:
         chance, count = self.random.random(), self.random.randrange(100)
         now_ms, delay_ms = self.clock.now_ms(), self.random.randrange(100_000)
         if chance < 0.4:
-            await self._await(message_id, Found(now_ms + delay_ms, count), durable.nacked(message_id, delay_ms, count))
+            await self._await(
+                message_id, PendingMessage(now_ms + delay_ms, count), durable.nacked(message_id, delay_ms, count)
+            )
         elif chance < 0.6:
-            await self._await(message_id, Found(now_ms, count), durable.shown(message_id, count))
+            await self._await(message_id, PendingMessage(now_ms, count), durable.delivered(message_id, count))
         else:
-            await self._await(message_id, None, durable.settled(message_id))
+            await self._await(message_id, None, durable.acked(message_id))
 
-    async def _await(self, message_id: MessageId, found: Found | None, written: Awaitable[Outcome]) -> None:
+    async def _await(self, message_id: MessageId, found: PendingMessage | None, written: Awaitable[Outcome]) -> None:
         self.model.tried(message_id, found)
         if self.random.random() < 0.1:
             return  # nobody waits
@@ -153,8 +155,8 @@ class Run:
 def acked_again(durable: DurableNacks) -> set[MessageId]:
     """Return the ids of what is remembered as acknowledged, members of batches one by one."""
     acked: set[MessageId] = set()
-    for item in durable._memory.acknowledged():
-        if isinstance(item, EntryAcks):
+    for item in durable._state.acknowledged():
+        if isinstance(item, BatchAcks):
             size = item.id.batch_size
             acked |= {item.id._replace(batch_index=index) for index in range(size) if item.acked >> index & 1}
         elif isinstance(item, RangeAcks):

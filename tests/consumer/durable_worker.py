@@ -1,12 +1,12 @@
-"""A durable consumer in a process of its own, to be killed.
+"""A durable consumer in a separate process, to be killed.
 
 ``python -m tests.consumer.durable_worker SERVICE_URL TOPIC FOLDER TYPE ACTION``; it says ``subscribed``, then for each
 message its payload and attempt. TYPE is the consumer type; the actions:
 
 - ``nack:SECONDS``  nacks, and says so when the nack has returned
 - ``stay``          says so, and stays in its handler
-- ``die``           is killed with signal 9 inside the handler, by itself
-- ``ack:COUNT``     acknowledges, all at the same time, and is killed as soon as so many acknowledgements have returned
+- ``die``           kills itself with signal 9 inside the handler
+- ``ack:COUNT``     acknowledges, all at the same time, and is killed as soon as that many have returned
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def work(url: str, topic: str, folder: str, consumer_type: str, action: st
 
 
 async def acknowledge(consumer: Consumer, count: int) -> None:
-    """Acknowledge so many messages, and die before the client sends that."""
+    """Acknowledge ``count`` messages, and die before the client sends that."""
     messages = await take(consumer, count, timeout=30)
     await asyncio.gather(*(message.ack() for message in messages))
     die()
@@ -72,7 +72,7 @@ class Worker:
         return self._output.read_text().splitlines()
 
     async def said(self, count: int, seconds: float = 30.0) -> list[str]:
-        """Wait until it has said so many lines after the first, and return them."""
+        """Wait until it has printed ``count`` lines after the first, and return them."""
         async with asyncio.timeout(seconds):
             while len(self.lines()) <= count:
                 assert self.process.exit_code is None, self.lines()

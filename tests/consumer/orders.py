@@ -20,7 +20,7 @@ from pulsar_nack.testing import VirtualClockEventLoop
 
 from .two_workers import LEDGER, World, WrongError
 
-_SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._ack_")
+_SEEN_THROUGH: Final = ("pulsar_nack.consumer.", "pulsar_nack.wire._consumer._ack_")
 """Objects of these modules are looked into; of others only the type counts."""
 _COUNTERS: Final = {
     *("acked", "acked_again", "done", "failures", "given_up", "redelivered_local", "redelivered_broker"),
@@ -129,7 +129,8 @@ def picture(world: World) -> bytes:
         parts.append((sorted(worker.hand), sorted(worker.acking), len(worker.calls)))
         parts += [draw.of(part) for part in vars(consumer).values() if _is_looked_into(part)]
         parts += [
-            (member.is_connected, draw.of(member._acks), draw.of(member._ack_sets)) for member in consumer.port._members
+            (each.is_connected, draw.of(each.acks._groups), draw.of(each.acks.sets))
+            for each in consumer.port._consumers
         ]
     return blake2b(repr(parts).encode(), digest_size=16).digest()
 

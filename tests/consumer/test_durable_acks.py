@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import AlreadySettledError, Consumer, InvalidArgumentError, Message, MessageId
-from pulsar_nack.consumer._durable import _records as records
-from pulsar_nack.consumer._durable._memory import Memory
-from pulsar_nack.consumer._durable._records import Change, Kind, RangeAcks
-from pulsar_nack.consumer._durable._settled import Settled
+from pulsar_nack.consumer.durable import _records as records
+from pulsar_nack.consumer.durable._acked import AckedMessages
+from pulsar_nack.consumer.durable._records import Change, RangeAcks, RecordKind
+from pulsar_nack.consumer.durable._state import DurableState
 from pulsar_nack.testing import FakePort, virtual_time
 from tests.consumer.durable import Machine
 from tests.consumer.ports import FAKE
@@ -66,39 +66,39 @@ class LonelyPort(FakePort):
 @pytest.mark.parametrize("hours", seeds([2, 24]))
 def test_a_day_stays_small(hours: int) -> None:
     """K51: a day of a Shared subscription, half of which others acknowledge, takes what its last minute takes."""
-    random, settled = Random(1), Settled(60_000)
+    random, acks = Random(1), AckedMessages(60_000)
     most_bytes = most_entries = entry = 0
     for now_ms in range(0, hours * HOUR_MS, 200):
         entry += random.choice((1, 2))
-        settled.add(MessageId(entry // 50_000, entry % 50_000, topic="persistent://public/default/orders"), now_ms)
-        most_bytes = max(most_bytes, settled.bytes)
+        acks.add(MessageId(entry // 50_000, entry % 50_000, topic="persistent://public/default/orders"), now_ms)
+        most_bytes = max(most_bytes, acks.bytes)
         if now_ms % HOUR_MS == 0:
-            settled._check()
-            most_entries = max(most_entries, settled.entries)
-    assert settled.entries <= most_entries <= 60_000 // 200 * 9 / 8 + 1
+            acks._check()
+            most_entries = max(most_entries, acks.entries)
+    assert acks.entries <= most_entries <= 60_000 // 200 * 9 / 8 + 1
     assert most_bytes < 3_000
-    written = sum(len(records.encode_ranges(item)) for item in settled.items() if isinstance(item, RangeAcks))
-    assert written == pytest.approx(settled.bytes, rel=0.35)
+    written = sum(len(records.encode_ranges(item)) for item in acks.records() if isinstance(item, RangeAcks))
+    assert written == pytest.approx(acks.bytes, rel=0.35)
 
 
 @pytest.mark.parametrize("hours", seeds([3, 24]))
 def test_a_day_of_batches_stays_small(hours: int) -> None:
     """K51: batches are kept until they are done, however long that takes, and then for as long as other entries."""
-    random, memory = Random(2), Memory(60_000, 10**12)
+    random, state = Random(2), DurableState(60_000, 10**12)
     left: list[tuple[int, MessageId]] = []
     most = 0
     for entry, now_ms in enumerate(range(0, hours * HOUR_MS, 5_000)):
         members = [MessageId(1, entry, batch_index=index, batch_size=8) for index in range(8)]
         for member in members[:-1]:
-            memory.apply(Change(Kind.SETTLED, member, now_ms, now_ms))
+            state.apply(Change(RecordKind.ACKED, member, now_ms, now_ms))
         left.append((now_ms + random.randrange(600_000), members[-1]))
         for due in [each for each in left if each[0] <= now_ms]:
-            assert memory.settled.is_acked(due[1]._replace(batch_index=0), now_ms)
-            assert not memory.settled.is_acked(due[1], now_ms)
-            memory.apply(Change(Kind.SETTLED, due[1], now_ms, now_ms))
+            assert state.acked.is_acked(due[1]._replace(batch_index=0), now_ms)
+            assert not state.acked.is_acked(due[1], now_ms)
+            state.apply(Change(RecordKind.ACKED, due[1], now_ms, now_ms))
             left.remove(due)
-        most = max(most, memory.settled.entries)
-    memory.settled._check()
+        most = max(most, state.acked.entries)
+    state.acked._check()
     assert most < 200
 
 
@@ -124,39 +124,39 @@ async def test_a_day_of_a_consumer_stays_small(hours: int) -> None:
 
 def test_time_without_a_connection_does_not_count() -> None:
     """K51: what was acknowledged before or during ten minutes without a connection is as new after it."""
-    settled = Settled(60_000)
-    settled.add(MessageId(1, 0), 1_000)
-    settled.add(MessageId(1, 1), 61_001)
-    settled.add(MessageId(1, 5), 91_000)
-    settled.was_away(100_000, 700_000)
-    settled.add(MessageId(1, 9), 700_000)
+    acks = AckedMessages(60_000)
+    acks.add(MessageId(1, 0), 1_000)
+    acks.add(MessageId(1, 1), 61_001)
+    acks.add(MessageId(1, 5), 91_000)
+    acks.skip_time(100_000, 700_000)
+    acks.add(MessageId(1, 9), 700_000)
     for entry, last_ms in ((0, 0), (1, 760_000), (5, 760_000 + 29_999)):
-        assert settled.is_acked(MessageId(1, entry), 700_000) is bool(last_ms)
-        assert settled.is_acked(MessageId(1, entry), last_ms) is bool(last_ms)
-        assert not settled.is_acked(MessageId(1, entry), last_ms + 1)
-    settled.was_away(900_000, 900_000)
-    assert (len(settled), settled.entries) == (0, 0)
+        assert acks.is_acked(MessageId(1, entry), 700_000) is bool(last_ms)
+        assert acks.is_acked(MessageId(1, entry), last_ms) is bool(last_ms)
+        assert not acks.is_acked(MessageId(1, entry), last_ms + 1)
+    acks.skip_time(900_000, 900_000)
+    assert (len(acks), acks.entries) == (0, 0)
 
 
 def test_absences_one_after_the_other() -> None:
     """K51: while connections come and go nothing is forgotten; once one has lasted, everything is."""
-    settled, now_ms = Settled(60_000), 0
+    acks, now_ms = AckedMessages(60_000), 0
     for entry in range(100):
-        settled.add(MessageId(1, entry), now_ms)
-        settled.was_away(now_ms, now_ms + 1_000)
+        acks.add(MessageId(1, entry), now_ms)
+        acks.skip_time(now_ms, now_ms + 1_000)
         now_ms += 31_000
-    assert all(settled.is_acked(MessageId(1, entry), now_ms) for entry in range(100))
-    settled._check()
-    assert not any(settled.is_acked(MessageId(1, entry), now_ms + 130_000) for entry in range(100))
+    assert all(acks.is_acked(MessageId(1, entry), now_ms) for entry in range(100))
+    acks._check()
+    assert not any(acks.is_acked(MessageId(1, entry), now_ms + 130_000) for entry in range(100))
 
 
 def test_cumulative_acks_are_as_new_after_an_absence() -> None:
     """K51: the mark of a cumulative acknowledgement is as new after an absence too."""
-    settled = Settled(60_000)
-    settled.add_through(MessageId(1, 7), 1_000)
-    settled.was_away(50_000, 650_000)
-    assert settled.is_acked(MessageId(1, 3), 710_000)
-    assert not settled.is_acked(MessageId(1, 3), 710_001)
+    acks = AckedMessages(60_000)
+    acks.add_up_to(MessageId(1, 7), 1_000)
+    acks.skip_time(50_000, 650_000)
+    assert acks.is_acked(MessageId(1, 3), 710_000)
+    assert not acks.is_acked(MessageId(1, 3), 710_001)
 
 
 @virtual_time
@@ -182,7 +182,7 @@ async def test_acks_without_a_connection_are_given_again() -> None:
 
 @virtual_time
 async def test_acks_without_a_connection_outlive_a_kill() -> None:
-    """U10: killed after an hour without a connection: what was acknowledged at its beginning is not shown again."""
+    """U10: killed after an hour without a connection: what was acknowledged at its beginning is not redelivered."""
     machine = Machine()
     machine.topic.publish(b"x")
     port = LonelyPort(machine.topic)
@@ -200,16 +200,16 @@ async def test_acks_without_a_connection_outlive_a_kill() -> None:
 @virtual_time
 async def test_many_acks_are_remembered() -> None:
     """U10: 150 000 acknowledgements that never reached the broker are remembered after a kill, as two ranges."""
-    memory, count = Memory(60_000, DAY_MS), size(150_000, fast=30_000)
+    state, count = DurableState(60_000, DAY_MS), size(150_000, fast=30_000)
     for entry in range(count):
         if entry != 77:
-            memory.apply(Change(Kind.SETTLED, MessageId(3, entry), 5, 5))
-    assert memory.settled.bytes < 100
-    copy = Memory(60_000, DAY_MS)
-    for data in memory.picture(6):
+            state.apply(Change(RecordKind.ACKED, MessageId(3, entry), 5, 5))
+    assert state.acked.bytes < 100
+    copy = DurableState(60_000, DAY_MS)
+    for data in state.snapshot(6):
         if data is not None:
-            copy.apply(records.decode(data))
-    acked = [copy.settled.is_acked(MessageId(3, entry), 6) for entry in range(count + 1)]
+            copy.apply(records.decode_record(data))
+    acked = [copy.acked.is_acked(MessageId(3, entry), 6) for entry in range(count + 1)]
     assert (sum(acked), acked[77], acked[-1]) == (count - 1, False, False)
 
 
@@ -245,10 +245,10 @@ def test_ranges_are_written_and_read(steps: list[tuple[int, int]], at_ms: int) -
             end += gap + length + 2
     acks = RangeAcks(MessageId(2**62, 0, 7, topic="persistent://public/default/ü"), at_ms, ranges)
     written = records.encode_ranges(acks)
-    assert records.decode(written) == acks
+    assert records.decode_record(written) == acks
     for wrong in (written[:-1], written + b"\0"):
         with pytest.raises(records.UnreadableRecordError):
-            records.decode(wrong)
+            records.decode_record(wrong)
 
 
 # --- the gate --------------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ async def test_receiving_pauses_while_the_state_is_full(caplog: pytest.LogCaptur
 
 @virtual_time
 async def test_what_comes_again_passes_the_gate() -> None:
-    """K42: while new messages wait, nacked ones are shown again in time, and mates of what is acknowledged are."""
+    """K42: while new messages wait, nacked ones and those of partly acknowledged batches are redelivered in time."""
     machine = Machine()
     publish_batches(machine, 60)
     async with machine.consuming(max_ack_state_bytes=LIMIT, redelivery="local") as consumer:
@@ -408,7 +408,7 @@ async def test_calls_that_are_cancelled_at_the_gate_lose_nothing() -> None:
 
 @virtual_time
 async def test_seek_opens_the_gate() -> None:
-    """K43: what waits is dropped when the subscription is moved, and everything is shown anew."""
+    """K43: waiting messages are dropped when the subscription is moved, and everything is delivered again."""
     machine = Machine()
     publish_batches(machine, 60)
     async with machine.consuming(max_ack_state_bytes=LIMIT) as consumer:

@@ -379,7 +379,7 @@ async def test_a_message_that_is_replayed_later_is_shown(ports: Ports) -> None:
 
 @virtual_time
 async def test_cumulative_acks_are_remembered(ports: Ports) -> None:
-    """U35: acked up to a held message, killed before the broker got it: none of them is shown again."""
+    """U35: acked up to a held message, killed before the broker got it: no message is redelivered."""
     machine = Machine(ports, subscription_type="exclusive")
     for number in range(4):
         machine.topic.publish(bytes([number]))
@@ -506,7 +506,7 @@ async def test_a_cancelled_nack_is_in_effect_and_durable(ports: Ports) -> None:
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
 @virtual_time
 async def test_a_nack_that_is_in_effect_ends_its_attempt(ports: Ports, how: str) -> None:
-    """U20: cancelled or failed while it was written, a nack ends its attempt: shown again, the old ack is refused."""
+    """U20: cancelled or failed while it was written, a nack ends its attempt: after that the old ack is refused."""
     machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming() as consumer:
@@ -547,7 +547,7 @@ async def test_closing_writes_what_was_called_for(ports: Ports) -> None:
 
 @virtual_time
 async def test_ack_while_a_nack_is_written(ports: Ports) -> None:
-    """U20: an ack from another task while a nack is being made durable is told that it lost."""
+    """U20: an ack from another task while a nack is being made durable gets an error."""
     machine = Machine(ports)
     machine.topic.publish(b"x")
     async with machine.consuming() as consumer:

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from pulsar_nack import LogCorruptedError, LogStorageError, LogVersionError, MessageId
 from pulsar_nack.consumer._batches import is_same_topic
-from pulsar_nack.consumer._durable import DurableNacks
-from pulsar_nack.consumer._durable import _generations as generations
-from pulsar_nack.consumer._durable import _records as records
-from pulsar_nack.consumer._durable._epoch import Epoch
-from pulsar_nack.consumer._durable._memory import Memory
-from pulsar_nack.consumer._durable._records import Change, EntryAcks, Kind, Page, RangeAcks
-from pulsar_nack.consumer._durable._settled import SLICES, Settled
-from pulsar_nack.consumer._durable._unsettled import Found, Unsettled
+from pulsar_nack.consumer.durable import DurableNacks
+from pulsar_nack.consumer.durable import _generations as generations
+from pulsar_nack.consumer.durable import _records as records
+from pulsar_nack.consumer.durable._acked import SLICES, AckedMessages
+from pulsar_nack.consumer.durable._journal import MonotonicWallClock
+from pulsar_nack.consumer.durable._pending import PendingMessage, PendingMessages
+from pulsar_nack.consumer.durable._records import BatchAcks, Change, PendingPage, RangeAcks, RecordKind
+from pulsar_nack.consumer.durable._state import DurableState
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger._memory_files import MemoryFiles
 from pulsar_nack.testing import ManualClock
@@ -69,10 +69,10 @@ async def opened(
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-@given(ids(), INT64, INT64, st.integers(0, 2**40), st.sampled_from(list(Kind)[:6]))
-def test_changes_are_read_as_written(message_id: MessageId, at: int, time: int, count: int, kind: Kind) -> None:
+@given(ids(), INT64, INT64, st.integers(0, 2**40), st.sampled_from(list(RecordKind)[:6]))
+def test_changes_are_read_as_written(message_id: MessageId, at: int, time: int, count: int, kind: RecordKind) -> None:
     """U9: a change comes back with every field, its topic too; a count beyond 32 bits stays at the most."""
-    read = records.decode(records.encode_change(Change(kind, message_id, at, time, count)))
+    read = records.decode_record(records.encode_change(Change(kind, message_id, at, time, count)))
     assert isinstance(read, Change)
     assert read == (kind, message_id, at, time, min(count, 2**32 - 1))
     assert read.id.topic == message_id.topic
@@ -85,17 +85,17 @@ def test_changes_are_read_as_written(message_id: MessageId, at: int, time: int, 
 def test_pages_are_read_as_written(rows: list[tuple[int, int, int]], topic: str | None) -> None:
     """U9: a page comes back with its columns, on machines of either byte order."""
     columns = [array(code, [row[at] for row in rows]) for at, code in enumerate("QqI")]
-    page = Page(3, -1, 17, topic, *columns)
-    assert records.decode(records.encode_page(page)) == page
+    page = PendingPage(3, -1, 17, topic, *columns)
+    assert records.decode_record(records.encode_page(page)) == page
 
 
 @given(st.integers(1, 300), st.data())
 def test_acks_of_a_batch_are_read_as_written(size: int, data: st.DataObject) -> None:
     """U3: which members of a batch are acknowledged comes back."""
-    entry = EntryAcks(MessageId(1, 2, batch_size=size, topic="t"), 5, data.draw(st.integers(0, 2**size - 1)))
-    read = records.decode(records.encode_entry(entry))
+    entry = BatchAcks(MessageId(1, 2, batch_size=size, topic="t"), 5, data.draw(st.integers(0, 2**size - 1)))
+    read = records.decode_record(records.encode_batch(entry))
     assert read == entry
-    assert isinstance(read, EntryAcks)
+    assert isinstance(read, BatchAcks)
     assert (read.id.batch_size, read.id.topic) == (size, "t")
 
 
@@ -111,7 +111,7 @@ def test_numbers_lie_in_the_same_order_everywhere(monkeypatch: pytest.MonkeyPatc
 def test_unreadable_records_are_told(data: bytes) -> None:
     """U22: bytes that are no record of ours are refused."""
     with pytest.raises(records.UnreadableRecordError):
-        records.decode(data)
+        records.decode_record(data)
 
 
 # --- what is remembered ----------------------------------------------------------------------------------------------
@@ -127,78 +127,78 @@ def covers(mark: MessageId, message_id: MessageId, topic: str | None) -> bool:
 
 @examples(100)
 @given(st.data())
-def test_unsettled_is_a_map(data: st.DataObject) -> None:
+def test_pending_messages_are_a_map(data: st.DataObject) -> None:
     """U9: puts, drops of members and of entries, cumulative drops, drops by age and pages do what a dict would."""
-    unsettled, model = Unsettled(), dict[MessageId, Found]()
+    pending, model = PendingMessages(), dict[MessageId, PendingMessage]()
     some = ids(most=600).map(lambda each: each._replace(topic=None))
     for _ in range(data.draw(st.integers(0, 40))):
         kind = data.draw(st.sampled_from(["put", "put", "put", "put", "drop", "through", "before", "reload"]))
         message_id, time = data.draw(some), data.draw(st.integers(0, 50))
         if kind == "put":
-            unsettled.put(message_id, time, 2)
-            model[message_id] = Found(time, 2)
+            pending.put(message_id, time, 2)
+            model[message_id] = PendingMessage(time, 2)
         elif kind == "drop":
-            unsettled.drop(message_id)
+            pending.drop(message_id)
             is_whole = message_id.batch_index < 0
             model = {k: v for k, v in model.items() if (k[:3] != message_id[:3] if is_whole else k != message_id)}
         elif kind == "through":
-            unsettled.drop_through(message_id)
+            pending.drop_up_to(message_id)
             model = {k: v for k, v in model.items() if not covers(message_id, k, None)}
         elif kind == "before":
-            list(unsettled.drop_before(time))
+            list(pending.drop_before(time))
             model = {k: v for k, v in model.items() if v.time_ms >= time}
         else:
-            copy = Unsettled()
-            for page in unsettled.pages():
-                read = records.decode(records.encode_page(page))
-                assert isinstance(read, Page)
+            copy = PendingMessages()
+            for page in pending.pages():
+                read = records.decode_record(records.encode_page(page))
+                assert isinstance(read, PendingPage)
                 copy.load(read)
-            unsettled = copy
-        unsettled._check()
-        assert len(unsettled) == len(model)
-        assert all(unsettled.find(each) == found for each, found in model.items())
-        assert unsettled.find(message_id) == model.get(message_id)
+            pending = copy
+        pending._check()
+        assert len(pending) == len(model)
+        assert all(pending.find(each) == found for each, found in model.items())
+        assert pending.find(message_id) == model.get(message_id)
 
 
 def test_topics_are_kept_apart() -> None:
     """U35: a cumulative acknowledgement of one topic leaves another topic's messages of lower ledgers alone."""
-    unsettled = Unsettled()
-    unsettled.put(MessageId(1, 1, topic="a"), 5, 0)
-    unsettled.put(MessageId(2, 1, topic="b"), 5, 0)
-    unsettled.put(MessageId(3, 1), 5, 0)
-    unsettled.put(MessageId(3, 2, topic="b"), 5, 0)
-    unsettled.drop_through(MessageId(3, 9, topic="b"))
-    assert unsettled.find(MessageId(1, 1)) == Found(5, 0)
-    assert len(unsettled) == 1
+    pending = PendingMessages()
+    pending.put(MessageId(1, 1, topic="a"), 5, 0)
+    pending.put(MessageId(2, 1, topic="b"), 5, 0)
+    pending.put(MessageId(3, 1), 5, 0)
+    pending.put(MessageId(3, 2, topic="b"), 5, 0)
+    pending.drop_up_to(MessageId(3, 9, topic="b"))
+    assert pending.find(MessageId(1, 1)) == PendingMessage(5, 0)
+    assert len(pending) == 1
 
 
 @pytest.mark.slow
 def test_large_batches_are_written_in_parts() -> None:
     """U9: a page with more messages than a record may hold is written in several, and read back."""
-    unsettled, copy = Unsettled(), Unsettled()
+    pending, copy = PendingMessages(), PendingMessages()
     for index in range(150_000):
-        unsettled.put(MessageId(1, 7, batch_index=index), index, 1)
-    parts = [records.encode_page(page) for page in unsettled.pages()]
+        pending.put(MessageId(1, 7, batch_index=index), index, 1)
+    parts = [records.encode_page(page) for page in pending.pages()]
     assert len(parts) == 3
     assert max(map(len, parts)) < 2 << 20
-    pages = [page for part in parts if isinstance(page := records.decode(part), Page)]
+    pages = [page for part in parts if isinstance(page := records.decode_record(part), PendingPage)]
     for page in pages:
         copy.load(page)
     copy._check()
-    assert copy.find(MessageId(1, 7, batch_index=149_999)) == Found(149_999, 1)
+    assert copy.find(MessageId(1, 7, batch_index=149_999)) == PendingMessage(149_999, 1)
     with pytest.raises(ValueError, match="already"):
         copy.load(pages[-1])
 
 
 @pytest.mark.parametrize(("step", "most"), [(1, 32), (10, 60)])
 def test_memory_is_small(step: int, most: int) -> None:
-    """U9: an unsettled message takes some 25 bytes where they lie close, and 50 where one in ten is nacked."""
+    """U9: a pending message takes some 25 bytes where they are dense, and 50 where one in ten is nacked."""
     some = [MessageId(5, entry) for entry in range(0, size(50_000, fast=20_000) * step, step)]
     tracemalloc.start()
     try:
-        unsettled = Unsettled()
+        pending = PendingMessages()
         for message_id in some:
-            unsettled.put(message_id, 1_800_000_000_000, 3)
+            pending.put(message_id, 1_800_000_000_000, 3)
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
@@ -207,60 +207,60 @@ def test_memory_is_small(step: int, most: int) -> None:
 
 def test_acks_are_remembered_for_a_time() -> None:
     """U10: acknowledgements are remembered for so long, up to an 8th longer; time spent away does not count."""
-    settled = Settled(800)
-    settled.add(MessageId(1, 1, topic="t"), 5_000)
-    settled.was_away(5_000, 10_005_000)
-    settled.add(MessageId(1, 2), 10_005_099)
-    settled.add(MessageId(1, 4), 10_005_100)
-    assert [item.ranges for item in settled.items() if isinstance(item, RangeAcks)] == [[(1, 2)], [(4, 4)]]
-    assert next(settled.items()).id.topic == "t"
-    assert settled.is_acked(MessageId(1, 1), 10_005_899)
-    assert not settled.is_acked(MessageId(1, 1), 10_005_900)
-    assert settled.is_acked(MessageId(1, 4), 10_005_900)
-    settled._check()
-    settled.drop_old(10_020_000, 5)
-    assert (len(settled), settled.bytes, settled.entries) == (0, 0, 0)
+    acks = AckedMessages(800)
+    acks.add(MessageId(1, 1, topic="t"), 5_000)
+    acks.skip_time(5_000, 10_005_000)
+    acks.add(MessageId(1, 2), 10_005_099)
+    acks.add(MessageId(1, 4), 10_005_100)
+    assert [item.ranges for item in acks.records() if isinstance(item, RangeAcks)] == [[(1, 2)], [(4, 4)]]
+    assert next(acks.records()).id.topic == "t"
+    assert acks.is_acked(MessageId(1, 1), 10_005_899)
+    assert not acks.is_acked(MessageId(1, 1), 10_005_900)
+    assert acks.is_acked(MessageId(1, 4), 10_005_900)
+    acks._check()
+    acks.drop_old(10_020_000, 5)
+    assert (len(acks), acks.bytes, acks.entries) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("late_ms", [0, 1])
 def test_a_slice_goes_as_a_whole(late_ms: int) -> None:
     """K51: what one slice holds is forgotten together, when its youngest acknowledgement is old enough."""
-    settled = Settled(60_000)
+    acks = AckedMessages(60_000)
     for at_ms in range(0, 60_000, 250):
-        settled.add(MessageId(1, at_ms // 250), at_ms)
-    assert len(settled) == SLICES
-    settled.drop_old(7_250 + 60_000 + late_ms, 10**9)
-    assert settled.is_acked(MessageId(1, 0), 67_250 + late_ms) is not bool(late_ms)
-    assert len(settled) == SLICES - late_ms
-    settled._check()
+        acks.add(MessageId(1, at_ms // 250), at_ms)
+    assert len(acks) == SLICES
+    acks.drop_old(7_250 + 60_000 + late_ms, 10**9)
+    assert acks.is_acked(MessageId(1, 0), 67_250 + late_ms) is not bool(late_ms)
+    assert len(acks) == SLICES - late_ms
+    acks._check()
 
 
 def test_a_batch_is_remembered_until_it_is_done() -> None:
-    """U3: members are remembered until all are acknowledged, then the entry; one that is shown again is forgotten."""
-    settled = Settled(1_000)
+    """U3: members are remembered until all are acknowledged, then the entry; one that is redelivered is forgotten."""
+    acks = AckedMessages(1_000)
     member = MessageId(1, 1, batch_index=0, batch_size=3)
-    settled.add(member, 100)
-    settled.add(member._replace(batch_index=2), 100)
-    assert list(settled.items()) == [(MessageId(1, 1), 100, 0b101)]
-    settled.shown(member)
-    assert [item.acked for item in settled.items() if isinstance(item, EntryAcks)] == [0b100]
-    settled.shown(member._replace(batch_index=2))
-    assert len(settled) == 0
+    acks.add(member, 100)
+    acks.add(member._replace(batch_index=2), 100)
+    assert list(acks.records()) == [(MessageId(1, 1), 100, 0b101)]
+    acks.forget(member)
+    assert [item.acked for item in acks.records() if isinstance(item, BatchAcks)] == [0b100]
+    acks.forget(member._replace(batch_index=2))
+    assert len(acks) == 0
     for index in range(3):
-        settled.add(member._replace(batch_index=index), 200)
-    assert list(settled.items()) == [RangeAcks(MessageId(1, 0), 200, [(1, 1)])]
-    settled.add(member, 200)
-    assert settled.entries == 1
-    settled.add(MessageId(1, 2, batch_index=0, batch_size=2), 200)
-    settled.drop_old(1_500, 4_000)
-    assert [item.id for item in settled.items()] == [MessageId(1, 2)]
-    settled.drop_old(5_000, 4_000)
-    assert len(settled) == 0
+        acks.add(member._replace(batch_index=index), 200)
+    assert list(acks.records()) == [RangeAcks(MessageId(1, 0), 200, [(1, 1)])]
+    acks.add(member, 200)
+    assert acks.entries == 1
+    acks.add(MessageId(1, 2, batch_index=0, batch_size=2), 200)
+    acks.drop_old(1_500, 4_000)
+    assert [item.id for item in acks.records()] == [MessageId(1, 2)]
+    acks.drop_old(5_000, 4_000)
+    assert len(acks) == 0
 
 
 def test_members_that_contradict_their_batch_can_be_written() -> None:
     """A member out of range, or of a batch of another size than before, does not keep compaction from working."""
-    memory = Memory(1_000, 1_000)
+    state = DurableState(1_000, 1_000)
     member = MessageId(1, 1, batch_index=1, batch_size=3)
     ids = [
         member,
@@ -270,31 +270,31 @@ def test_members_that_contradict_their_batch_can_be_written() -> None:
         MessageId(1, 3, batch_index=1 << 24, batch_size=5),
     ]
     for message_id in ids:
-        memory.apply(Change(Kind.SETTLED, message_id, 5, 5))
-    written = [records.decode(data) for data in memory.picture(5) if data is not None]
-    assert [item for item in written if isinstance(item, EntryAcks)] == [(MessageId(1, 1), 5, 1 << 19 | 0b10)]
-    assert [item.id.batch_size for item in written if isinstance(item, EntryAcks)] == [20]
+        state.apply(Change(RecordKind.ACKED, message_id, 5, 5))
+    written = [records.decode_record(data) for data in state.snapshot(5) if data is not None]
+    assert [item for item in written if isinstance(item, BatchAcks)] == [(MessageId(1, 1), 5, 1 << 19 | 0b10)]
+    assert [item.id.batch_size for item in written if isinstance(item, BatchAcks)] == [20]
 
 
 def test_cumulative_acks_end_batches() -> None:
     """U35: what lies before a cumulative acknowledgement is one mark, and is not kept beside it."""
-    settled = Settled(1_000)
+    acks = AckedMessages(1_000)
     for entry in range(3):
-        settled.add(MessageId(1, entry, batch_index=0, batch_size=2, topic="t"), 100)
-    settled.add_through(MessageId(1, 1, topic="t"), 150)
-    settled.add_through(MessageId(0, 0, topic="u"), 150)
-    found = list(settled.items())
+        acks.add(MessageId(1, entry, batch_index=0, batch_size=2, topic="t"), 100)
+    acks.add_up_to(MessageId(1, 1, topic="t"), 150)
+    acks.add_up_to(MessageId(0, 0, topic="u"), 150)
+    found = list(acks.records())
     assert [item.id for item in found] == [MessageId(1, 2), MessageId(1, 1), MessageId(0, 0)]
     assert is_same_topic(found[0].id, MessageId(1, 1, topic="t"))
-    settled._check()
+    acks._check()
 
 
 def test_epoch_time_never_goes_back() -> None:
     """U9: a wall clock that is set back goes on from where it was; one that is set forward is followed."""
     wall = ManualClock(1_000_000)
-    epoch = Epoch(wall)
+    epoch = MonotonicWallClock(wall)
     assert epoch.now_ms() == 1_000_000
-    epoch.note(2_000_000)
+    epoch.advance_to(2_000_000)
     assert epoch.now_ms() == 2_000_000
     wall.advance(5)
     assert epoch.now_ms() == 2_000_005
@@ -306,9 +306,9 @@ def test_epoch_time_never_goes_back() -> None:
 @given(st.data())
 def test_a_picture_may_be_drawn_while_changes_go_on(data: st.DataObject) -> None:
     """U9: a picture drawn piece by piece between changes, with those after it, gives the same as all changes."""
-    memory = Memory(10**9, 10**9)
+    state = DurableState(10**9, 10**9)
     some = ids(most=4).map(lambda each: each._replace(topic=None, batch_size=3 if each.batch_index >= 0 else 0))
-    kinds = st.sampled_from([Kind.NACKED, Kind.NACKED, Kind.SHOWN, Kind.SETTLED])
+    kinds = st.sampled_from([RecordKind.NACKED, RecordKind.NACKED, RecordKind.DELIVERED, RecordKind.ACKED])
     made = 0
 
     def change() -> Change:
@@ -317,33 +317,33 @@ def test_a_picture_may_be_drawn_while_changes_go_on(data: st.DataObject) -> None
         return Change(data.draw(kinds), data.draw(some), made, made, made)
 
     for _ in range(data.draw(st.integers(0, 30))):
-        memory.apply(change())
+        state.apply(change())
     picture, later = [], []
-    for piece in memory.picture(made):
+    for piece in state.snapshot(made):
         picture += [] if piece is None else [piece]
         if data.draw(st.booleans()):
             later.append(change())
-            memory.apply(later[-1])
-    copy = Memory(10**9, 10**9)
+            state.apply(later[-1])
+    copy = DurableState(10**9, 10**9)
     for piece in picture:
-        copy.apply(records.decode(piece))
+        copy.apply(records.decode_record(piece))
     for each in later:
         copy.apply(each)
-    copy._unsettled._check()
-    copy.settled._check()
-    memory.settled._check()
-    assert sorted(map(str, copy._unsettled.pages())) == sorted(map(str, memory._unsettled.pages()))
-    assert acked(copy) == acked(memory)
+    copy._pending._check()
+    copy.acked._check()
+    state.acked._check()
+    assert sorted(map(str, copy._pending.pages())) == sorted(map(str, state._pending.pages()))
+    assert acked(copy) == acked(state)
 
 
-def acked(memory: Memory) -> set[str]:
+def acked(state: DurableState) -> set[str]:
     """Return what has to be acknowledged again, with the members of batches; a range entry by entry."""
     found = set()
-    for item in memory.acknowledged():
+    for item in state.acknowledged():
         if isinstance(item, RangeAcks):
             found |= {str(entry) for entry in entries_of(item)}
         else:
-            found.add(f"{item.id} {item.acked if isinstance(item, EntryAcks) else ''}")
+            found.add(f"{item.id} {item.acked if isinstance(item, BatchAcks) else ''}")
     return found
 
 
@@ -351,12 +351,12 @@ def acked(memory: Memory) -> set[str]:
 
 
 async def test_logs_stay_short() -> None:
-    """U9: many changes of few messages take space in proportion to what is unsettled; the rest is compacted away."""
+    """U9: many changes of few messages take space in proportion to what is pending; the rest is compacted away."""
     files = MemoryFiles()
     async with opened(files, compact_bytes=20_000) as (durable, store):
         for turn in range(300):
             changes = [durable.nacked(MessageId(1, entry), 60_000, turn) for entry in range(10)]
-            changes += [durable.shown(MessageId(2, turn), 0), durable.settled(MessageId(2, turn))]
+            changes += [durable.delivered(MessageId(2, turn), 0), durable.acked(MessageId(2, turn))]
             assert set(await asyncio.gather(*changes)) == {None}
         for _ in range(100):
             await asyncio.sleep(0.002)
@@ -365,7 +365,7 @@ async def test_logs_stay_short() -> None:
         assert len(await store.names()) <= 4
         assert len(durable) == 10
     async with opened(files) as (durable, _):
-        assert durable.find(MessageId(1, 3)) == Found(61_000, 299)
+        assert durable.find(MessageId(1, 3)) == PendingMessage(61_000, 299)
 
 
 async def test_what_does_not_come_is_forgotten_in_the_end() -> None:
@@ -376,10 +376,10 @@ async def test_what_does_not_come_is_forgotten_in_the_end() -> None:
             await durable.nacked(MessageId(1, entry), 10_000 if entry < 10 else 500_000, 1)
         clock.advance(111_001)
         while durable.journal.compactions < 1 or len(durable) != 11:
-            await durable.shown(MessageId(2, 0), 0)
+            await durable.delivered(MessageId(2, 0), 0)
     async with opened(files, clock) as (durable, _):
         assert durable.find(MessageId(1, 0)) is None
-        assert durable.find(MessageId(1, 10)) == Found(501_000, 1)
+        assert durable.find(MessageId(1, 10)) == PendingMessage(501_000, 1)
 
 
 async def test_compaction_never_deletes_what_somebody_else_made() -> None:
@@ -410,7 +410,7 @@ async def test_logs_that_cannot_be_deleted_do_no_harm() -> None:
     for life in range(3):
         async with await KeepsAll.open(FOLDER, files=files) as store:
             durable = await DurableNacks.open(store, compact_bytes=10_000, **options)
-            assert durable.find(MessageId(1, 1)) == (Found(61_000, 599) if life else None)
+            assert durable.find(MessageId(1, 1)) == (PendingMessage(61_000, 599) if life else None)
             running = asyncio.create_task(durable.run())
             for turn in range(600):
                 assert await durable.nacked(MessageId(1, 1), 60_000, turn) is None
@@ -440,7 +440,7 @@ async def test_missing_and_foreign_logs_are_told() -> None:
                     await log.append(b"x")
             before = await store.names()
             with pytest.raises(error, match=match):
-                await generations.recover(store, Memory(1, 1))
+                await generations.recover(store, DurableState(1, 1))
             assert await store.names() == before
 
 
@@ -451,19 +451,19 @@ async def test_a_base_without_its_log_is_told() -> None:
             await base.seal()
         part = await store.take(generations.STATE)
         with pytest.raises(LogCorruptedError, match="nacks-0000000002"):
-            await generations.recover(part, Memory(1, 1))
+            await generations.recover(part, DurableState(1, 1))
         await part.aclose()
         await store.delete(generations.base_name(1))
         async with await store.create(generations.base_name(1)):
             pass
-        chain = await generations.recover(store, Memory(1, 1))
+        chain = await generations.recover(store, DurableState(1, 1))
         assert (chain.number, await store.names()) == (1, ["nacks-0000000001"])
         await chain.log.aclose()
 
 
 @pytest.mark.slow
 async def test_recovery_is_fast() -> None:
-    """U9: 300 000 unsettled messages are there again in a moment once they were compacted, and the loop stays free."""
+    """U9: 300 000 pending messages are there again in a moment once they were compacted, and the loop stays free."""
     files = MemoryFiles()
     async with opened(files, compact_bytes=1 << 20) as (durable, _):
         for ledger in range(30):

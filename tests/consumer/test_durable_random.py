@@ -78,7 +78,7 @@ def test_random_lives(ports: Ports, tenth: int) -> None:
 
 @virtual_time
 async def lives(ports: Ports, seed: int) -> None:
-    """Let consumers come and go until everything is acknowledged."""
+    """Open and close consumers until everything is acknowledged."""
     random = Random(seed)
     options: dict[str, Any] = {"subscription_type": random.choice(["shared", "exclusive"])}
     machine = Machine(ports, ports.topic(entries_per_ledger=4), seed, latency=random.choice([0.0, 0.05]), **options)
@@ -96,7 +96,7 @@ async def lives(ports: Ports, seed: int) -> None:
         async with machine.consuming(killed=random.random() < 0.6, redelivery=redelivery) as consumer:
             await live(consumer, random, known, now() + random.choice([0.0, 1.0, 20.0, 60.0]))
         await asyncio.sleep(random.choice([0.0, 0.1, 30.0]))
-    async with machine.consuming(redelivery=redelivery) as consumer:  # acks what came again for a batch mate
+    async with machine.consuming(redelivery=redelivery) as consumer:  # acks what was redelivered with its batch
         with pytest.raises(TimeoutError):
             await consumer.receive(timeout=50)
     assert machine.topic.subscription("fake").backlog == 0

@@ -29,7 +29,7 @@ from pulsar_nack import (
     NackConfig,
 )
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._consumer._selection import selection_of
@@ -87,7 +87,7 @@ class World:
         for number in (1, 2):
             options = ClientOptions()
             pool = Pool(self.broker.url, options, dial=self.broker.dial)
-            core = Core(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+            context = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
             told = SubscribeOptions(
                 NAME,
                 type=self.kind,  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ class World:
                 batch_index_ack=True,
                 ack_group_ms=0,
             )
-            port = await WirePort.open(core, selection_of(TOPIC), told)
+            port = await WirePort.open(context, selection_of(TOPIC), told)
             consumer = Consumer(
                 port,
                 config=NackConfig(negative_ack_precision_bit_cnt=0),

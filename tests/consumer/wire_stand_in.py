@@ -8,7 +8,7 @@ from typing import Any
 
 from pulsar_nack import LoopClock, MessageId
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._consumer._selection import selection_of
@@ -42,7 +42,7 @@ class WireTopic:
         """Subscribe; a new subscription begins with the first message."""
         client = ClientOptions()
         pool = self._pools[port] = Pool(self.broker.url, client, dial=self.broker.dial)
-        core = Core(
+        context = ClientContext(
             pool=pool,
             lookup=Lookup(pool, client),
             options=client,
@@ -51,7 +51,7 @@ class WireTopic:
         )
         self.ports.add(port)
         subscription = SubscribeOptions(name, initial_position="earliest", **options)
-        return await WirePort.open(core, selection_of(self.name), subscription)
+        return await WirePort.open(context, selection_of(self.name), subscription)
 
     async def left(self, port: WireStandIn) -> None:
         """Close the connection of a port."""

@@ -93,7 +93,7 @@ async def test_messages_come_when_they_may(opened: Opener) -> None:
 
 
 async def test_one_timer_for_the_earliest(opened: Opener) -> None:
-    """D2: one timer, set anew for an earlier message only."""
+    """D2: one timer, reset for an earlier message only."""
     async with opened(1) as tracker:
         for number in (2, 1, 3):
             assert tracker.add_message(number, number, 10 * number)

@@ -27,6 +27,7 @@ from pulsar_nack import (
     SharedSubscription,
     SnapshotError,
 )
+from pulsar_nack.delayed.bucket._recovery import Recovery
 from pulsar_nack.testing import MemoryDelayedCursor, virtual_time
 from tests.for_each import for_each
 
@@ -195,13 +196,13 @@ async def test_opening_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no cursor")
 
     with monkeypatch.context() as patch:
-        patch.setattr(BucketDelayedDeliveryTracker, "_recover", lambda _: properties())
+        patch.setattr(Recovery, "start", lambda *_: properties())
         await goes_on_in_memory(subscription, RuntimeError)
     await and_back_in_buckets(subscription)
 
 
 async def test_some_snapshots_that_fail_are_no_reason() -> None:
-    """A tracker that has recovered something stays in buckets; the rest is read later, or anew by the dispatcher."""
+    """A tracker that has recovered something stays in buckets; the rest is read later, or again by the dispatcher."""
     subscription = await with_snapshots()
     subscription.memory.faults.fail["metadata"] = 1
     async with subscription.run("bucket"):
@@ -344,7 +345,7 @@ async def test_closed_trackers_are_forgotten() -> None:
         gc.collect()
         assert factory.trackers() == [OpenTracker("", "kept", kept)]
         assert factory.statistics().trackers == 1
-        assert len(factory._open._trackers) < 64
+        assert len(factory._registry._trackers) < 64
 
 
 async def test_a_shared_index() -> None:
@@ -383,7 +384,7 @@ async def test_a_shared_index() -> None:
 
 
 async def test_a_shared_index_ends_with_its_last_subscription() -> None:
-    """The index is closed when nobody is left, and opened anew for the next subscription."""
+    """The index is closed with its last subscription, and opened again for the next one."""
     storage, topic_cursor, cursor = SlowStorage(), MemoryDelayedCursor(), MemoryDelayedCursor()
     config = config_of("bucket", delayedDeliverySharedIndexEnabled=True)
     async with DelayedDeliveryTrackerFactory(config, storage) as factory:
@@ -466,7 +467,7 @@ async def test_closed_while_a_tracker_is_made() -> None:
 
 
 async def test_closing_goes_on_when_it_is_cancelled() -> None:
-    """A closing that is cancelled ends all the same, and the next call waits for its end."""
+    """A closing that is cancelled goes on, and the next call waits for its end."""
     storage = SlowStorage()
     factory = DelayedDeliveryTrackerFactory(config_of("bucket"), storage)
     await factory.start()
@@ -483,7 +484,7 @@ async def test_closing_goes_on_when_it_is_cancelled() -> None:
 
 
 async def test_closing_while_the_storage_starts() -> None:
-    """A start that hangs is given up, and whoever waits for it is told."""
+    """A start that hangs is given up, and its caller gets an error."""
     storage = SlowStorage()
     storage.faults.hold("start")
     factory = DelayedDeliveryTrackerFactory(config_of("bucket"), storage)

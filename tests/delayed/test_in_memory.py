@@ -190,7 +190,7 @@ def test_two_times_for_one_position(times: tuple[int, int]) -> None:
 
 
 def test_gone_time_does_not_fire_for_a_new_one() -> None:
-    """D12: a position that was delivered and is added anew waits for its new time, whatever is left of an old one."""
+    """D12: a position that was delivered and is added again waits for its new time, whatever is left of an old one."""
     stage = Stage(1)
     stage.add(1, 1, 50)
     stage.add(1, 1, 500)
@@ -218,7 +218,7 @@ def test_one_bucket_in_parts() -> None:
 
 
 async def test_clear_starts_anew() -> None:
-    """D14: clear drops everything, the timer too, and the detection of fixed delays starts anew."""
+    """D14: clear drops everything, the timer too, and the detection of fixed delays restarts."""
     stage = paused()
     stage.add(5, 6, 5)
     await stage.tracker.clear()
@@ -350,7 +350,7 @@ def test_wide_ticks_of_two_are_never_late() -> None:
 
 
 def test_told_once() -> None:
-    """What the dispatcher was told of and leaves lying causes no further call, later messages or not."""
+    """Due messages that the dispatcher was called for and does not take cause no further call."""
     stage = Stage(10)
     stage.add(1, 1, 100)
     stage.add(1, 2, 100)
@@ -443,7 +443,7 @@ def test_many_at_once(entries: Any) -> None:
 
 
 def test_many_that_are_not_delayed() -> None:
-    """Many entries whose time is here are refused and end a pause; of none at all only the verdict is told."""
+    """Many due entries are refused and end a pause; for no entries only the verdict is returned."""
     stage = paused()
     assert stage.tracker.add_messages(9, [], 500)
     assert not stage.tracker.add_messages(9, [], 0)

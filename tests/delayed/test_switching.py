@@ -39,7 +39,7 @@ def stored(subscription: Subscription) -> list[object]:
 
 
 async def test_bucket_to_memory_and_back() -> None:
-    """D34: what was in buckets is read anew into memory and the snapshots go; the next buckets begin with nothing."""
+    """D34: messages in buckets are read again into memory, and the snapshots go; the next buckets begin empty."""
     subscription = Subscription()
     async with subscription.run("bucket"):
         subscription.publish(1, 100)
@@ -107,7 +107,7 @@ async def test_no_logs_are_left(tmp_path: Path) -> None:
 
 
 async def test_none_holds_nothing_back() -> None:
-    """D34: without delayed delivery all is dispatched when it is read; then buckets begin anew, and end clean."""
+    """D34: without delayed delivery all is dispatched when it is read; then buckets begin empty, and end clean."""
     subscription = Subscription()
     async with subscription.run("bucket"):
         subscription.publish(1, 30)
@@ -222,7 +222,7 @@ async def test_what_is_cleaned_is_the_subscription_s_own() -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "bucket"])
 async def test_a_process_that_was_taken_over_deletes_nothing(kind: str) -> None:
-    """On object storage, whoever has lost the cursor to another process leaves the snapshots alone that it uses."""
+    """On object storage, a process that has lost the cursor to another one leaves the snapshots of that one alone."""
     store_of = pytest.importorskip("obstore.store").MemoryStore
     shared = store_of()
     async with await ObjectLogStore.open(shared) as first, await ObjectLogStore.open(shared) as second:

@@ -45,7 +45,7 @@ class Life(Subscription):
         await factory.aclose()
 
     def trouble(self) -> None:
-        """Let some calls fail, or hang."""
+        """Make some calls fail, or hang."""
         for faults, calls in ((self.memory.faults, CALLS), (self.properties.faults, ("put", "remove"))):
             faults.heal()
             for call in calls:

@@ -10,7 +10,7 @@ import pytest
 
 from pulsar_nack import BucketConfig, Cursor, LocalTopic, MessageId, Position, TopicConfig
 from pulsar_nack.config import CursorConfig
-from pulsar_nack.consumer._durable import DurableNacks
+from pulsar_nack.consumer.durable import DurableNacks
 from pulsar_nack.delayed.bucket import LogBucketTracker, LogDelayedCursor
 from pulsar_nack.errors import LogSealedError, LogStorageError
 from pulsar_nack.ledger import ObjectLogStore

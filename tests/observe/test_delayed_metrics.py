@@ -23,7 +23,7 @@ from pulsar_nack import (
     InvalidArgumentError,
     MissingExtraError,
 )
-from pulsar_nack.delayed.bucket._operations import Operations
+from pulsar_nack.delayed.bucket._statistics import OperationCounters
 from pulsar_nack.observe import DelayedMetrics
 from pulsar_nack.observe._delayed_totals import full_name, namespace_of
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
@@ -325,7 +325,7 @@ async def test_limits_of_latency(took_ms: float, quantile: str) -> None:
     def clock() -> float:
         return now
 
-    operations = Operations(clock)
+    operations = OperationCounters(clock)
     async with operations.counted("merge"):
         now += took_ms / 1000
     latency = operations.latency()
@@ -337,7 +337,7 @@ async def test_limits_of_latency(took_ms: float, quantile: str) -> None:
 
 async def test_only_successes_have_a_latency() -> None:
     """An operation that fails is counted and not timed; one that is cancelled was begun only."""
-    operations = Operations()
+    operations = OperationCounters()
     with pytest.raises(InjectedError):
         async with operations.counted("load"):
             raise InjectedError("load")

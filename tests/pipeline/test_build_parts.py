@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pulsar_nack import BucketConfig
 from pulsar_nack.delayed.bucket._index import BucketIndex
-from pulsar_nack.delayed.bucket._segments import SnapshotBuilder
-from pulsar_nack.delayed.bucket._wire import decode_metadata
+from pulsar_nack.delayed.bucket._snapshot_builder import SnapshotBuilder
+from pulsar_nack.delayed.format import decode_metadata
 from pulsar_nack.pipeline._build_encoding import encode_bucket, varint
 from pulsar_nack.pipeline._build_rows import Cutter, DuplicatePositionError, Rows
 from pulsar_nack.pipeline._build_units import Block, Unit, make_units, split_evenly
@@ -58,7 +58,7 @@ def test_cuts_are_where_the_tracker_seals(rows: Rows, least: int, most: int | No
     index = BucketIndex(config)
     for ledger, entry, at in zip(*(column.tolist() for column in rows), strict=True):
         index.add(ledger, entry, at, 0)
-    expected = [sealing.added for sealing in index.sealings] + [index.mutable.added]
+    expected = [sealing.added for sealing in index.sealing] + [index.mutable.added]
     cutter = Cutter.of(config)
     found = [bucket for at in range(0, rows.length, batch) for bucket in cutter.feed(rows.part(at, at + batch))]
     found += cutter.finish()

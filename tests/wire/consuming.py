@@ -10,14 +10,15 @@ from typing import Any, Final
 
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.consumer import Delivery, SessionEvent
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._consumer._delivery import Item
+from pulsar_nack.wire._consumer._deliveries import QueuedMessage
+from pulsar_nack.wire._consumer._receiver_queue import ReceiverQueue
 from pulsar_nack.wire._consumer._subscribe_options import SubscribeOptions
 from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
-from pulsar_nack.wire._consumer._unread import Unread, read_some
+from pulsar_nack.wire._consumer._unread_entry import UnreadEntry
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeSubscription, FakeTopic
 
@@ -29,19 +30,19 @@ class Arrived:
     """What a consumer has delivered; what came in an earlier epoch and was not taken is dropped."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Item, TopicConsumer, int]] = deque()
+        self._waiting: deque[tuple[QueuedMessage, ReceiverQueue, int]] = deque()
         self._came = asyncio.Event()
 
-    def put(self, found: Item | Unread, consumer: TopicConsumer) -> None:
+    def put(self, found: QueuedMessage | UnreadEntry, queue: ReceiverQueue) -> None:
         """Take one, or read all messages of an entry; to be given as the sink."""
-        while isinstance(found, Unread) and found.messages:
-            self._waiting += [(each, consumer, consumer.epoch) for each in read_some(found, consumer)]
-        if not isinstance(found, Unread):
-            self._waiting.append((found, consumer, consumer.epoch))
+        while isinstance(found, UnreadEntry) and found.messages:
+            self._waiting += [(each, queue, queue.epoch) for each in queue.read_some(found)]
+        if not isinstance(found, UnreadEntry):
+            self._waiting.append((found, queue, queue.epoch))
         self._came.set()
 
     async def take(self, count: int = 1) -> list[Delivery]:
-        """Wait for so many and take them."""
+        """Wait for this many messages and take them."""
         taken: list[Delivery] = []
         while len(taken) < count:
             taken.extend(self.take_nowait(count - len(taken)))
@@ -54,13 +55,13 @@ class Arrived:
         """Take what is here."""
         taken: list[Delivery] = []
         while self._waiting and len(taken) < most:
-            item, consumer, epoch = self._waiting.popleft()
-            if consumer.epoch == epoch:
-                taken.append(consumer.taken(item))
+            item, queue, epoch = self._waiting.popleft()
+            if queue.epoch == epoch:
+                taken.append(queue.taken(item))
         return taken
 
     def __len__(self) -> int:
-        return sum(consumer.epoch == epoch for _, consumer, epoch in self._waiting)
+        return sum(queue.epoch == epoch for _, queue, epoch in self._waiting)
 
 
 class Consuming:
@@ -70,7 +71,7 @@ class Consuming:
         self.broker = broker
         options = ClientOptions(**settings)
         pool = Pool(broker.url, options, dial=broker.dial)
-        self.core = Core(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+        self.context = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
         self.arrived = Arrived()
         self.consumers: list[TopicConsumer] = []
 
@@ -90,10 +91,10 @@ class Consuming:
         told: Callable[[SessionEvent, str, int], None] | None = None,
         **options: Any,
     ) -> TopicConsumer:
-        """Return a consumer that is not open; from the earliest message on unless told otherwise."""
+        """Return a consumer that is not open; from the earliest message on by default."""
         settings = SubscribeOptions(NAME, **{"initial_position": "earliest", **options})
         put = (self.arrived if arrived is None else arrived).put
-        consumer = TopicConsumer(self.core, TOPIC, settings, put, told=told)
+        consumer = TopicConsumer(self.context, TOPIC, settings, put, on_event=told)
         self.consumers.append(consumer)
         return consumer
 
@@ -118,6 +119,6 @@ async def consuming(**settings: Any) -> AsyncIterator[Consuming]:
     finally:
         for consumer in made.consumers:
             await consumer.aclose()
-        await made.core.pool.aclose()
+        await made.context.pool.aclose()
     assert asyncio.all_tasks() == before
     assert made.broker.links == []

@@ -1,15 +1,15 @@
 """A scripted cluster in memory that speaks the protocol: for tests of the wire on virtual time.
 
-It does by itself what a cluster does: lets clients in, answers lookups, keeps topics and subscriptions, hands out
-messages as permits allow, confirms sends and acknowledgements. Any of it can be scripted, once or for good::
+It behaves like a cluster by default: accepts clients, answers lookups, keeps topics and subscriptions, sends messages
+as permits allow, confirms sends and acknowledgements. Any answer can be scripted, once or for good::
 
     broker = FakeBroker()
     pool = Pool(broker.url, dial=broker.dial)
-    broker.next("SUBSCRIBE", refuse("ConsumerBusy", "there is one"))   # the next one of this kind
+    broker.next("SUBSCRIBE", refuse("ConsumerBusy", "there is one"))   # for the next one of this kind
     broker.always("LOOKUP", silence)                                  # until broker.normally("LOOKUP")
-    broker.next("SEND", later(2.0), cut)                              # 2 s late as usual, then one that ends it all
+    broker.next("SEND", later(2.0), cut)                              # as usual but 2 s late, then a lost connection
 
-An answer is a function that gets the :class:`Call`; those below, or your own. ``broker.calls`` is what came in.
+An answer is a function of the :class:`Call`: one of those below, or your own. ``broker.calls`` has all commands.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import FrameDecoder
 from tests.wire.fake_link import FakeLink
 from tests.wire.fake_topics import FakeConsumer, FakeSubscription, FakeTopic
@@ -33,7 +33,7 @@ LATENCY = 0.001
 
 
 class FakeBroker:
-    """The cluster; ``url`` is its first node, which has every topic until told otherwise.
+    """The cluster; ``url`` is its first node, which owns every topic until it is moved.
 
     :param latency: seconds from one end of a connection to the other
     """
@@ -44,16 +44,16 @@ class FakeBroker:
         self.nodes: dict[str, FakeNode] = {}
         self.topics: dict[str, FakeTopic] = {}
         self.partitions: dict[str, int] = {}
-        """How many partitions a topic has; 0 for what is not in it."""
+        """How many partitions a topic has; 0 for all others."""
         self.calls: list[Call] = []
         self.dialled: list[str] = []
         """The URLs that were dialled, in order."""
         self.max_message_bytes = 5 << 20
         self.deduplicates = False
         self.enforces_schemas = False
-        """Whether topics with a schema refuse producers without."""
+        """Whether topics with a schema refuse producers without one."""
         self.creates_topics = True
-        """Whether a topic that is not there is made for whoever subscribes or produces to it."""
+        """Whether subscribing or producing creates a missing topic."""
         self.tells_of_topics = False
         """Whether clients may watch the topics of a namespace."""
         self.tells_mark_delete = True
@@ -63,14 +63,14 @@ class FakeBroker:
         self.node(url)
 
     def node(self, url: str) -> FakeNode:
-        """Return a node of the cluster, made when it is not there yet."""
+        """Return a node of the cluster, created if it does not exist."""
         url = Address.parse(url).url
         if url not in self.nodes:
             self.nodes[url] = FakeNode(self, url)
         return self.nodes[url]
 
     def topic(self, name: str) -> FakeTopic:
-        """Return a topic by its whole name, made when it is not there yet."""
+        """Return a topic by its full name, created if it does not exist."""
         if name not in self.topics:
             self.topics[name] = FakeTopic(name, self.url)
             self._tell_of(name, new_topics=[name])
@@ -84,7 +84,7 @@ class FakeBroker:
         self._tell_of(name, deleted_topics=[name])
 
     def reset(self, name: str, subscription: str = "s", start: int = 0) -> None:
-        """Move a subscription as an administrator does: its consumers are closed."""
+        """Reset a subscription as an administrator does: its consumers are closed."""
         moved = self.topics[name].subscriptions[subscription]
         self.close_consumers(moved)
         moved.rewind(start)
@@ -95,7 +95,7 @@ class FakeBroker:
             link.close_users_of(self.topics[name])
 
     def close_consumers(self, subscription: FakeSubscription) -> None:
-        """Close all consumers of a subscription, on connections that live on."""
+        """Close all consumers of a subscription; their connections stay open."""
         for link in self.links:
             for consumer_id, (other, consumer) in list(link.consumers.items()):
                 if other is subscription:
@@ -109,12 +109,12 @@ class FakeBroker:
             for watcher_id, namespace in link.watchers.items():
                 if f"://{namespace}/" in name:
                     update = command("WATCH_TOPIC_UPDATE")
-                    told = pb.CommandWatchTopicUpdate(watcher_id=watcher_id, topics_hash="", **changes)
-                    update.watchTopicUpdate.CopyFrom(told)
+                    changed = pb.CommandWatchTopicUpdate(watcher_id=watcher_id, topics_hash="", **changes)
+                    update.watchTopicUpdate.CopyFrom(changed)
                     link.send(update)
 
     async def dial(self, protocol: Connection, address: Address) -> None:
-        """Connect a client; to be given as ``dial``."""
+        """Connect a client; pass it as ``dial``."""
         self.dialled.append(address.url)
         node = self.nodes.get(address.url)
         await asyncio.sleep(self.latency)
@@ -127,31 +127,31 @@ class FakeBroker:
     # --- scripts ---
 
     def next(self, kind: str, *answers: Answer) -> None:
-        """Answer the next commands of a kind so, one each."""
+        """Use these answers for the next commands of a kind, one each."""
         pb.BaseCommand.Type.Value(kind)
         self._once[kind].extend(answers)
 
     def always(self, kind: str, answer: Answer) -> None:
-        """Answer all commands of a kind so, after those of :meth:`next`."""
+        """Use this answer for all commands of a kind, after those of :meth:`next`."""
         pb.BaseCommand.Type.Value(kind)
         self._always[kind] = answer
 
     def normally(self, kind: str) -> None:
-        """Answer commands of a kind as usual again."""
+        """Use the default answer for commands of a kind again."""
         self._always.pop(kind, None)
         self._once.pop(kind, None)
 
     def answer(self, call: Call) -> None:
-        """Carry out a command."""
+        """Record a command and answer it."""
         self.calls.append(call)
         once = self._once[call.kind]
         answer = once.popleft() if once else self._always.get(call.kind, as_usual)
         answer(call)
 
-    # --- what came in, and who is there ---
+    # --- commands and connections ---
 
     def commands(self, kind: str) -> list[Any]:
-        """Return the commands of a kind that came in, without what is around them."""
+        """Return the bodies of the received commands of a kind."""
         return [call.body for call in self.calls if call.kind == kind]
 
     @property
@@ -165,9 +165,11 @@ class FakeBroker:
             link.transport.cut(error)
 
     def move(self, name: str, url: str, *, tell_where: bool = False) -> None:
-        """Give a topic to another node; its consumers and producers are closed, told where it is or not.
+        """Move a topic to another node: its consumers and producers are closed.
 
-        To the same node it is an unload.
+        Moving it to the same node is an unload.
+
+        :param tell_where: whether the broker names the new node when it closes them
         """
         self.node(url)
         topic = self.topic(name)
@@ -178,7 +180,7 @@ class FakeBroker:
 
 
 class FakeNode:
-    """One broker of the cluster. ``is_down``: nobody listens; ``hangs``: dialling takes for ever."""
+    """One broker of the cluster. ``is_down``: it refuses connections; ``hangs``: dialling never ends."""
 
     def __init__(self, broker: FakeBroker, url: str) -> None:
         self.broker = broker
@@ -187,7 +189,7 @@ class FakeNode:
         self.links: list[Link] = []
 
     def accept(self, protocol: Connection | asyncio.Protocol) -> None:
-        """Take a connection."""
+        """Accept a connection."""
         link = Link(self, protocol)
         self.links.append(link)
         protocol.connection_made(link.transport)
@@ -217,11 +219,11 @@ class Link:
         self._decoder = FrameDecoder(1 << 30)
 
     def send(self, command: pb.BaseCommand, rest: bytes = b"") -> None:
-        """Send the client a command, with what follows it."""
+        """Send the client a command, with headers and payload."""
         self.transport.deliver(frame(command, rest))
 
     def close_users_of(self, topic: FakeTopic, url: str | None = None) -> None:
-        """Close the consumers and producers of a topic, as a broker does that gives it away."""
+        """Close the consumers and producers of a topic, as a broker does that unloads it."""
         for consumer_id, (subscription, consumer) in list(self.consumers.items()):
             if subscription.topic is topic:
                 self.drop_consumer(consumer_id)
@@ -240,14 +242,14 @@ class Link:
                 self.send(closing)
 
     def drop_consumer(self, consumer_id: int) -> None:
-        """Forget a consumer; what it had is handed out again."""
+        """Remove a consumer; its unacknowledged entries are redelivered."""
         subscription, consumer = self.consumers.pop(consumer_id, (None, None))
         if subscription is not None and consumer is not None:
             subscription.remove(consumer)
 
     def _take(self, data: bytes) -> None:
         for each in self._decoder.feed(data):
-            self.broker.answer(Call(self, each.command, bytes(each.rest), asyncio.get_running_loop().time()))
+            self.broker.answer(Call(self, each.command, each.headers_and_payload, asyncio.get_running_loop().time()))
 
     def _over(self) -> None:
         if self in self.node.links:
@@ -260,7 +262,7 @@ class Link:
 
 @dataclass
 class Call:
-    """A command that came in: over which connection, what it is, what follows it, and when."""
+    """A received command: its connection, headers and payload, and time."""
 
     link: Link
     command: pb.BaseCommand
@@ -278,17 +280,17 @@ class Call:
 
     @property
     def body(self) -> Any:
-        """Return the command without what is around it."""
+        """Return the body of the command."""
         set_fields = [value for each, value in self.command.ListFields() if each.message_type is not None]
         return set_fields[0] if set_fields else None
 
     @property
     def request_id(self) -> int:
-        """Return the request id; that of an error when there is none, as brokers have it."""
+        """Return the request id; without one, the number that brokers put into errors."""
         return getattr(self.body, "request_id", 2**64 - 1)
 
     def reply(self, kind: str, **fields: Any) -> None:
-        """Answer with a command of a kind; ``fields`` are what is in it, besides the request id."""
+        """Answer with a command of a kind; ``fields`` are its fields besides the request id."""
         answer = command(kind)
         body = getattr(answer, BODIES[kind])
         if "request_id" in body.DESCRIPTOR.fields_by_name:
@@ -361,7 +363,7 @@ def refuse(code: str, text: str = "because a test wants it") -> Answer:
 
 
 def later(seconds: float, answer: Answer = as_usual) -> Answer:
-    """Answer only after a while, if the connection is still there."""
+    """Answer after a delay, if the connection still exists."""
 
     def wait(call: Call) -> None:
         asyncio.get_running_loop().call_later(seconds, answer_if_there, call)
@@ -374,7 +376,7 @@ def later(seconds: float, answer: Answer = as_usual) -> Answer:
 
 
 def in_turn(*answers: Answer) -> Answer:
-    """Do several things."""
+    """Give several answers."""
 
     def answer(call: Call) -> None:
         for each in answers:
@@ -384,7 +386,7 @@ def in_turn(*answers: Answer) -> Answer:
 
 
 def redirect(url: str, *, authoritative: bool = False, through_proxy: bool = False) -> Answer:
-    """Send a lookup on to another node."""
+    """Redirect a lookup to another node."""
     return _located(pb.CommandLookupTopicResponse.Redirect, url, authoritative, through_proxy)
 
 
@@ -394,7 +396,7 @@ def found_at(url: str, *, through_proxy: bool = False) -> Answer:
 
 
 def half(answer: Answer = as_usual, *, share: float = 0.5) -> Answer:
-    """Answer, but only the first part of it arrives; then the connection ends."""
+    """Deliver only the first part of an answer, then end the connection."""
 
     def cut_short(call: Call) -> None:
         transport, whole = call.link.transport, bytearray()
@@ -429,7 +431,7 @@ def _located(response: int, url: str, authoritative: bool, through_proxy: bool) 
     return answer
 
 
-# --- what a broker does ---
+# --- default answers ---
 
 
 def _connect(call: Call) -> None:
@@ -452,7 +454,7 @@ def _lookup(call: Call) -> None:
 
 
 def _is_there(call: Call, *, create: bool = True) -> bool:
-    """Return whether a topic is there, or may be made; refuse the command otherwise, as brokers do."""
+    """Return whether a topic exists or may be created; refuse the command otherwise, as brokers do."""
     name = call.body.topic
     is_there = name in call.broker.topics or (create and call.broker.creates_topics)
     if not is_there:
@@ -496,12 +498,12 @@ def _subscribe(call: Call) -> None:
         return
     subscription = topic.subscriptions.get(body.subscription)
     if subscription is not None and not subscription.consumers and not body.durable:
-        subscription = None  # it went with its last consumer
+        subscription = None  # it was removed with its last consumer
     if subscription is None or (not subscription.consumers and subscription.kind != body.subType):
         start = 0 if body.initialPosition == body.Earliest else len(topic.entries)
         if body.HasField("start_message_id"):
             before = body.start_message_id
-            first = before.entryId + (before.batch_index < 0)  # of a batch all comes again
+            first = before.entryId + (before.batch_index < 0)  # a batch is sent again as a whole
             is_earliest = before.ledgerId == 2**64 - 1  # -1
             start = 0 if is_earliest else topic.index_of((before.ledgerId, first % 2**64))
         old, subscription = subscription, FakeSubscription(topic, body.subType, start)
@@ -722,4 +724,4 @@ USUAL: dict[str, Answer] = {
     "GET_SCHEMA": _schema,
     "PING": _ping,
 }
-"""What a broker does with each kind; the others it takes without a word."""
+"""The default answer for each kind; other kinds get none."""

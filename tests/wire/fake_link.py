@@ -1,7 +1,7 @@
 """A connection in memory: the client's end is an asyncio transport, the other end belongs to a fake broker.
 
-Bytes arrive in their order, ``latency`` seconds after they were written. The broker's end can stop reading, so that the
-client's writes pile up; cut what it sends into pieces of any size; and end the connection at any byte.
+Bytes arrive in order, ``latency`` seconds after they were written. The broker's end can stop reading, so that the
+client's writes pile up; deliver its bytes in pieces of any size; and end the connection at any byte.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class Pipe(Generic[_T]):
-    """Hands on what is put in, in order, each ``latency`` seconds later; one callback is scheduled at most."""
+    """Delivers items in order, each ``latency`` seconds later; at most one callback is scheduled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, latency: float, hand_on: Callable[[_T], None]) -> None:
         self.latency = latency
@@ -27,16 +27,16 @@ class Pipe(Generic[_T]):
         self._is_armed = False
 
     def put(self, item: _T) -> None:
-        """Send one item on its way."""
+        """Deliver one item later."""
         self._waiting.append((self._loop.time() + self.latency, item))
         self._arm()
 
     def clear(self) -> None:
-        """Lose what is on its way."""
+        """Drop all items that are not delivered yet."""
         self._waiting.clear()
 
     def hurry(self) -> None:
-        """Hand on what is on its way at once."""
+        """Deliver all items now."""
         while self._waiting:
             self._hand_on(self._waiting.popleft()[1])
 
@@ -54,10 +54,10 @@ class Pipe(Generic[_T]):
 
 
 class FakeLink(asyncio.Transport):
-    """The client's end, and what the broker does with it.
+    """The client's end, with methods for the broker's end.
 
     :param on_bytes: gets what the client has sent
-    :param on_end: called once when the connection is over, whoever ended it
+    :param on_end: called once when the connection ends, whichever side ends it
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class FakeLink(asyncio.Transport):
         self._high, self._low = 64 << 10, 16 << 10
         self._is_paused = self._is_closing = self._is_over_here = False
         self.is_over = False
-        """Whether it is over for the broker, which then takes and sends nothing any more."""
+        """Whether the broker's end is closed: it reads and sends nothing any more."""
         self.reads = True
         """Whether the broker reads; False: the client's writes pile up. See :meth:`stall` and :meth:`go_on`."""
         self.piece_bytes: int | None = None
-        """Most bytes that the client gets at once from what is sent from now on; None: as they were sent."""
+        """Most bytes that the client gets at once from later deliveries; None: as they were sent."""
         self.sent_bytes = 0
         """How many bytes the client has written."""
         self._to_broker: Pipe[bytes] = Pipe(self._loop, latency, self._arrive_at_broker)
@@ -103,7 +103,7 @@ class FakeLink(asyncio.Transport):
             self._protocol.pause_writing()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set when the protocol is told to pause, and to go on."""
+        """Set the buffer sizes at which the protocol pauses and resumes."""
         self._high = 64 << 10 if high is None else high
         self._low = self._high // 4 if low is None else low
 
@@ -112,17 +112,17 @@ class FakeLink(asyncio.Transport):
         return self._unsent_bytes
 
     def is_closing(self) -> bool:
-        """Return whether the end has begun."""
+        """Return whether the client is closing the connection."""
         return self._is_closing or self._is_over_here
 
     def close(self) -> None:
-        """End it when what was written is read."""
+        """Close the connection when all written bytes are read."""
         if not self._is_closing:
             self._is_closing = True
             self._flush()
 
     def abort(self) -> None:
-        """End it at once."""
+        """Close the connection at once."""
         self._is_closing = True
         self._loop.call_soon(self.cut)
 
@@ -141,18 +141,21 @@ class FakeLink(asyncio.Transport):
             self._to_client.put(data[at : at + size])
 
     def hang_up(self) -> None:
-        """Close it in order: the client gets what was sent before; what it sends itself is not read any more."""
+        """Close the connection after the client has got all bytes; those that it sends are not read any more."""
         self._to_client.put(None)
         self._end_there()
 
     def cut(self, error: Exception | None = None) -> None:
-        """End it at once; what is on its way is lost. ``error`` is what the client's system tells, None: the end."""
+        """End the connection at once; undelivered bytes are lost.
+
+        :param error: of the client's socket; None: end of file
+        """
         self._to_client.clear()
         self._end_there()
         self._end_here(error)
 
     def stall(self) -> None:
-        """Read nothing from now on."""
+        """Stop reading."""
         self.reads = False
 
     def go_on(self) -> None:

@@ -1,7 +1,7 @@
-"""The topics of a fake broker: entries, subscriptions, and who gets what. No bytes, no clock.
+"""The topics of a fake broker: entries, subscriptions, dispatching to consumers. No sockets, no clock.
 
-A subscription hands out entries as a broker does: first those to be delivered again, then new ones, as far as permits
-go. What a consumer had when it left is handed out again.
+A subscription dispatches entries as a broker does: first redeliveries, then new ones, as permits allow. The
+unacknowledged entries of a consumer that leaves are redelivered.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.frames import batch_payload, message_rest, read_message
 
 SubType = pb.CommandSubscribe
@@ -19,7 +19,7 @@ SubType = pb.CommandSubscribe
 
 @dataclass
 class FakeEntry:
-    """One entry: what follows the command in its frame, and what the broker has to know of it."""
+    """One entry: its headers and payload, and the fields that the broker uses."""
 
     ledger: int
     entry: int
@@ -35,7 +35,7 @@ class FakeEntry:
 
 @dataclass(eq=False)
 class FakeConsumer:
-    """One consumer as the broker sees it. ``send`` hands it a command, with what follows it."""
+    """One consumer as the broker sees it. ``send`` sends it a command, with headers and payload."""
 
     id: int
     name: str
@@ -49,8 +49,8 @@ class FakeConsumer:
 class FakeSubscription:
     """One subscription of one topic.
 
-    ``acked`` are the places of entries that are acknowledged, ``unacked_indexes`` what is left of those of which a part
-    is; ``counts`` how often each was asked for again.
+    ``acked`` are the places of acknowledged entries, ``unacked_indexes`` the ack sets of partly acknowledged ones,
+    ``counts`` how often the redelivery of each was requested.
     """
 
     def __init__(self, topic: FakeTopic, kind: int, start: int) -> None:
@@ -63,25 +63,25 @@ class FakeSubscription:
         self.epoch = 0
         self.is_paused = False
         self.max_unacked: int | None = None
-        """Most entries that one consumer may have without an acknowledgement."""
+        """Most unacknowledged entries of one consumer."""
         self._again: dict[tuple[int, int], FakeEntry] = {}
         self._next = start
         self._turn = 0
 
     @property
     def has_one_reader(self) -> bool:
-        """Return whether one consumer gets everything."""
+        """Return whether one consumer gets all entries."""
         return self.kind in {SubType.Exclusive, SubType.Failover}
 
     def add(self, consumer: FakeConsumer) -> None:
-        """Let a consumer take part."""
+        """Add a consumer."""
         self.consumers.append(consumer)
         self.consumers.sort(key=lambda each: (each.command.priority_level, each.name))
         self._choose_active()
         self.dispatch()
 
     def remove(self, consumer: FakeConsumer) -> None:
-        """Hand out again what a consumer had."""
+        """Remove a consumer and redeliver its unacknowledged entries."""
         if consumer not in self.consumers:
             return
         self.consumers.remove(consumer)
@@ -93,7 +93,7 @@ class FakeSubscription:
         self.dispatch()
 
     def redeliver(self, consumer: FakeConsumer, places: Iterable[tuple[int, int]] | None) -> None:
-        """Hand out again what ``consumer`` has of these, or all that it has."""
+        """Redeliver those of these entries that ``consumer`` has; None: all that it has."""
         wanted = list(consumer.pending) if places is None or self.has_one_reader else list(places)
         for place in wanted:
             entry = consumer.pending.pop(place, None)
@@ -104,7 +104,7 @@ class FakeSubscription:
         self.dispatch()
 
     def acknowledge(self, ids: Sequence[pb.MessageIdData], *, is_cumulative: bool) -> None:
-        """Take acknowledgements; an id with an ack set leaves the indexes in it."""
+        """Acknowledge entries; of an id with an ack set the indexes in it stay unacknowledged."""
         for each in ids:
             place = (each.ledgerId, each.entryId)
             whole = [entry.place for entry in self.topic.entries if entry.place < place] if is_cumulative else []
@@ -123,7 +123,7 @@ class FakeSubscription:
         return self.topic.ledger, len(self.topic.entries) - 1 if first is None else first - 1
 
     def skip_all(self) -> None:
-        """Acknowledge everything, as an administrator does and an expiry; nobody is told."""
+        """Acknowledge all entries, as an administrator or expiry does; consumers are not notified."""
         self._settle([entry.place for entry in self.topic.entries])
 
     def rewind(self, start: int) -> None:
@@ -137,13 +137,13 @@ class FakeSubscription:
         self._next = start
 
     def switch(self) -> None:
-        """Let the next consumer of a Failover subscription be the active one."""
+        """Make the next consumer of a Failover subscription the active one."""
         self.consumers.append(self.consumers.pop(0))
         self._choose_active()
         self.dispatch()
 
     def hand_out_next(self, consumer: FakeConsumer) -> bool:
-        """Hand out one entry to this consumer, paused or not; False: there is none for it."""
+        """Dispatch one entry to this consumer, even if paused; return False if there is no entry for it."""
         entry = self._first()
         if entry is None or consumer.permits <= 0 or (self.has_one_reader and consumer is not self.consumers[0]):
             return False
@@ -152,7 +152,7 @@ class FakeSubscription:
         return True
 
     def dispatch(self) -> None:
-        """Hand out what permits allow."""
+        """Dispatch entries as permits allow."""
         while not self.is_paused:
             entry = self._first()
             consumer = None if entry is None else self._chosen(entry)
@@ -162,7 +162,7 @@ class FakeSubscription:
             self._hand_out(entry, consumer)
 
     def hand_out_twice(self, place: tuple[int, int]) -> None:
-        """Deliver an entry once more to whom has it, as brokers now and then do."""
+        """Send an entry again to the consumer that has it, as brokers sometimes do."""
         for consumer in self.consumers:
             if place in consumer.pending:
                 self._hand_out(consumer.pending[place], consumer)
@@ -206,7 +206,7 @@ class FakeSubscription:
         return next((each for each in ready if each.permits > 0 and not self.is_blocked(each)), None)
 
     def is_blocked(self, consumer: FakeConsumer) -> bool:
-        """Return whether a consumer has as many unacknowledged entries as it may."""
+        """Return whether a consumer has reached its limit of unacknowledged entries."""
         return self.max_unacked is not None and len(consumer.pending) >= self.max_unacked
 
     def _hand_out(self, entry: FakeEntry, consumer: FakeConsumer) -> None:
@@ -224,7 +224,7 @@ class FakeSubscription:
         consumer.send(command, entry.rest)
 
     def _unacked(self, entry: FakeEntry) -> int:
-        """Return how many permits an entry takes: as many as it has messages that are not acknowledged."""
+        """Return how many permits an entry takes: one for each unacknowledged message."""
         words = self.unacked_indexes.get(entry.place)
         return entry.messages if words is None else sum((word & 2**64 - 1).bit_count() for word in words)
 
@@ -242,24 +242,24 @@ class FakeSubscription:
 
 
 class FakeTopic:
-    """One topic or partition, with what was published to it."""
+    """One topic or partition, with its entries and subscriptions."""
 
     def __init__(self, name: str, owner: str) -> None:
         self.name = name
         self.owner = owner
-        """The URL of the broker that has it."""
+        """The URL of the broker that owns it."""
         self.ledger = 7
         self.entries: list[FakeEntry] = []
         self.subscriptions: dict[str, FakeSubscription] = {}
         self.last_sequence_ids: dict[str, int] = {}
         self.schemas: list[bytes] = []
-        """What producers said, serialized; the number of one is its version."""
+        """The schemas of producers, serialized; the index of one is its version."""
         self.is_terminated = False
         _, _, number = name.rpartition("-partition-")
         self.partition = int(number) if number.isdigit() else -1
 
     def load(self) -> None:
-        """Read the sequence ids anew from what is stored, as a broker does that takes the topic; parts count too."""
+        """Read the sequence ids from the stored entries, chunks too, as a broker does that loads the topic."""
         self.last_sequence_ids.clear()
         for entry in self.entries:
             metadata, _ = read_message(entry.rest)
@@ -267,7 +267,7 @@ class FakeTopic:
             self.last_sequence_ids[metadata.producer_name] = max(numbers)
 
     def append(self, rest: bytes, *, messages: int = 1, key: str = "") -> FakeEntry:
-        """Store what follows a command, and hand it out."""
+        """Store an entry and dispatch it."""
         entry = FakeEntry(self.ledger, len(self.entries), rest, messages, key)
         self.entries.append(entry)
         for subscription in list(self.subscriptions.values()):
@@ -287,7 +287,7 @@ class FakeTopic:
         )
 
     def index_of(self, place: tuple[int, int]) -> int:
-        """Return where an entry is, or where it would be."""
+        """Return the index of an entry, or where it would be."""
         return sum(entry.place < place for entry in self.entries)
 
 
@@ -297,7 +297,7 @@ def signed(number: int) -> int:
 
 
 def metadata_of(properties: Mapping[str, str] | None = None, **fields: Any) -> pb.MessageMetadata:
-    """Return metadata with what the protocol requires."""
+    """Return metadata with all required fields."""
     usual: dict[str, Any] = {"producer_name": "test", "sequence_id": 0, "publish_time": 1_000}
     metadata = pb.MessageMetadata(**usual | fields)
     for key, value in (properties or {}).items():

@@ -1,27 +1,35 @@
-"""Frames as the protocol has them, written for tests apart from the codec under test."""
+"""Frames and entries, encoded independently of the code under test."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import google_crc32c
 
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._batches import read_batch
+from pulsar_nack.wire._protocol._entries import Entry, Metadata, key_of, ordering_key_of, properties_of
 
 
 def frame(command: pb.BaseCommand, rest: bytes = b"") -> bytes:
-    """Return the bytes of a command and of what follows it."""
+    """Return the frame of a command, with headers and payload."""
     body = command.SerializeToString()
     return struct.pack(">II", 4 + len(body) + len(rest), len(body)) + body + rest
 
 
 def message_rest(metadata: pb.MessageMetadata, payload: bytes, *, checksum: int | None = None) -> bytes:
-    """Return the headers and the payload of a message; ``checksum`` is a wrong one on purpose."""
+    """Return the headers and payload of a message; ``checksum`` replaces the right one."""
     header = metadata.SerializeToString()
     checked = struct.pack(">I", len(header)) + header + payload
     crc = google_crc32c.value(checked) if checksum is None else checksum
     return b"\x0e\x01" + struct.pack(">I", crc) + checked
+
+
+def encode_message(command: pb.BaseCommand, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
+    """Return the frame of a command with a message, such as SEND or MESSAGE."""
+    return frame(command, message_rest(metadata, payload))
 
 
 def batch_payload(payloads: Sequence[bytes]) -> bytes:
@@ -34,7 +42,7 @@ def batch_payload(payloads: Sequence[bytes]) -> bytes:
 
 
 def read_message(rest: bytes) -> tuple[pb.MessageMetadata, bytes]:
-    """Return metadata and payload of what a producer sends."""
+    """Return metadata and payload of an entry."""
     if rest[:2] == b"\x0e\x01":
         assert google_crc32c.value(rest[6:]) == struct.unpack_from(">I", rest, 2)[0], "the checksum is wrong"
         rest = rest[6:]
@@ -45,3 +53,48 @@ def read_message(rest: bytes) -> tuple[pb.MessageMetadata, bytes]:
 def command(kind: str) -> pb.BaseCommand:
     """Return an empty command of a kind, such as ``"PING"``."""
     return pb.BaseCommand(type=kind)
+
+
+class SingleMessage(NamedTuple):
+    """One message of an entry; ``index`` is -1 if it is not in a batch."""
+
+    index: int  # type: ignore[assignment]  # a tuple has a method of this name
+    metadata: Metadata
+    payload: bytes
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Return the message's properties."""
+        return properties_of(self.metadata)
+
+    @property
+    def key(self) -> str | None:
+        """Return the key as it was sent: base64 where the producer's key was bytes."""
+        return key_of(self.metadata) if self.metadata.HasField("partition_key") else None
+
+    @property
+    def ordering_key(self) -> str | None:
+        """Return the ordering key; bytes that are no UTF-8 as surrogates."""
+        return ordering_key_of(self.metadata) if self.metadata.HasField("ordering_key") else None
+
+    @property
+    def event_time_ms(self) -> int:
+        """Return the time that the producer gave, epoch ms, 0 if it gave none."""
+        return self.metadata.event_time
+
+    @property
+    def is_compacted_out(self) -> bool:
+        """Return whether compaction left only the place of this message."""
+        return isinstance(self.metadata, pb.SingleMessageMetadata) and self.metadata.compacted_out
+
+
+def messages_of(entry: Entry) -> Iterator[SingleMessage]:
+    """Yield the message of an entry, or those of the batch, all their metadata parsed."""
+    if not entry.is_batch:
+        yield SingleMessage(-1, entry.metadata, entry.payload)
+        return
+    for index, metadata, payload in read_batch(
+        entry.payload, entry.metadata.num_messages_in_batch, is_plain=lambda _: False
+    ):
+        assert not isinstance(metadata, bytes)
+        yield SingleMessage(index, metadata, payload)

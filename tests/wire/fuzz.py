@@ -24,7 +24,7 @@ from typing import Any, Final
 from pulsar_nack import BrokerError, BrokerRefusedError, ConnectionLostError, Consumer
 from pulsar_nack.testing import run
 from pulsar_nack.wire import Client, ClientOptions, Producer
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import Call, FakeBroker, silence
 from tests.wire.mutations import MUTATORS, mended
 from tests.wire.recorded import Recorded, recorded
@@ -124,7 +124,7 @@ class Fuzz:
 
     async def _feed_all(self, consumer: Consumer, producer: Producer) -> None:
         port: Any = consumer.port
-        (member,) = port._members
+        (member,) = port._consumers
         frames = mutated(self._chance, 1, 1)
         before, warm = peak_mb(), min(1_000, self._frames // 4)
         ran: Any = asyncio.Handle._run
@@ -154,11 +154,11 @@ class Fuzz:
             self.found.unreadable += delivery.error is not None
             with contextlib.suppress(BrokerError):
                 port.acknowledge_soon(delivery.id, None, lambda _tokens, _error: None)
-        session = member._session
+        session = member.sessions.session
         if session is not None and session.connection._decoder.kept_bytes:
             self.found.by_kind["incomplete"] += 1
             session.connection.close(ConnectionLostError("the rest of a frame does not come"))
-        while member._session is None or not producer.is_connected:
+        while member.sessions.session is None or not producer.is_connected:
             await asyncio.sleep(1)
 
     def _measured(self, ran: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import google_crc32c
 
 from pulsar_nack.wire import Client, ClientOptions
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.patience import processor_slowness
 from tests.wire.fake_broker import Answer, Call, FakeBroker, as_usual
 from tests.wire.frames import command, frame, message_rest
@@ -47,31 +47,31 @@ def message(consumer_id: int, entry: int, rest: bytes, *, ledger: int = 1, ack_s
 
 
 def bomb(count: int = MADE) -> bytes:
-    """Return a batch of so many empty messages, which takes nine bytes for a thousand of them."""
+    """Return a batch of ``count`` empty messages, nine bytes for a thousand of them."""
     payload = b"\0\0\0\x02\x18\0" * count
     of_batch = about(num_messages_in_batch=count, compression=pb.ZLIB, uncompressed_size=len(payload))
     return message_rest(of_batch, zlib.compress(payload, 9))
 
 
 def swollen(size: int) -> bytes:
-    """Return a message of so many zeros, a thousandth of that when compressed."""
+    """Return a message of ``size`` zeros, compressed to a thousandth."""
     packing = zlib.compressobj(1)
     payload = b"".join(packing.compress(bytes(min(1 << 20, size - at))) for at in range(0, size, 1 << 20))
     return message_rest(about(compression=pb.ZLIB, uncompressed_size=size), payload + packing.flush())
 
 
 def with_properties(count: int) -> bytes:
-    """Return a message with so many properties."""
+    """Return a message with ``count`` properties."""
     return with_metadata(about().SerializeToString() + b"\x22\x06\x0a\x01a\x12\x01b" * count)
 
 
 def with_empty_properties(count: int) -> bytes:
-    """Return a message with so many properties that have neither a name nor a value, in two bytes each."""
+    """Return a message with ``count`` properties without name and value, in two bytes each."""
     return with_metadata(about().SerializeToString() + b"\x22\x00" * count)
 
 
 def batch_with_properties(count: int, each: int) -> bytes:
-    """Return a batch of messages that have so many properties each."""
+    """Return a batch of messages with ``count`` properties each."""
     single = b"\x0a\x06\x0a\x01a\x12\x01b" * each + b"\x18\x00"
     return message_rest(about(num_messages_in_batch=count), (struct.pack(">I", len(single)) + single) * count)
 

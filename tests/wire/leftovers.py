@@ -20,16 +20,16 @@ def timers() -> list[asyncio.TimerHandle]:
 
 def check_idle(client: Client, broker: FakeBroker, *, connections: int = 1) -> None:
     """Assert that a client with all its consumers and producers closed holds nothing but connections."""
-    assert client._made is not None
-    pool = client._made.pool
+    assert client._context is not None
+    pool = client._context.pool
     assert not pool._opening
     assert len(pool.connections()) <= connections
     for connection in pool.connections():
-        assert not connection._users.consumers
-        assert not connection._users.producers
+        assert not connection.consumers.by_id
+        assert not connection.producers.by_id
         assert len(connection._requests) == 0
         assert len(connection._requests._deadlines) <= 65
-        assert not connection._introduction._tasks
+        assert not connection._handshake._tasks
     for link in broker.links:
         assert not link.consumers
         assert not link.producers

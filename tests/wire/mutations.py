@@ -1,6 +1,6 @@
 """Mutations of recorded frames, and what reading them may do. As a program it reads many with little memory.
 
-``python -m tests.wire.mutations COUNT MEGABYTES`` reads COUNT mutations; memory may grow by so many MB at most.
+``python -m tests.wire.mutations COUNT MEGABYTES`` reads COUNT mutations; memory may grow by at most MEGABYTES.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pathlib import Path
 import google_crc32c
 
 from pulsar_nack import ProtocolError, UndecodableMessageError
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._entries import Entry, decode_entry
 from pulsar_nack.wire._protocol._frames import FrameDecoder
+from tests.wire.frames import messages_of
 from tests.wire.recorded import recorded
 
 LIMIT = 1 << 20
@@ -114,8 +115,8 @@ def read(data: bytes, limit: int = LIMIT) -> str:
     assert decoder.kept_bytes <= len(data)
     result = "incomplete" if decoder.kept_bytes else "a command"
     for frame in frames:
-        if frame.rest:
-            result = read_entry(frame.rest, limit)
+        if frame.headers_and_payload:
+            result = read_entry(frame.headers_and_payload, limit)
     return result
 
 
@@ -125,7 +126,7 @@ def read_entry(rest: bytes, limit: int = LIMIT) -> str:
     try:
         entry = decode_entry(rest, max_message_bytes=limit)
         assert len(entry.payload) <= max(limit, len(rest))
-        for message in entry.messages():
+        for message in messages_of(entry):
             assert all(isinstance(text, str) for pair in message.properties.items() for text in pair)
             assert isinstance(message.key, str | None)
             assert isinstance(message.ordering_key, str | None)

@@ -8,16 +8,17 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from pulsar_nack.clock import LoopClock
-from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
 from pulsar_nack.wire._producer._options import ProducerOptions
 from pulsar_nack.wire._producer._producer import Producer
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_topics import FakeTopic
+from tests.wire.frames import messages_of
 
 TOPIC: Final = "persistent://public/default/t"
 
@@ -29,7 +30,7 @@ class Made:
         self.broker = broker
         options = ClientOptions(**settings)
         pool = Pool(broker.url, options, dial=broker.dial)
-        self.core = Core(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
+        self.context = ClientContext(pool, Lookup(pool, options), options, asyncio.get_running_loop(), LoopClock())
         self.producers: list[Producer] = []
 
     @property
@@ -39,13 +40,13 @@ class Made:
 
     async def open(self, topic: str = TOPIC, **options: Any) -> Producer:
         """Return a producer that is connected."""
-        producer = await Producer.open(self.core, topic, ProducerOptions(**options))
+        producer = await Producer.open(self.context, topic, ProducerOptions(**options))
         self.producers.append(producer)
         return producer
 
     def stored(self, topic: str = TOPIC) -> list[bytes]:
         """Return the payloads that the broker has, those of batches one by one."""
-        return [message.payload for rest in self.rests(topic) for message in decode_entry(rest).messages()]
+        return [message.payload for rest in self.rests(topic) for message in messages_of(decode_entry(rest))]
 
     def metadata(self, topic: str = TOPIC) -> list[pb.MessageMetadata]:
         """Return the metadata of the broker's entries."""
@@ -66,6 +67,6 @@ async def producing(**settings: Any) -> AsyncIterator[Made]:
     finally:
         for producer in made.producers:
             await producer.aclose()
-        await made.core.pool.aclose()
+        await made.context.pool.aclose()
     assert asyncio.all_tasks() == before
     assert made.broker.links == []

@@ -22,7 +22,7 @@ from typing import Any, Self
 import pulsar
 from google.protobuf.message import Message
 
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.broker.standalone import Standalone
 
 DATA = Path(__file__).parent / "data" / "frames.jsonl"

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._frames import FrameDecoder
 
 DATA = Path(__file__).parent / "data" / "frames.jsonl"
@@ -37,7 +37,7 @@ def recorded() -> tuple[Recorded, ...]:
         told = json.loads(line)
         data = base64.b64decode(told["frame"])
         (frame,) = FrameDecoder().feed(data)
-        found.append(Recorded(told["from"], told["client"], data, frame.command, frame.rest))
+        found.append(Recorded(told["from"], told["client"], data, frame.command, frame.headers_and_payload))
     return tuple(found)
 
 

@@ -41,7 +41,7 @@ class Flow:
         self.go_on()
 
     def gate(self) -> asyncio.Event:
-        """Return what tells whether a new connection is read."""
+        """Return the check whether a new connection is read."""
         gate = asyncio.Event()
         gate.set()
         self._gates.append(gate)

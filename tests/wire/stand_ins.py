@@ -8,9 +8,8 @@ from typing import Any
 
 from pulsar_nack import BrokerError, Delivery, MessageId, Position
 from pulsar_nack.consumer import AcksDone
-from pulsar_nack.wire._consumer._delivery import Item
-from pulsar_nack.wire._consumer._inbox import Queued
-from pulsar_nack.wire._consumer._unread import Unread
+from pulsar_nack.wire._consumer._deliveries import QueuedMessage
+from pulsar_nack.wire._consumer._unread_entry import QueuedEntry, UnreadEntry
 from pulsar_nack.wire._protocol._topics import namespace_of
 
 
@@ -31,6 +30,7 @@ class FakeMember:
         self.name = self.topic = name
         self.partition = partition
         self.fails = dict(fails or {})
+        self.queue = self
         self.epoch = 1
         self.is_connected = False
         self.is_active: bool | None = None
@@ -39,16 +39,16 @@ class FakeMember:
         self.calls: list[tuple[str, Any]] = []
         self.received: list[bytes] = []
 
-    def opened(self, item: Item) -> Delivery:
+    def delivery_of(self, item: QueuedMessage) -> Delivery:
         assert isinstance(item, Delivery)
         return item
 
-    def taken(self, item: Item) -> Delivery:
-        item = self.opened(item)
+    def taken(self, item: QueuedMessage) -> Delivery:
+        item = self.delivery_of(item)
         self.received.append(item.data)
         return item
 
-    def note_read(self, unread: Unread, messages: int, size: int) -> None:
+    def note_read(self, unread: UnreadEntry, messages: int, size: int) -> None:
         pass
 
     async def open(self, ends_at: float | None = None) -> None:
@@ -63,8 +63,8 @@ class FakeMember:
         await self._note("aclose")
         self.is_connected = False
 
-    def topic_deleted(self) -> None:
-        self.calls.append(("topic_deleted", None))
+    def on_topic_deleted(self) -> None:
+        self.calls.append(("on_topic_deleted", None))
 
     async def unsubscribe(self) -> None:
         await self._note("unsubscribe")
@@ -84,10 +84,10 @@ class FakeMember:
         if "redeliver" in self.fails:
             raise self.fails["redeliver"]
 
-    def want(self) -> None:
-        self.calls.append(("want", None))
+    def fetch_one(self) -> None:
+        self.calls.append(("fetch_one", None))
 
-    def pause(self, queued: Sequence[Queued], *, is_idle: bool) -> None:
+    def pause(self, queued: Sequence[QueuedEntry], *, is_idle: bool) -> None:
         self.calls.append(("pause", [each.id for each in queued]))
 
     def resume(self) -> None:
@@ -118,7 +118,7 @@ class FakeMember:
             raise self.fails[call]
 
 
-class FakeDirectory:
+class FakeLookup:
     """Stands for a lookup: topics and how many partitions they have.
 
     :param topics: full names with numbers of partitions, 0 for none

@@ -9,9 +9,9 @@ import pytest
 
 from pulsar_nack.errors import BrokerError, ClosedError, ConnectionLostError
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._consumer._ack_groups import AckGroup, AckGroups, Done
-from pulsar_nack.wire._consumer._redeliveries import SPACING_S, Redeliveries
+from pulsar_nack.wire._consumer._ack_groups import AckGroup, AckGroupingTracker, Done
+from pulsar_nack.wire._consumer._redelivery_requests import SPACING_S, RedeliveryRequests
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 
 
 class Sender:
@@ -38,8 +38,8 @@ class Sender:
         self.receipts[number].set_result(pb.BaseCommand())
 
 
-class Told:
-    """What a call was told, by number."""
+class Outcomes:
+    """The outcomes that calls got, by number."""
 
     def __init__(self) -> None:
         self.of: dict[int, Exception | None] = {}
@@ -55,47 +55,47 @@ class Told:
         return done
 
     def end(self, numbers: Sequence[int], error: Exception | None) -> None:
-        """Be told of several numbers together; each once."""
+        """Take the outcome of several numbers, each once."""
         for number in numbers:
             self.call(number)(error)
 
 
-def groups(group_ms: int = 2) -> AckGroups:
+def groups(group_ms: int = 2) -> AckGroupingTracker:
     """Return an empty one."""
-    return AckGroups(asyncio.get_running_loop(), group_ms)
+    return AckGroupingTracker(asyncio.get_running_loop(), group_ms)
 
 
 @virtual_time
 async def test_one_is_sent_in_the_next_turn() -> None:
     """While nothing is unanswered the acknowledgements of one turn go together in the next."""
-    sender, told, acks = Sender(), Told(), groups()
-    acks.connected(sender)
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
+    acks.connected(sender.send_acks)
     for number in range(3):
-        acks.add((1, number), 0, number, told.ended)
+        acks.add((1, number), 0, number, outcomes.ended)
     assert sender.sent == []
     await asyncio.sleep(0)
     assert sender.sent == [{(1, 0): 0, (1, 1): 0, (1, 2): 0}]
-    assert told.of == {}
+    assert outcomes.of == {}
     sender.confirm()
     await asyncio.sleep(0)
-    assert told.of == {0: None, 1: None, 2: None}
+    assert outcomes.of == {0: None, 1: None, 2: None}
     assert len(acks) == 0
 
 
 @virtual_time
 async def test_others_wait_for_the_receipt_or_the_time() -> None:
     """While one is unanswered others are gathered until its receipt comes, or the group time is over."""
-    sender, told, acks = Sender(), Told(), groups(group_ms=2)
-    acks.connected(sender)
-    acks.add((1, 0), 0, 0, told.ended)
+    sender, outcomes, acks = Sender(), Outcomes(), groups(group_ms=2)
+    acks.connected(sender.send_acks)
+    acks.add((1, 0), 0, 0, outcomes.ended)
     await asyncio.sleep(0)
-    acks.add((1, 1), 0, 1, told.ended)
+    acks.add((1, 1), 0, 1, outcomes.ended)
     await asyncio.sleep(0.001)
     assert len(sender.sent) == 1
     sender.confirm()
     await asyncio.sleep(0)
     assert len(sender.sent) == 2
-    acks.add((1, 2), 0, 2, told.ended)
+    acks.add((1, 2), 0, 2, outcomes.ended)
     await asyncio.sleep(0.0019)
     assert len(sender.sent) == 2
     await asyncio.sleep(0.0002)
@@ -105,10 +105,10 @@ async def test_others_wait_for_the_receipt_or_the_time() -> None:
 @virtual_time
 async def test_one_entry_of_several_members() -> None:
     """Members of one entry that go together leave what none of them acknowledges."""
-    sender, told, acks = Sender(), Told(), groups()
-    acks.connected(sender)
-    acks.add((1, 0), 0b1110, 0, told.ended)
-    acks.add((1, 0), 0b1101, 1, told.ended)
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
+    acks.connected(sender.send_acks)
+    acks.add((1, 0), 0b1110, 0, outcomes.ended)
+    acks.add((1, 0), 0b1101, 1, outcomes.ended)
     acks.flush()
     assert sender.sent == [{(1, 0): 0b1100}]
 
@@ -116,77 +116,77 @@ async def test_one_entry_of_several_members() -> None:
 @virtual_time
 async def test_all_is_sent_again_in_order() -> None:
     """What is unanswered when the connection is lost goes first over the next connection."""
-    sender, told, acks = Sender(), Told(), groups()
-    acks.connected(sender)
-    acks.add((1, 0), 0, 0, told.ended)
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
+    acks.connected(sender.send_acks)
+    acks.add((1, 0), 0, 0, outcomes.ended)
     acks.flush()
-    acks.add((1, 1), 0, 1, told.ended)
+    acks.add((1, 1), 0, 1, outcomes.ended)
     acks.flush()
     sender.confirm(1)
     await asyncio.sleep(0)
     acks.disconnected()
-    acks.add((1, 2), 0, 2, told.ended)
+    acks.add((1, 2), 0, 2, outcomes.ended)
     await asyncio.sleep(1)
-    assert told.of == {1: None}
+    assert outcomes.of == {1: None}
     other = Sender()
-    acks.connected(other)
+    acks.connected(other.send_acks)
     assert other.sent == [{(1, 0): 0}, {(1, 2): 0}]
     for number in range(2):
         other.confirm(number)
     await asyncio.sleep(0)
-    assert told.of == {0: None, 1: None, 2: None}
+    assert outcomes.of == {0: None, 1: None, 2: None}
 
 
 @virtual_time
 async def test_a_connection_that_breaks_while_sending() -> None:
     """A connection that refuses a group, or whose receipt is the loss, is as one that is lost: it is sent again."""
-    sender, told, acks = Sender(), Told(), groups()
-    acks.connected(sender)
-    acks.add((1, 0), 0, 0, told.ended)
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
+    acks.connected(sender.send_acks)
+    acks.add((1, 0), 0, 0, outcomes.ended)
     acks.flush()
     sender.receipts[0].set_exception(ConnectionLostError("lost"))
     await asyncio.sleep(0)
     sender.is_lost = True
-    acks.add((1, 1), 0, 1, told.ended)
+    acks.add((1, 1), 0, 1, outcomes.ended)
     acks.flush()
     acks.disconnected()
     other = Sender(gives_receipts=False)
-    acks.connected(other)
+    acks.connected(other.send_acks)
     await asyncio.sleep(0)
     assert other.sent == [{(1, 0): 0}, {(1, 1): 0}]
-    assert told.of == {0: None, 1: None}
+    assert outcomes.of == {0: None, 1: None}
 
 
 @virtual_time
 async def test_errors_are_of_their_group() -> None:
     """An error goes to those calls whose acknowledgements were in the command, also where a call has several."""
-    sender, told, acks = Sender(), Told(), groups()
-    acks.connected(sender)
-    acks.add_all({(1, number): 0 for number in range(1_500)}, told.call(0))
-    acks.add((2, 0), 0, 1, told.ended)
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
+    acks.connected(sender.send_acks)
+    acks.add_all({(1, number): 0 for number in range(1_500)}, outcomes.call(0))
+    acks.add((2, 0), 0, 1, outcomes.ended)
     acks.flush()
     assert [len(sent) for sent in sender.sent] == [1_000, 501]
     sender.confirm(1)
     await asyncio.sleep(0)
-    assert told.of == {1: None}
+    assert outcomes.of == {1: None}
     error = BrokerError("no")
     sender.receipts[0].set_exception(error)
     await asyncio.sleep(0)
-    assert told.of == {0: error, 1: None}
+    assert outcomes.of == {0: error, 1: None}
 
 
 @virtual_time
 async def test_giving_up() -> None:
     """All that is not confirmed hears of the end, sent or not; nothing is left."""
-    sender, told, acks = Sender(), Told(), groups()
-    acks.connected(sender)
-    acks.add((1, 0), 0, 0, told.ended)
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
+    acks.connected(sender.send_acks)
+    acks.add((1, 0), 0, 0, outcomes.ended)
     acks.flush()
-    acks.add((1, 1), 0, 1, told.ended)
+    acks.add((1, 1), 0, 1, outcomes.ended)
     settled = asyncio.create_task(acks.settled())
     await asyncio.sleep(0)
     acks.fail(ClosedError("it"))
-    assert [type(error) for error in told.of.values()] == [ClosedError, ClosedError]
+    assert [type(error) for error in outcomes.of.values()] == [ClosedError, ClosedError]
     await settled
     assert len(acks) == 0
     assert sender.receipts[0].cancelled()
@@ -194,11 +194,11 @@ async def test_giving_up() -> None:
 
 @virtual_time
 async def test_cumulative_ones_go_at_once_and_in_order() -> None:
-    """A cumulative acknowledgement is a command of its own, behind what was gathered before it."""
-    sender, told, acks = Sender(), Told(), groups()
-    acks.connected(sender)
-    acks.add((1, 0), 0, 0, told.ended)
-    acks.add_cumulative((1, 5), 0b10, told.call(1))
+    """A cumulative acknowledgement is a separate command, sent after those collected before it."""
+    sender, outcomes, acks = Sender(), Outcomes(), groups()
+    acks.connected(sender.send_acks)
+    acks.add((1, 0), 0, 0, outcomes.ended)
+    acks.add_cumulative((1, 5), 0b10, outcomes.call(1))
     assert sender.sent == [{(1, 0): 0}, {(1, 5): 0b10}]
 
 
@@ -207,7 +207,7 @@ async def test_cumulative_ones_go_at_once_and_in_order() -> None:
 async def test_redeliveries_are_cut(count: int) -> None:
     """No command has more than 1 000 entries, each entry is asked for once."""
     sent: list[Sequence[tuple[int, int]]] = []
-    asked = Redeliveries(asyncio.get_running_loop(), sent.append)
+    asked = RedeliveryRequests(asyncio.get_running_loop(), sent.append)
     wanted = [(1, number) for number in range(count)]
     asked.add(wanted)
     assert [len(each) for each in sent] == [1_000] * (count // 1_000) + ([count % 1_000] if count % 1_000 else [])
@@ -226,7 +226,7 @@ async def test_redeliveries_wait_a_moment_for_one_another() -> None:
     """The first goes at once, those that follow within the moment go at its end, together."""
     loop = asyncio.get_running_loop()
     sent: list[tuple[float, int]] = []
-    asked = Redeliveries(loop, lambda some: sent.append((loop.time(), len(some))))
+    asked = RedeliveryRequests(loop, lambda some: sent.append((loop.time(), len(some))))
     for number in range(10):
         asked.add([(1, number)])
         await asyncio.sleep(SPACING_S / 10 * 0.999)

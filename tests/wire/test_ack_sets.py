@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.ids import MessageId
 from pulsar_nack.wire._consumer._ack_sets import AckSets, all_of, remaining_of, words_of
-from pulsar_nack.wire._consumer._permits import Permits
+from pulsar_nack.wire._consumer._flow import Permits
 
 
 @given(st.integers(min_value=0, max_value=2**300))
@@ -84,7 +84,7 @@ def test_what_failed_is_not_acknowledged() -> None:
 
 def test_what_failed_after_its_entry_was_forgotten() -> None:
     """Nothing follows from a failure then: the entry is as one of which nothing is acknowledged."""
-    sets = AckSets(most=1)
+    sets = AckSets(max_entries=1)
     first, other = MessageId(1, 1, 0, 0, batch_size=3), MessageId(1, 2, 0, 0, batch_size=3)
     before = sets.generation
     sets.acked(first)
@@ -113,17 +113,17 @@ def test_cumulative() -> None:
 def test_what_the_broker_tells_counts() -> None:
     """An entry is done with the last member that the broker sent, if it sent only a part; forgetting is complete."""
     sets = AckSets()
-    sets.narrow((1, 1), 0b011)
+    sets.intersect((1, 1), 0b011)
     assert sets.acked(MessageId(1, 1, 0, 0, batch_size=3)) == 0b010
     assert sets.acked(MessageId(1, 1, 0, 1, batch_size=3)) == 0
-    sets.narrow((1, 1), 0b011)
+    sets.intersect((1, 1), 0b011)
     sets.forget()
     assert sets.acked(MessageId(1, 1, 0, 0, batch_size=3)) == 0b110
 
 
 def test_the_oldest_are_forgotten_first() -> None:
     """Memory is bounded: what is forgotten is not done too early."""
-    sets = AckSets(most=2)
+    sets = AckSets(max_entries=2)
     for entry in range(3):
         sets.acked(MessageId(1, entry, 0, 0, batch_size=2))
     assert len(sets) == 2

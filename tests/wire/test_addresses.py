@@ -40,7 +40,7 @@ def test_addresses_go_round(address: Address) -> None:
 
 
 @for_each(
-    ("url", "told"),
+    ("url", "problem"),
     [
         ("http://localhost:8080", "not its admin address"),
         ("https://localhost:8443", "not its admin address"),
@@ -61,12 +61,12 @@ def test_addresses_go_round(address: Address) -> None:
         ("pulsar://h:6650\n", "no spaces around it"),
     ],
 )
-def test_wrong_service_urls(url: str, told: str) -> None:
+def test_wrong_service_urls(url: str, problem: str) -> None:
     """What is not a service URL is refused with the part that is wrong."""
     with pytest.raises(InvalidArgumentError) as caught:
         parse_service_url(url)
     assert caught.value.field == "url"
-    assert told in str(caught.value)
+    assert problem in str(caught.value)
 
 
 def test_one_address_is_one() -> None:
@@ -104,7 +104,7 @@ def test_wrong_topics(name: str) -> None:
 
 
 def test_partitions_have_names() -> None:
-    """A partition is a topic of its own whose name tells which it is of."""
+    """A partition is a topic whose name contains that of the partitioned topic and its index."""
     topic = normalize("orders")
     assert partition_name(topic, 12) == f"{topic}-partition-12"
     assert split_partition(partition_name(topic, 12)) == (topic, 12)

@@ -14,7 +14,6 @@ from pulsar_nack.config import TraceConfig
 from pulsar_nack.errors import BrokerError, BrokerRefusedError, ConnectionLostError, InvalidArgumentError
 from pulsar_nack.observe import TraceWriter
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._authentication import (
     Authentication,
@@ -27,6 +26,7 @@ from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._oauth2 import OAuth2Authentication
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._tls import TlsOptions
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import Call, FakeBroker, as_usual, refuse
 
 SECRET = "top-secret"
@@ -39,7 +39,7 @@ async def connect(broker: FakeBroker, authentication: Authentication) -> Connect
 
 
 def is_closed(connection: Connection) -> bool:
-    """Return whether it is closed, asked anew each time."""
+    """Return whether the connection is closed; a function, so that mypy does not narrow it."""
     return not connection.is_open
 
 

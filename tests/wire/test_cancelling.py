@@ -241,8 +241,8 @@ def test_sending(when: When) -> None:
         return was_reached
 
     def check_idle_but(client: Client, broker: FakeBroker) -> None:
-        assert client._made is not None
-        assert all(len(connection._requests) == 0 for connection in client._made.pool.connections())
+        assert client._context is not None
+        assert all(len(connection._requests) == 0 for connection in client._context.pool.connections())
         assert all(not link.producers for link in broker.links)
 
     assert at_each_await(scenario) > 5

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pulsar_nack.ids import Position
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._chunks import Chunks, GivenUp, Part, Whole
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._chunks import AbandonedMessage, AssembledMessage, Chunk, ChunkAssembler
 from pulsar_nack.wire._protocol._compression import compress
 from tests.wire.consuming import Consuming, consuming
 from tests.wire.fake_topics import FakeEntry, metadata_of
@@ -21,19 +21,19 @@ from tests.wire.frames import message_rest
 from tests.wire.stand_ins import Ended
 
 
-def part(index: int, entry: int, payload: bytes = b"x", *, uuid: str = "u", count: int = 3, total: int = 3) -> Part:
+def part(index: int, entry: int, payload: bytes = b"x", *, uuid: str = "u", count: int = 3, total: int = 3) -> Chunk:
     """Return a part."""
-    return Part(uuid, index, count, total, Position(1, entry), payload)
+    return Chunk(uuid, index, count, total, Position(1, entry), payload)
 
 
-def chunks(most: int = 10, max_bytes: int = 1_000, timeout_ms: int = 1_000) -> Chunks:
+def chunks(most: int = 10, max_bytes: int = 1_000, timeout_ms: int = 1_000) -> ChunkAssembler:
     """Return room for chunked messages."""
-    return Chunks(most, max_bytes, timeout_ms)
+    return ChunkAssembler(most, max_bytes, timeout_ms)
 
 
-def back(there: Chunks, now_ms: int) -> list[Position]:
+def back(there: ChunkAssembler, now_ms: int) -> list[Position]:
     """Return the entries that go back now."""
-    return [position for each in there.given_up(now_ms) for position in each.positions]
+    return [position for each in there.take_abandoned(now_ms) for position in each.positions]
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(0, 3), max_size=3))
@@ -43,7 +43,7 @@ def test_any_order_and_copies(order: list[int], copies: list[int]) -> None:
     arriving = [*order[:3], *(each for each in copies if each in order[:3]), order[3]]
     wholes = [there.add(part(index, index, b"%d" % index, count=4, total=4), 0) for index in arriving]
     assert wholes[:-1] == [None] * (len(wholes) - 1)
-    assert wholes[-1] == Whole(tuple(Position(1, index) for index in range(4)), b"0123")
+    assert wholes[-1] == AssembledMessage(tuple(Position(1, index) for index in range(4)), b"0123")
     assert (len(there), there.bytes, there.next_at()) == (0, 0, None)
 
 
@@ -52,8 +52,12 @@ def test_messages_mixed() -> None:
     there = chunks()
     assert there.add(part(0, 0, b"a", uuid="a", count=2, total=2), 0) is None
     assert there.add(part(0, 1, b"b", uuid="b", count=2, total=2), 0) is None
-    assert there.add(part(1, 2, b"A", uuid="a", count=2, total=2), 0) == Whole((Position(1, 0), Position(1, 2)), b"aA")
-    assert there.add(part(1, 3, b"B", uuid="b", count=2, total=2), 0) == Whole((Position(1, 1), Position(1, 3)), b"bB")
+    assert there.add(part(1, 2, b"A", uuid="a", count=2, total=2), 0) == AssembledMessage(
+        (Position(1, 0), Position(1, 2)), b"aA"
+    )
+    assert there.add(part(1, 3, b"B", uuid="b", count=2, total=2), 0) == AssembledMessage(
+        (Position(1, 1), Position(1, 3)), b"bB"
+    )
 
 
 def test_a_message_that_was_sent_twice() -> None:
@@ -65,7 +69,7 @@ def test_a_message_that_was_sent_twice() -> None:
     there.add(part(0, 0, b"a"), 0)
     there.add(part(1, 6, b"B"), 0)
     whole = there.add(part(2, 7, b"C"), 0)
-    assert whole == Whole(tuple(Position(1, entry) for entry in (0, 1, 5, 6, 7)), b"ABC")
+    assert whole == AssembledMessage(tuple(Position(1, entry) for entry in (0, 1, 5, 6, 7)), b"ABC")
     assert there.bytes == 0
 
 
@@ -91,11 +95,13 @@ def test_too_many_bytes() -> None:
 
 
 def test_too_large_for_all_the_room() -> None:
-    """A message larger than all the room is counted, not kept, so that it can be told and acknowledged."""
+    """The chunks of a message larger than the limit are counted, not kept: it can be reported and acknowledged."""
     there = chunks(max_bytes=100)
     assert there.add(part(0, 0, bytes(60), count=2, total=120), 0) is None
     assert there.bytes == 0
-    assert there.add(part(1, 1, bytes(60), count=2, total=120), 0) == Whole((Position(1, 0), Position(1, 1)), None)
+    assert there.add(part(1, 1, bytes(60), count=2, total=120), 0) == AssembledMessage(
+        (Position(1, 0), Position(1, 1)), None
+    )
 
 
 def test_parts_that_take_too_long() -> None:
@@ -105,24 +111,24 @@ def test_parts_that_take_too_long() -> None:
     there.add(part(1, 1, uuid="a"), 900)
     there.add(part(0, 2, uuid="b"), 500)
     assert there.next_at() == 1_000
-    assert there.given_up(999) == []
-    assert there.given_up(1_000) == [GivenUp("a", [Position(1, 0), Position(1, 1)], 2, 3, 1)]
+    assert there.take_abandoned(999) == []
+    assert there.take_abandoned(1_000) == [AbandonedMessage("a", [Position(1, 0), Position(1, 1)], 2, 3, 1)]
     assert there.next_at() == 1_500
     there.clear()
     assert (there.next_at(), there.bytes) == (None, 0)
 
 
 def test_the_same_name_for_another_message() -> None:
-    """Parts that tell another size or count are of another message: the first one is given up."""
+    """Chunks with another size or count belong to another message: the first message is abandoned."""
     there = chunks()
     there.add(part(0, 0, b"a"), 0)
     assert there.add(part(0, 1, b"b", count=2, total=2), 0) is None
-    assert there.add(part(1, 2, b"c", count=2, total=2), 0) == Whole((Position(1, 1), Position(1, 2)), b"bc")
+    assert there.add(part(1, 2, b"c", count=2, total=2), 0) == AssembledMessage((Position(1, 1), Position(1, 2)), b"bc")
     assert back(there, 1_000) == [Position(1, 0)]
 
 
 def test_each_time_it_is_given_up_a_message_gets_more_time() -> None:
-    """Twice as much, up to 64 times; one that was completed begins anew, and there is a bound on what is remembered."""
+    """The timeout doubles, up to 64 times, and is reset by completion; the number of remembered messages is bounded."""
     there, now_ms = chunks(timeout_ms=1_000), 0
     for doublings in [0, 1, 2, 3, 4, 5, 6, 6]:
         there.add(part(0, 0), now_ms)
@@ -136,7 +142,7 @@ def test_each_time_it_is_given_up_a_message_gets_more_time() -> None:
     assert there.next_at() == now_ms + 1_000
     for number in range(3_000):
         there.add(part(0, number, uuid=f"{number}"), now_ms)
-    assert len(there._times) == 1_000
+    assert len(there._times_abandoned) == 1_000
 
 
 def test_what_there_is_no_room_for_goes_back_later_and_later() -> None:
@@ -179,7 +185,7 @@ async def test_arrives_whole_and_is_done_whole() -> None:
         before, whole = await made.arrived.take(2)
         assert (whole.data, whole.key, len(whole.id.chunks)) == (b"0123456789", "k", 5)
         assert whole.id.position == made.topic.entries[-1].place
-        await consumer.redeliver([whole.id])
+        consumer.redeliver_nowait([whole.id])
         (again,) = await made.arrived.take()
         assert (again.id, again.data, again.redelivery_count) == (whole.id, whole.data, 1)
         await consumer.acknowledge([whole.id])
@@ -195,7 +201,7 @@ async def test_arrives_whole_and_is_done_whole() -> None:
 @pytest.mark.parametrize("codec", [pb.ZLIB, pb.LZ4, pb.ZSTD, pb.SNAPPY])
 @virtual_time
 async def test_compressed_before_it_was_cut(codec: Any) -> None:
-    """The parts together are unpacked, not each by itself."""
+    """The chunks are decompressed together, not one by one."""
     async with consuming() as made:
         data = random.Random(1).randbytes(5_000)
         publish(made, compress(codec, data), 1_000, compression=codec, uncompressed_size=len(data))
@@ -206,7 +212,7 @@ async def test_compressed_before_it_was_cut(codec: Any) -> None:
 
 @virtual_time
 async def test_chunks_that_cannot_be_read() -> None:
-    """Too large, parts not as long as told, a part that cannot be: these are errors that can be acknowledged."""
+    """Messages that are too large, or have wrong sizes or indexes, are errors that can be acknowledged."""
     async with consuming() as made:
         publish(made, bytes(100), 40)
         metadata = metadata_of(uuid="liar", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=5)
@@ -225,7 +231,7 @@ async def test_chunks_that_cannot_be_read() -> None:
 
 @virtual_time
 async def test_a_part_that_is_missing_blocks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Parts whose message never gets whole go back to the broker, less and less often, unacknowledged; told once."""
+    """Chunks of a message that is never completed are redelivered, less and less often; one log line says so."""
     async with consuming() as made:
         publish(made, b"0123456789", 2, skip=2)
         consumer = await made.open(receiver_queue_size=2, chunk_timeout=10)
@@ -239,7 +245,7 @@ async def test_a_part_that_is_missing_blocks_nothing(caplog: pytest.LogCaptureFi
         gaps = [round(call.at - began_at, -1) for call in told[:8]]
         assert gaps == [10, 30, 70, 150, 310, 630, 1_270, 1_910]
         assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert "4 of 5 parts" in caplog.text
+        assert "4 of 5 chunks" in caplog.text
         assert made.subscription.acked == set()
         assert made.permits() in {1, 2}
         assert consumer.is_connected
@@ -268,7 +274,7 @@ async def test_more_messages_mixed_than_there_is_room_for() -> None:
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_what_goes_back_together_goes_in_one_command(kind: Any) -> None:
-    """Of three messages whose last parts do not come; on Exclusive each command has everything sent again."""
+    """Three messages lack their last chunks; on Exclusive each command requests all messages again."""
     async with consuming() as made:
         for uuid in "abc":
             publish(made, b"0123456789", 2, uuid=uuid, skip=2)

@@ -13,7 +13,7 @@ import pulsar_nack
 from pulsar_nack import AlreadyEnteredError, BrokerError, ClosedError, InvalidArgumentError, NackConfig
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import Client, SubscribeOptions
-from pulsar_nack.wire._consumer._settings import ConsumerSettings, Settings, split
+from pulsar_nack.wire._consumer._settings import ConsumerSettings, SubscribeSettings, split_settings
 from tests.for_each import for_each
 from tests.patience import patience
 from tests.processes import run_python
@@ -33,7 +33,7 @@ NOBODY = "pulsar://127.0.0.1:1"
     ],
 )
 def test_bad_options_are_refused_by_name(name: str, value: Any) -> None:
-    """What the client cannot be told is refused at once, by its name."""
+    """Unknown and invalid settings are refused at once, by name."""
     with pytest.raises(InvalidArgumentError, match=name):
         pulsar_nack.connect(NOBODY, **{name: value})
 
@@ -86,7 +86,7 @@ async def test_bad_topics_are_refused(topic: Any) -> None:
 
 
 def test_settings_are_looked_at_without_an_event_loop() -> None:
-    """What is to be subscribed to, or produced to, may be prepared before the loop runs; errors are told there too."""
+    """``subscribe`` and ``producer`` may be called before the loop runs; they raise errors there too."""
     broker = FakeBroker()
     broker.topic("persistent://public/default/t").publish(b"x")
     client = Client(broker.url, dial=broker.dial)
@@ -107,7 +107,7 @@ def test_settings_are_looked_at_without_an_event_loop() -> None:
 
 
 async def test_names_that_are_nearly_right_are_told() -> None:
-    """An unknown setting of client or consumer names the one that was meant; a forgotten ``async with`` is told too."""
+    """The error of an unknown setting suggests the right one; a forgotten ``async with`` is reported too."""
     with pytest.raises(InvalidArgumentError, match=r"request_timeot: .*\(request_timeout\?\)"):
         pulsar_nack.connect(NOBODY, request_timeot=1)
     async with pulsar_nack.connect(NOBODY) as client:
@@ -175,7 +175,7 @@ async def test_entered_once_at_a_time() -> None:
 
 @virtual_time
 async def test_closing_the_client_closes_its_consumers() -> None:
-    """Acknowledgements under way are finished, whoever waits is told, and no task is left, also of held messages."""
+    """Closing completes acknowledgements, ends all waiting calls, and leaves no task, even with held messages."""
     before = asyncio.all_tasks()
     broker = FakeBroker()
     for _ in range(3):
@@ -201,9 +201,9 @@ def test_every_setting_has_its_place() -> None:
     """The settings for type checkers are those of consumers and subscriptions, and each goes where it belongs."""
     hints = get_type_hints(ConsumerSettings, localns=vars(pulsar_nack.wire._consumer._settings) | names_for_checkers())
     of_subscription = {each.name for each in fields(SubscribeOptions)} - {"subscription", "type", "durable"}
-    assert set(Settings.__annotations__) - set(hints) == of_subscription | {"durable_subscription"}
-    every = dict.fromkeys(Settings.__annotations__, None)
-    consumer, subscription = split(every)
+    assert set(SubscribeSettings.__annotations__) - set(hints) == of_subscription | {"durable_subscription"}
+    every = dict.fromkeys(SubscribeSettings.__annotations__, None)
+    consumer, subscription = split_settings(every)
     assert set(consumer) == set(hints)
     assert set(subscription) == of_subscription | {"durable"}
 

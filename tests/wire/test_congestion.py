@@ -17,7 +17,7 @@ from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.patience import patience
 from tests.wire.conftest import Run
 from tests.wire.fake_broker import Call, as_usual
-from tests.wire.frames import command
+from tests.wire.frames import command, messages_of
 from tests.wire.served import Served, set_buffers
 
 TOPIC: Final = "persistent://public/default/t"
@@ -47,8 +47,8 @@ def client_of(there: Served, **options: Any) -> Client:
 
 def connection_of(client: Client) -> Connection:
     """Return the only connection."""
-    assert client._made is not None
-    (connection,) = client._made.pool.connections()
+    assert client._context is not None
+    (connection,) = client._context.pool.connections()
     return connection
 
 
@@ -62,7 +62,7 @@ def waiting_bytes(client: Client) -> int:
 def stored(there: Served) -> list[bytes]:
     """Return the payloads that the broker has."""
     entries = there.broker.topic(TOPIC).entries
-    return [bytes(message.payload) for entry in entries for message in decode_entry(entry.rest).messages()]
+    return [bytes(message.payload) for entry in entries for message in messages_of(decode_entry(entry.rest))]
 
 
 def payloads(count: int, size: int) -> list[bytes]:
@@ -83,7 +83,7 @@ def begin(producer: Producer, all_payloads: list[bytes]) -> list[asyncio.Future[
 
 
 def test_a_broker_that_stops_reading_for_a_while(run: Run) -> None:
-    """What waits to be written stays within its bound, whoever drains waits; all is stored in order when it reads."""
+    """Unsent bytes stay within their limit and ``drained`` waits; when the broker reads, all is stored in order."""
 
     async def test(there: Served) -> None:
         messages = payloads(60, 50_000)
@@ -249,7 +249,7 @@ def test_a_frame_that_is_never_finished(run: Run) -> None:
 
 @pytest.mark.slow
 def test_closing_while_the_way_is_full(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing waits for a broker that does not read as long as for an answer, then a few seconds; sends are told."""
+    """Closing waits only some seconds for a broker that does not read; pending sends get an error."""
     monkeypatch.setattr("pulsar_nack.wire._connection._connection._CLOSE_TIMEOUT", 0.3)
 
     async def test(there: Served) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from pulsar_nack.errors import BrokerRefusedError, ConnectionLostError, ProtocolError, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._options import ClientOptions
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import URL, FakeBroker, cut, half, later, raw, refuse, silence
 from tests.wire.frames import command, frame
 
@@ -26,7 +26,7 @@ async def connect(broker: FakeBroker, **settings: Any) -> Connection:
 
 
 def is_closed(connection: Connection) -> bool:
-    """Return whether it is closed, asked anew each time."""
+    """Return whether the connection is closed; a function, so that mypy does not narrow it."""
     return not connection.is_open
 
 
@@ -40,7 +40,7 @@ def lookup(connection: Connection) -> tuple[pb.BaseCommand, int]:
 
 @virtual_time
 async def test_opens() -> None:
-    """A connection tells who it is and what it can do, and knows what the broker has told."""
+    """CONNECT has version, features and authentication; the broker's answer can be read."""
     broker = FakeBroker()
     broker.max_message_bytes = 1_000_000
     connection = await connect(broker)
@@ -48,9 +48,9 @@ async def test_opens() -> None:
     assert asked.client_version.startswith("pulsar-nack-")
     assert (asked.protocol_version, asked.feature_flags.supports_auth_refresh) == (21, True)
     assert not asked.HasField("auth_method_name")
-    assert (connection.protocol_version, connection.server_version) == (21, "fake")
+    assert (connection.connected.protocol_version, connection.connected.server_version) == (21, "fake")
     assert connection.max_message_bytes == 1_000_000
-    assert connection.features.supports_auth_refresh
+    assert connection.connected.feature_flags.supports_auth_refresh
     assert connection.is_open
     await connection.aclose()
     assert is_closed(connection)
@@ -79,7 +79,7 @@ async def test_dialling_hangs() -> None:
 
 @virtual_time
 async def test_no_answer_to_the_first_command() -> None:
-    """A broker that takes the connection and says nothing is given up likewise, and the connection is gone."""
+    """A broker that accepts the connection and never answers is given up, and the connection is closed."""
     broker = FakeBroker()
     broker.always("CONNECT", silence)
     with pytest.raises(ConnectionLostError, match="not connected within 10 s"):
@@ -191,7 +191,7 @@ async def test_a_lost_connection_fails_requests() -> None:
 
 @virtual_time
 async def test_pings_are_answered() -> None:
-    """A broker that asks whether we are there is told so."""
+    """A PING is answered by a PONG."""
     broker = FakeBroker()
     connection = await connect(broker)
     broker.links[0].send(command("PING"))

@@ -155,7 +155,7 @@ class Cluster:
 
 
 class User:
-    """Works on messages; notes what is in work and what it has acknowledged."""
+    """Processes messages; notes which are in flight and which it has acknowledged."""
 
     def __init__(self, cluster: Cluster, consumer: Consumer, chance: Random, acked: set[Key]) -> None:
         self.cluster = cluster

@@ -13,7 +13,7 @@ import pulsar_nack
 from pulsar_nack import BrokerRefusedError, Consumer, DeadLetterPolicy, InvalidArgumentError, NackConfig
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client, SchemaInfo
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.for_each import for_each
 from tests.wire.fake_broker import FakeBroker, carried_out_then_cut, cut, later, refuse, silence
 from tests.wire.frames import read_message
@@ -153,7 +153,7 @@ async def test_nothing_is_acknowledged_before_the_receipt() -> None:
 @for_each("is_batch", [False, True])
 @virtual_time
 async def test_null_is_told_from_empty(is_batch: bool) -> None:
-    """O14: a message without a value has None as its data, in batches too, and so has its dead letter."""
+    """O14: a message without a value has None as its data, in batches too, and so does its dead letter."""
     broker = FakeBroker()
     async with giving_up(broker) as consumer, Client(broker.url, dial=broker.dial) as client:
         async with client.producer(TOPIC, batching=is_batch) as producer:
@@ -175,7 +175,7 @@ async def test_null_is_told_from_empty(is_batch: bool) -> None:
 
 @virtual_time
 async def test_dead_letters_have_the_schema_of_their_messages() -> None:
-    """O15: one version after the other; where schemas are enforced the broker takes them, and tells which is which."""
+    """O15: one version after the other; a broker that enforces schemas takes them, and reports the version of each."""
     broker = FakeBroker()
     broker.enforces_schemas = True
     schemas = [SchemaInfo("avro", b"first", "Order"), SchemaInfo("avro", b"second", "Order", {"a": "b"})]
@@ -204,7 +204,7 @@ async def test_dead_letters_have_the_schema_of_their_messages() -> None:
 
 @virtual_time
 async def test_a_schema_that_the_broker_does_not_tell(caplog: pytest.LogCaptureFixture) -> None:
-    """O15: without it the dead letter goes all the same, with a warning; what may pass is tried again."""
+    """O15: without it the dead letter is published with a warning; transient errors are retried."""
     broker = FakeBroker()
     broker.topic(TOPIC).publish(b"x", schema_version=b"\x05")
     broker.next("GET_SCHEMA", refuse("ServiceNotReady"))
@@ -363,6 +363,4 @@ def test_schemas_that_are_none(field: str, wrong: dict[str, Any]) -> None:
     """What is wrong with one is named; types that are not known here go by their numbers."""
     with pytest.raises(InvalidArgumentError, match=f"^{field}: "):
         SchemaInfo(**wrong)
-    told = pb.Schema()
-    SchemaInfo(99, b"x").fill(told)
-    assert SchemaInfo.of(told) == SchemaInfo(99, b"x")
+    assert SchemaInfo.of(SchemaInfo(99, b"x").to_protobuf()) == SchemaInfo(99, b"x")

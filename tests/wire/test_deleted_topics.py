@@ -71,7 +71,7 @@ async def _shown_again(selected: Any, name: str, consumer_type: Any, *, tells: b
 
 @virtual_time
 async def test_receive_raises_while_the_topic_of_a_consumer_is_deleted() -> None:
-    """O9: whoever waits and whoever comes is told at once; acks are done, holds forgotten; made again it goes on."""
+    """O9: waiting and later calls raise at once; acks succeed, held messages are forgotten; a new topic is consumed."""
     broker = forbidding("one")
     for number in range(3):
         broker.topic(f"{BASE}one").publish(b"%d" % number)
@@ -139,7 +139,7 @@ async def test_a_topic_that_is_not_there_is_refused_at_once() -> None:
 
 
 def test_a_patterns_consumer_creates_no_topic_again() -> None:
-    """O9: whatever the pauses between attempts are, and though the broker creates topics for whoever subscribes."""
+    """O9: for any pauses between attempts, also if the broker creates topics on subscribing."""
 
     async def life() -> None:
         broker = FakeBroker()
@@ -154,7 +154,7 @@ def test_a_patterns_consumer_creates_no_topic_again() -> None:
             broker.delete(f"{BASE}orders-0")
             await asyncio.sleep(1)
             assert list(broker.topics) == [f"{BASE}orders-1"]
-            assert [member.topic for member in consumer.port._members] == [f"{BASE}orders-1"]
+            assert [member.topic for member in consumer.port._consumers] == [f"{BASE}orders-1"]
 
     for seed in range(size(200, fast=10)):
         random.seed(seed)
@@ -171,7 +171,7 @@ async def test_a_pattern_asks_only_for_partitions_that_it_saw() -> None:
         Client(broker.url, dial=broker.dial) as client,
         client.subscribe(re.compile("orders-.*"), "s") as consumer,
     ):
-        assert {member.topic.removeprefix(BASE) for member in consumer.port._members} == {
+        assert {member.topic.removeprefix(BASE) for member in consumer.port._consumers} == {
             "orders-1",
             "orders-2-partition-0",
             "orders-2-partition-1",
@@ -221,7 +221,7 @@ async def test_what_comes_while_a_reader_at_the_end_is_cut_off_is_shown(tells: b
 @pytest.mark.parametrize("answer", [cut, refuse("NotAllowedError"), silence, later(1)])
 @virtual_time
 async def test_a_reader_at_the_end_begins_whatever_the_broker_tells(answer: Answer) -> None:
-    """Where the end is not told, or only after another try, it is a reader all the same, and one only."""
+    """If the end is not reported, or only after another try, there is still one reader, and only one."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}one")
     broker.next("GET_LAST_MESSAGE_ID", answer)

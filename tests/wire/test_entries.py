@@ -1,4 +1,4 @@
-"""Entries: headers, checksums, batches, and what is told of those that cannot be read."""
+"""Entries: headers, checksums, batches, and the errors of unreadable ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import UndecodableMessageError
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._batches import encode_batch
 from pulsar_nack.wire._protocol._compression import compress
-from pulsar_nack.wire._protocol._entries import SingleMessage, decode_entry, encode_batch, plain_parts, unpack
-from pulsar_nack.wire._protocol._frames import encode_rest
+from pulsar_nack.wire._protocol._entries import decode_entry, plain_parts, unpack
+from pulsar_nack.wire._protocol._frames import encode_headers_and_payload
 from tests.for_each import for_each
+from tests.wire.frames import SingleMessage, messages_of
 
 SIZE = struct.Struct(">I")
 
@@ -33,12 +35,12 @@ def batch(payloads: Sequence[bytes], **fields: Any) -> bytes:
     kind = fields.get("compression", pb.NONE)
     if kind:
         fields["uncompressed_size"] = len(payload)
-    return encode_rest(metadata(num_messages_in_batch=len(payloads), **fields), compress(kind, payload))
+    return encode_headers_and_payload(metadata(num_messages_in_batch=len(payloads), **fields), compress(kind, payload))
 
 
 def shown(rest: bytes) -> list[tuple[int, bytes]]:
     """Return index and payload of all messages."""
-    return [(message.index, message.payload) for message in decode_entry(rest).messages()]
+    return [(message.index, message.payload) for message in messages_of(decode_entry(rest))]
 
 
 def checked(body: bytes) -> bytes:
@@ -49,11 +51,11 @@ def checked(body: bytes) -> bytes:
 def refused(rest: bytes, **limits: int) -> UndecodableMessageError:
     """Return the error that reading all of an entry raises."""
     with pytest.raises(UndecodableMessageError) as caught:
-        list(decode_entry(rest, **limits).messages())
+        list(messages_of(decode_entry(rest, **limits)))
     return caught.value
 
 
-PLAIN = encode_rest(metadata(), b"hello")
+PLAIN = encode_headers_and_payload(metadata(), b"hello")
 MESSAGE_OF_ALL = metadata(
     properties=[pb.KeyValue(key="a", value="1"), pb.KeyValue(key="ö", value="")],
     partition_key="k",
@@ -68,7 +70,7 @@ MESSAGE_OF_ALL = metadata(
 def test_an_entry_that_is_one_message() -> None:
     """It has no batch index, and the metadata is the entry's."""
     entry = decode_entry(PLAIN)
-    (message,) = entry.messages()
+    (message,) = messages_of(entry)
     assert (message.index, message.payload) == (-1, b"hello")
     assert message.metadata is entry.metadata
     assert (entry.is_batch, entry.is_chunk, entry.metadata.publish_time) == (False, False, 1_700_000_000_000)
@@ -77,7 +79,7 @@ def test_an_entry_that_is_one_message() -> None:
 
 def test_all_that_a_user_sees_of_a_message() -> None:
     """Properties, keys and the event time; an ordering key that is no text can be had back."""
-    (message,) = decode_entry(encode_rest(MESSAGE_OF_ALL, b"")).messages()
+    (message,) = messages_of(decode_entry(encode_headers_and_payload(MESSAGE_OF_ALL, b"")))
     assert message.properties == {"a": "1", "ö": ""}
     assert (message.key, message.ordering_key, message.event_time_ms) == ("k", "\udcff1", 12)
     assert message.payload == b""
@@ -85,7 +87,9 @@ def test_all_that_a_user_sees_of_a_message() -> None:
 
 def test_an_empty_key_is_a_key() -> None:
     """It is not the same as none."""
-    (message,) = decode_entry(encode_rest(metadata(partition_key="", ordering_key=b""), b"")).messages()
+    (message,) = messages_of(
+        decode_entry(encode_headers_and_payload(metadata(partition_key="", ordering_key=b""), b""))
+    )
     assert (message.key, message.ordering_key) == ("", "")
 
 
@@ -94,7 +98,7 @@ def test_a_batch(count: int) -> None:
     """Its messages come with their indexes; one of one is a batch too."""
     payloads = [bytes([number % 256]) * (number % 50) for number in range(count)]
     entry = decode_entry(batch(payloads))
-    messages = list(entry.messages())
+    messages = list(messages_of(entry))
     assert entry.is_batch
     assert [(message.index, message.payload) for message in messages] == list(enumerate(payloads))
     assert [message.metadata.sequence_id for message in messages] == list(range(count))
@@ -104,8 +108,8 @@ def test_a_member_of_a_batch_has_its_own_properties() -> None:
     """Not those of the entry."""
     single = pb.SingleMessageMetadata(properties=[pb.KeyValue(key="b", value="2")], partition_key="m", event_time=5)
     out = pb.SingleMessageMetadata(compacted_out=True)
-    rest = encode_rest(metadata(num_messages_in_batch=2), encode_batch([(single, b"x"), (out, b"")]))
-    first, second = decode_entry(rest).messages()
+    rest = encode_headers_and_payload(metadata(num_messages_in_batch=2), encode_batch([(single, b"x"), (out, b"")]))
+    first, second = messages_of(decode_entry(rest))
     assert (first.properties, first.key, first.event_time_ms) == ({"b": "2"}, "m", 5)
     assert (first.is_compacted_out, second.is_compacted_out) == (False, True)
 
@@ -116,7 +120,7 @@ def test_without_checksum() -> None:
 
 
 def test_broker_entry_metadata() -> None:
-    """What a broker puts in front when it stores an entry is told, with and without a checksum."""
+    """The broker entry metadata in front of an entry is read, with and without a checksum."""
     added = pb.BrokerEntryMetadata(broker_timestamp=3, index=9).SerializeToString()
     for rest in (PLAIN, PLAIN[6:]):
         entry = decode_entry(b"\x0e\x02" + SIZE.pack(len(added)) + added + rest)
@@ -135,7 +139,7 @@ def test_a_chunk_is_left_compressed_until_all_are_there() -> None:
     whole = bytes(100_000)
     packed = compress(pb.ZLIB, whole)
     of_all = metadata(compression=pb.ZLIB, uncompressed_size=len(whole), num_chunks_from_msg=2, chunk_id=0, uuid="u")
-    chunks = [decode_entry(encode_rest(of_all, part)) for part in (packed[:50], packed[50:])]
+    chunks = [decode_entry(encode_headers_and_payload(of_all, part)) for part in (packed[:50], packed[50:])]
     assert all(chunk.is_chunk for chunk in chunks)
     assert b"".join(chunk.payload for chunk in chunks) == packed
     assert unpack(of_all, packed, 100_000) == whole
@@ -147,7 +151,7 @@ def test_text_that_is_no_text_does_not_hide_a_message() -> None:
     """Bytes that are no UTF-8 in a property are replaced, as other clients do."""
     raw = metadata(properties=[pb.KeyValue(key="key", value="value")]).SerializeToString()
     body = raw.replace(b"value", b"v\xfflue")
-    (message,) = decode_entry(checked(SIZE.pack(len(body)) + body)).messages()
+    (message,) = messages_of(decode_entry(checked(SIZE.pack(len(body)) + body)))
     assert message.properties == {"key": "v\ufffdlue"}
 
 
@@ -163,7 +167,10 @@ def test_a_message_of_nothing_but_its_payload_is_plain(value: int) -> None:
         pb.MessageMetadata(producer_name="p", sequence_id=value, publish_time=value),
         pb.MessageMetadata(producer_name="", sequence_id=value << 32, publish_time=5, uncompressed_size=value),
     ):
-        assert plain_parts(encode_rest(of_message, b"hello")) == (of_message.SerializeToString(), b"hello")
+        assert plain_parts(encode_headers_and_payload(of_message, b"hello")) == (
+            of_message.SerializeToString(),
+            b"hello",
+        )
 
 
 @given(st.sets(st.sampled_from(sorted(pb.MessageMetadata.DESCRIPTOR.fields_by_name))))
@@ -178,7 +185,7 @@ def test_a_message_with_anything_else_is_not_plain(names: set[str]) -> None:
             of_message.replicate_to.append("")
         else:
             setattr(of_message, name, field.default_value)
-    is_plain = plain_parts(encode_rest(of_message, b"hello")) is not None
+    is_plain = plain_parts(encode_headers_and_payload(of_message, b"hello")) is not None
     assert is_plain == ({field.name for field, _ in of_message.ListFields()} <= PLAIN_FIELDS)
 
 
@@ -228,7 +235,7 @@ def test_members_with_anything_else_are_not_plain(names: set[str]) -> None:
             single.properties.add(key="", value="")
         else:
             setattr(single, name, pb.SingleMessageMetadata.DESCRIPTOR.fields_by_name[name].default_value)
-    rest = encode_rest(metadata(num_messages_in_batch=1), encode_batch([(single, b"hello")]))
+    rest = encode_headers_and_payload(metadata(num_messages_in_batch=1), encode_batch([(single, b"hello")]))
     ((_, found, payload),) = decode_entry(rest).members()
     assert payload == b"hello"
     is_plain = names <= {"payload_size", "sequence_id"}
@@ -281,21 +288,25 @@ def test_headers_that_are_none(rest: bytes, problem: str) -> None:
 def test_an_encrypted_message_is_told_with_its_key() -> None:
     """So is a chunk of one, at once."""
     keys = [pb.EncryptionKeys(key="ours", value=b"x"), pb.EncryptionKeys(key="theirs", value=b"y")]
-    error = refused(encode_rest(metadata(encryption_keys=keys, num_messages_in_batch=4), b"?" * 64))
+    error = refused(encode_headers_and_payload(metadata(encryption_keys=keys, num_messages_in_batch=4), b"?" * 64))
     assert (str(error), error.batch_size) == ("payload: encrypted with the key ours, theirs", 4)
-    assert "encrypted" in str(refused(encode_rest(metadata(encryption_keys=keys, num_chunks_from_msg=3), b"?")))
+    assert "encrypted" in str(
+        refused(encode_headers_and_payload(metadata(encryption_keys=keys, num_chunks_from_msg=3), b"?"))
+    )
 
 
 def test_an_unknown_codec_is_told_with_its_number() -> None:
     """A number that only later versions know does not read as no compression."""
-    error = refused(encode_rest(metadata(compression=77, uncompressed_size=64, num_messages_in_batch=2), b"?" * 64))
+    error = refused(
+        encode_headers_and_payload(metadata(compression=77, uncompressed_size=64, num_messages_in_batch=2), b"?" * 64)
+    )
     assert (str(error), error.batch_size) == ("payload: compressed by an unknown codec, number 77", 2)
 
 
 @pytest.mark.parametrize("count", [0, -1, -(2**31), 2**31 - 1, 3])
 def test_a_batch_that_cannot_have_so_many(count: int) -> None:
     """Each message takes at least six bytes."""
-    error = refused(encode_rest(metadata(num_messages_in_batch=count), b"x" * 17))
+    error = refused(encode_headers_and_payload(metadata(num_messages_in_batch=count), b"x" * 17))
     assert str(error) == f"batch: {count} messages in 17 bytes"
 
 
@@ -315,21 +326,23 @@ def test_a_batch_that_cannot_have_so_many(count: int) -> None:
 )
 def test_a_batch_that_is_damaged(payload: bytes, problem: str) -> None:
     """The error names the message; those before it can be had."""
-    error = refused(encode_rest(metadata(num_messages_in_batch=2), payload))
+    error = refused(encode_headers_and_payload(metadata(num_messages_in_batch=2), payload))
     assert str(error).startswith(f"batch: {problem}")
     assert error.batch_size == 2
 
 
 def test_limits_of_size() -> None:
     """A payload of just the limit is taken, one byte more is not, compressed or not."""
-    packed = encode_rest(metadata(compression=pb.ZLIB, uncompressed_size=500), compress(pb.ZLIB, bytes(500)))
-    for rest in (encode_rest(metadata(), bytes(500)), packed):
+    packed = encode_headers_and_payload(
+        metadata(compression=pb.ZLIB, uncompressed_size=500), compress(pb.ZLIB, bytes(500))
+    )
+    for rest in (encode_headers_and_payload(metadata(), bytes(500)), packed):
         assert len(decode_entry(rest, max_message_bytes=500).payload) == 500
         assert "500 bytes" in str(refused(rest, max_message_bytes=499))
 
 
 def test_messages_are_cut_when_they_are_asked_for() -> None:
     """A batch of many costs nothing before."""
-    messages = decode_entry(batch([b"x"] * 1_000)).messages()
+    messages = messages_of(decode_entry(batch([b"x"] * 1_000)))
     assert isinstance(next(messages), SingleMessage)
     assert len(list(messages)) == 999

@@ -9,16 +9,16 @@ import pytest
 
 from pulsar_nack.errors import BrokerRefusedError
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._protocol._frames import encode_command, encode_message
-from pulsar_nack.wire._protocol._heads import MessageHead
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._frames import encode_command
+from pulsar_nack.wire._protocol._message_commands import MessageCommand
 from tests.wire.fake_broker import FakeBroker
 from tests.wire.fake_link import Pipe
 from tests.wire.fake_topics import metadata_of
-from tests.wire.frames import command, read_message
+from tests.wire.frames import command, encode_message, read_message
 
 TOPIC = "persistent://public/default/t"
 
@@ -57,7 +57,7 @@ class Raw:
     ) -> None:
         """Subscribe from the beginning, and ask for messages."""
         self.got[consumer_id] = []
-        self.connection.add_consumer(consumer_id, _Events(self, consumer_id))
+        self.connection.consumers.add(consumer_id, _Events(self, consumer_id))
         usual = {"initialPosition": 1, "topic": TOPIC, "subscription": "s", "subType": kind}
         await self.ask("SUBSCRIBE", "subscribe", **usual | {"consumer_id": consumer_id} | fields)
         await self.flow(permits, consumer_id)
@@ -93,7 +93,7 @@ class _Events:
         self._raw = raw
         self._id = consumer_id
 
-    def on_message(self, head: MessageHead, rest: bytes) -> None:
+    def on_message(self, head: MessageCommand, rest: bytes) -> None:
         payload = read_message(bytes(rest))[1]
         self._raw.got[self._id].append((head.entry, head.redelivery_count, payload))
 
@@ -115,7 +115,7 @@ class _Events:
 
 @virtual_time
 async def test_hands_out_as_permits_allow() -> None:
-    """As many messages come as were asked for, a batch for as many as are in it; what is new comes by itself."""
+    """Permits limit the messages, a batch takes one for each of its messages; new messages come without a request."""
     broker = FakeBroker()
     topic, raw = broker.topic(TOPIC), await Raw.open(broker)
     for number in range(5):
@@ -220,7 +220,7 @@ async def test_what_a_consumer_had_is_handed_out_again() -> None:
 
 @virtual_time
 async def test_one_reader_on_exclusive_and_failover() -> None:
-    """A second consumer is refused on Exclusive; on Failover it waits, is told so, and takes over."""
+    """A second consumer is refused on Exclusive; on Failover it is notified that it is inactive, and takes over."""
     broker = FakeBroker()
     topic, first, second = broker.topic(TOPIC), await Raw.open(broker), await Raw.open(broker)
     topic.publish(b"0")
@@ -295,7 +295,7 @@ async def test_stores_what_is_sent() -> None:
         def on_send_error(self, command: pb.CommandSendError) -> None:
             raise AssertionError(command)
 
-    raw.connection.add_producer(1, Receipts(raw, 0))
+    raw.connection.producers.add(1, Receipts(raw, 0))
     for sequence_id in (0, 1, 1, 2):
         sent = command("SEND")
         sent.send.producer_id, sent.send.sequence_id = 1, sequence_id

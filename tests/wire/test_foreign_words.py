@@ -16,8 +16,8 @@ from pulsar_nack import BrokerError, UndecodableMessageError
 from pulsar_nack._foreign import quoted, shown, without_credentials
 from pulsar_nack.testing import run, virtual_time
 from pulsar_nack.wire import BasicAuthentication, ClientOptions, TokenAuthentication
-from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._connection._refusals import refused
+from pulsar_nack.wire._connection._broker_errors import broker_error
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.for_each import for_each
 from tests.wire import hostile
 from tests.wire.fake_broker import Answer, FakeBroker, refuse
@@ -38,7 +38,7 @@ def test_foreign_text_is_cut_and_escaped() -> None:
     assert shown("x" * 201) == "x" * 200 + "..."
     assert shown(shown("\x00" * 1_000)) == shown("\x00" * 1_000)[:200] + "..."
     assert len(quoted("x" * 10**6)) < 200
-    for text in (shown(EVIL_TEXT), quoted(EVIL_TEXT), str(refused(1, EVIL_TEXT)), refused(1, EVIL_TEXT).text):
+    for text in (shown(EVIL_TEXT), quoted(EVIL_TEXT), str(broker_error(1, EVIL_TEXT)), broker_error(1, EVIL_TEXT).text):
         assert_fit(text)
 
 
@@ -72,7 +72,7 @@ def test_words_of_a_broker(saying: str) -> None:
 
 @virtual_time
 async def test_words_of_a_broker_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """O33, O37: likewise in the log, when it refuses later on, and of what it encrypts with."""
+    """O33, O37: the log quotes the broker safely too, in later refusals and names of encryption keys."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     async with (

@@ -12,9 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import ProtocolError
-from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._protocol._commands import ping, pong
-from pulsar_nack.wire._protocol._frames import FrameDecoder, encode_command, encode_message, encode_rest
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._frames import (
+    PING,
+    PONG,
+    FrameDecoder,
+    encode_command,
+    encode_frame,
+    encode_headers_and_payload,
+)
 
 
 def message(entry: int, payload: bytes = b"hello") -> bytes:
@@ -23,7 +29,8 @@ def message(entry: int, payload: bytes = b"hello") -> bytes:
     command.message.consumer_id = 1
     command.message.message_id.ledgerId = 12
     command.message.message_id.entryId = entry
-    return encode_message(command, pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2), payload)
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2)
+    return encode_frame(command, encode_headers_and_payload(metadata, payload))
 
 
 def success(request_id: int) -> bytes:
@@ -36,12 +43,12 @@ def framed(command: bytes, rest: bytes = b"") -> bytes:
     return struct.pack(">II", 4 + len(command) + len(rest), len(command)) + command + rest
 
 
-STREAM = success(1) + message(5) + ping() + message(6, b"") + message(7, bytes(5_000)) + pong() + success(2)
+STREAM = success(1) + message(5) + PING + message(6, b"") + message(7, bytes(5_000)) + PONG + success(2)
 
 
 def kinds(decoder: FrameDecoder, *pieces: bytes) -> list[tuple[int, bytes]]:
     """Feed pieces; return the kind and the rest of each frame."""
-    return [(frame.command.type, frame.rest) for piece in pieces for frame in decoder.feed(piece)]
+    return [(frame.command.type, frame.headers_and_payload) for piece in pieces for frame in decoder.feed(piece)]
 
 
 EXPECTED = kinds(FrameDecoder(), STREAM)
@@ -85,21 +92,21 @@ def test_all_kinds_of_bytes_are_taken_and_copied(kind: type) -> None:
     buffer = bytearray(STREAM)
     frames = FrameDecoder().feed(kind(buffer))
     buffer[:] = bytes(len(buffer))
-    assert [(frame.command.type, frame.rest) for frame in frames] == EXPECTED
-    assert all(type(frame.rest) is bytes for frame in frames)
+    assert [(frame.command.type, frame.headers_and_payload) for frame in frames] == EXPECTED
+    assert all(type(frame.headers_and_payload) is bytes for frame in frames)
 
 
 def test_a_frame_that_claims_too_much_is_refused_before_it_is_here() -> None:
     """Eight bytes are enough to see it, and nothing was kept for it; the error names place and sizes."""
     decoder = FrameDecoder(1_000)
-    decoder.feed(ping())
-    with pytest.raises(ProtocolError, match=rf"frame at byte {len(ping())}: 1001 bytes with a command of 5, .* 1000"):
+    decoder.feed(PING)
+    with pytest.raises(ProtocolError, match=rf"frame at byte {len(PING)}: 1001 bytes with a command of 5, .* 1000"):
         decoder.feed(struct.pack(">II", 1_001, 5))
 
 
 def test_an_answer_of_http_is_called_so() -> None:
-    """Whoever connects to the port for HTTP is told."""
-    with pytest.raises(ProtocolError, match="an answer of HTTP"):
+    """The error names a connection to the port for HTTP."""
+    with pytest.raises(ProtocolError, match="an HTTP response"):
         FrameDecoder().feed(b"HTTP/1.1 400 Bad Request\r\n")
 
 
@@ -136,26 +143,26 @@ def test_sizes_that_contradict_one_another_are_refused(total: int, size: int) ->
 )
 def test_a_command_that_is_none_is_refused(command: bytes, problem: str) -> None:
     """The error names the frame and what is missing, whatever protobuf itself lets pass."""
-    with pytest.raises(ProtocolError, match=f"frame at byte {len(ping())}: .*{problem}"):
-        FrameDecoder().feed(ping() + framed(command))
+    with pytest.raises(ProtocolError, match=f"frame at byte {len(PING)}: .*{problem}"):
+        FrameDecoder().feed(PING + framed(command))
 
 
 def test_a_command_of_a_later_version_is_passed_over() -> None:
     """A kind that is not known here costs nothing but itself."""
-    assert kinds(FrameDecoder(), ping() + framed(b"\x08\x7f\xaa\x06\x02hi", b"rest") + ping()) == kinds(
-        FrameDecoder(), ping() * 2
+    assert kinds(FrameDecoder(), PING + framed(b"\x08\x7f\xaa\x06\x02hi", b"rest") + PING) == kinds(
+        FrameDecoder(), PING * 2
     )
 
 
 def test_an_error_of_a_later_version_is_an_error() -> None:
-    """A code that is not known here is still told, with its number."""
+    """An unknown error code is reported by its number."""
     (frame,) = FrameDecoder().feed(framed(b"\x08\x0e\x72\x08\x08\x01\x10\x63\x1a\x02hi"))
     assert (frame.command.error.error, frame.command.error.message) == (99, "hi")
 
 
 def test_a_message_begins_with_magic_checksum_and_metadata() -> None:
     """The bytes are those of the protocol's description, the checksum is CRC-32C."""
-    rest = encode_rest(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2), b"hello")
+    rest = encode_headers_and_payload(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=2), b"hello")
     assert rest.hex() == "0e01" + rest[2:6].hex() + "00000007" + "0a017010011802" + b"hello".hex()
     assert google_crc32c.value(b"123456789") == 0xE3069283
     assert int.from_bytes(rest[2:6]) == google_crc32c.value(rest[6:])
@@ -163,12 +170,12 @@ def test_a_message_begins_with_magic_checksum_and_metadata() -> None:
 
 def test_ping_and_pong_are_as_every_client_sends_them() -> None:
     """The whole frame, byte for byte."""
-    assert ping().hex() == "00000009" + "00000005" + "0812920100"
-    assert pong().hex() == "00000009" + "00000005" + "08139a0100"
+    assert PING.hex() == "00000009" + "00000005" + "0812920100"
+    assert PONG.hex() == "00000009" + "00000005" + "08139a0100"
 
 
 def test_many_bytes_cost_two_copies_whatever_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame of 2 MB in 20 000 pieces is looked at twice: at its header, and when it is complete."""
+    """A frame of 2 MB in 20 000 pieces is decoded in two steps: its header, and all of it when it is complete."""
     frame = message(1, bytes(2_000_000))
     decoder = FrameDecoder()
     looks = 0

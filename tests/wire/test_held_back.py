@@ -1,4 +1,4 @@
-"""A consumer to which the broker sends nothing more, on a scripted broker: it is told, and only then."""
+"""A consumer to which the broker sends nothing more, on a scripted broker: that is reported, and only then."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC = "persistent://public/default/t"
 
 @asynccontextmanager
 async def consuming(broker: FakeBroker, count: int, **settings: Any) -> AsyncIterator[Any]:
-    """Publish so many messages, and consume them."""
+    """Publish this many messages, and consume them."""
     for number in range(count):
         broker.topic(TOPIC).publish(b"%d" % number)
     async with (
@@ -106,7 +106,7 @@ async def test_nothing_is_told_or_asked_where_all_is_well(caplog: pytest.LogCapt
 @pytest.mark.parametrize("answer", [refuse("UnknownError"), silence, cut])
 @virtual_time
 async def test_a_broker_that_does_not_tell_is_asked_no_more(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
-    """O20: three times at most, and nothing is told."""
+    """O20: three times at most, and nothing is reported."""
     broker = FakeBroker()
     broker.always("CONSUMER_STATS", answer)
     async with consuming(broker, 1) as consumer:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from pulsar_nack import Delivery, MessageId
-from pulsar_nack.wire._consumer._delivery import Item
+from pulsar_nack.wire._consumer._deliveries import QueuedMessage
 from pulsar_nack.wire._consumer._inbox import WireInbox
 
 from .stand_ins import FakeMember
@@ -17,8 +18,9 @@ def delivery(number: int) -> Delivery:
 
 
 async def test_messages_come_in_order_and_make_room() -> None:
-    """What arrived is received in its order, and its source is told of each when it is received, not before."""
-    inbox, source = WireInbox(lambda: None), FakeMember("t")
+    """What arrived is received in its order, and its source gets each when it is received, not before."""
+    inbox = WireInbox(lambda: None)
+    source: Any = FakeMember("t")
     for number in range(3):
         inbox.put(delivery(number), source)
     assert (len(inbox), source.received) == (3, [])
@@ -28,7 +30,9 @@ async def test_messages_come_in_order_and_make_room() -> None:
 
 async def test_what_will_come_again_is_dropped() -> None:
     """After its source lost the connection nothing that came before is shown, nor counted as received; others stay."""
-    inbox, one, other = WireInbox(lambda: None), FakeMember("a"), FakeMember("b")
+    inbox = WireInbox(lambda: None)
+    one: Any = FakeMember("a")
+    other: Any = FakeMember("b")
     for number in range(3):
         inbox.put(delivery(number), one)
         inbox.put(delivery(10 + number), other)
@@ -42,7 +46,9 @@ async def test_what_will_come_again_is_dropped() -> None:
 
 async def test_sources_can_be_dropped() -> None:
     """What came from one source can be dropped, and everything."""
-    inbox, one, other = WireInbox(lambda: None), FakeMember("a"), FakeMember("b")
+    inbox = WireInbox(lambda: None)
+    one: Any = FakeMember("a")
+    other: Any = FakeMember("b")
     inbox.put(delivery(0), one)
     inbox.put(delivery(1), other)
     inbox.drop(one)
@@ -55,15 +61,16 @@ async def test_sources_can_be_dropped() -> None:
 
 async def test_who_waits_gets_what_another_call_could_not_take() -> None:
     """One of two calls that wait is woken by a message, and fails: the other one takes it."""
-    source = FakeMember("t")
+    source: Any = FakeMember("t")
     inbox, taken, failures = WireInbox(lambda: None), source.taken, [MemoryError()]
 
-    def once(item: Item) -> Delivery:
+    def once(item: QueuedMessage) -> Delivery:
         if failures:
             raise failures.pop()
-        return taken(item)
+        delivery: Delivery = taken(item)
+        return delivery
 
-    source.taken = once  # type: ignore[method-assign]
+    source.taken = once
     calls = [asyncio.ensure_future(inbox.get()) for _ in range(2)]
     await asyncio.sleep(0)
     inbox.put(delivery(0), source)

@@ -18,11 +18,11 @@ from pulsar_nack.errors import (
     RequestTimeoutError,
 )
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._connection._broker_errors import is_transient
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._connection._refusals import is_transient
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import URL, Answer, FakeBroker, cut, found_at, half, raw, redirect, refuse, silence
 
 TOPIC = "persistent://public/default/t"
@@ -45,7 +45,7 @@ def client(broker: FakeBroker, url: str = URL, options: ClientOptions | None = N
 
 @virtual_time
 async def test_finds_the_broker_of_a_topic() -> None:
-    """The node that has a topic is connected to; for a topic of the node that was asked nothing is dialled anew."""
+    """The node of a topic is connected to; for a topic of the node that answered, the connection is reused."""
     broker = cluster()
     broker.topic(TOPIC).owner = SECOND
     pool, lookup = client(broker)
@@ -83,7 +83,7 @@ async def test_redirects_end() -> None:
 
 @virtual_time
 async def test_through_a_proxy() -> None:
-    """A proxy is dialled once more for each broker behind it, and told which one is meant."""
+    """A proxy is dialled once for each broker behind it, and CONNECT names the broker."""
     broker = FakeBroker()
     broker.always("LOOKUP", found_at("pulsar://inside:6650", through_proxy=True))
     pool, lookup = client(broker)
@@ -110,7 +110,7 @@ async def test_redirects_behind_a_proxy() -> None:
 
 @virtual_time
 async def test_refused_lookups() -> None:
-    """What the broker says no with is raised; whether it may help to ask again is told apart."""
+    """The broker's error is raised, and is known as transient or not."""
     broker = cluster()
     broker.next("LOOKUP", refuse("ServiceNotReady", "not yet"), refuse("AuthorizationError", "not you"))
     pool, lookup = client(broker)
@@ -221,7 +221,7 @@ async def test_partitions() -> None:
 
 @virtual_time
 async def test_topics_of_a_namespace() -> None:
-    """All topics of a namespace are found, those of a pattern alone where one is given, each kind by itself."""
+    """All topics of a namespace are found, or only those that match a pattern or mode."""
     broker = FakeBroker()
     names = [f"persistent://public/default/{name}" for name in ("orders", "orders-dlq", "bills-partition-0")]
     for name in (*names, "non-persistent://public/default/ticks", "persistent://public/other/orders"):
@@ -267,7 +267,7 @@ async def test_a_broken_connection_is_replaced() -> None:
 
 @virtual_time
 async def test_a_failed_attempt_is_not_kept() -> None:
-    """All who waited for an attempt learn that it failed; the next who wants the broker tries anew."""
+    """All callers of a failed attempt get its error; the next call makes another attempt."""
     broker = FakeBroker()
     broker.node(URL).is_down = True
     pool, _ = client(broker)

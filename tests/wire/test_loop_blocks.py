@@ -27,7 +27,7 @@ MOST: Final = 2
 
 @asynccontextmanager
 async def consuming(publish: Any, count: int = COUNT, **settings: Any) -> AsyncIterator[tuple[FakeBroker, Consumer]]:
-    """Yield a scripted broker, and a consumer that has fetched so many messages ahead."""
+    """Yield a scripted broker, and a consumer that has prefetched this many messages."""
     broker = FakeBroker(latency=0.0)
     topic = broker.topic(TOPIC)
     settings = {"receiver_queue_size": count, "initial_position": "earliest", "unacked_limit": None, **settings}
@@ -35,7 +35,7 @@ async def consuming(publish: Any, count: int = COUNT, **settings: Any) -> AsyncI
         Client(broker.url, ClientOptions(), dial=broker.dial) as client,
         client.subscribe("t", "s", **settings) as consumer,
     ):
-        first = topic.publish(b"first")  # tells the size of messages
+        first = topic.publish(b"first")  # shows the size of messages
         await (await consumer.receive()).ack()
         assert topic.subscriptions["s"].acked == {first.place}
         publish(topic, count)
@@ -45,9 +45,9 @@ async def consuming(publish: Any, count: int = COUNT, **settings: Any) -> AsyncI
 
 
 async def arrived(consumer: Consumer, count: int) -> None:
-    """Wait until so many messages are at the port: permits are given for half of its queue at a time."""
+    """Wait until this many messages are at the port: permits are given for half of its queue at a time."""
     port: Any = consumer.port
-    while sum(member._queued for member in port._members) < count:
+    while sum(member.queue.messages for member in port._consumers) < count:
         await asyncio.sleep(0.01)
 
 
@@ -84,7 +84,7 @@ def tracked() -> Counter[str]:
 
 
 def for_each_message(before: Counter[str], after: Counter[str]) -> dict[str, float]:
-    """Return what there is more of each type, for each message."""
+    """Return how many more objects of each type there are, for each message."""
     more = {name: (after[name] - before[name]) / COUNT for name in {*before, *after}}
     return {name: share for name, share in more.items() if abs(share) > 0.02}
 
@@ -203,7 +203,7 @@ async def test_no_turn_takes_a_whole_storm(monkeypatch: pytest.MonkeyPatch, way:
 
 
 async def test_nacks_one_after_the_other_let_the_loop_run() -> None:
-    """O41: whoever nacks all that was received, and waits for nothing else, does not hold the loop for long."""
+    """O41: a task that nacks all that was received, without waiting, does not block the loop for long."""
     others = 0
 
     async def count() -> None:

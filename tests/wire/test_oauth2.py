@@ -135,7 +135,7 @@ async def test_a_challenge_gets_a_new_token(issuer: Issuer) -> None:
 
 
 async def test_a_token_without_a_life_is_used_once(issuer: Issuer) -> None:
-    """An issuer that does not tell how long a token is valid is asked each time."""
+    """Without a lifetime from the issuer, each connection requests a token."""
     mine = authentication(issuer)
     issuer.answer = {"expires_in": None}
     assert [await mine.data(None), await mine.data(None)] == [b"token-1", b"token-2"]
@@ -157,7 +157,7 @@ async def test_one_request_for_all_who_wait(issuer: Issuer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "answer", "told"),
+    ("status", "answer", "problem"),
     [
         (401, {"error": "invalid_client"}, r"401 Unauthorized \(invalid_client\)$"),
         (500, b"broken", "500 Internal Server Error$"),
@@ -168,12 +168,12 @@ async def test_one_request_for_all_who_wait(issuer: Issuer) -> None:
         (307, {}, "307"),
     ],
 )
-async def test_issuers_that_give_no_token(issuer: Issuer, status: int, answer: Any, told: str) -> None:
-    """What an issuer answers instead of a token is told, and the next attempt asks anew; redirects are not followed."""
+async def test_issuers_that_give_no_token(issuer: Issuer, status: int, answer: Any, problem: str) -> None:
+    """An answer without a token is reported, and the next attempt requests again; redirects are not followed."""
     mine = authentication(issuer)
     usual = issuer.answer
     issuer.status, issuer.answer = status, answer
-    with pytest.raises(BrokerError, match=told) as caught:
+    with pytest.raises(BrokerError, match=problem) as caught:
         await mine.data(None)
     assert "secret" not in str(caught.value)
     assert "/elsewhere" not in issuer.paths

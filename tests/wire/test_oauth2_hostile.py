@@ -367,7 +367,7 @@ async def test_a_form_that_is_echoed() -> None:
 
 
 async def test_a_reason_that_is_known_is_named() -> None:
-    """The status by its own name, and OAuth2's code: enough to tell a wrong secret from a sick issuer."""
+    """The error has the status by name and OAuth2's code: they distinguish a wrong secret from a sick issuer."""
     said = answer({"error": "invalid_client", "error_description": "no"}, "401 Nice Try")
     async with issuer(saying(said)) as url:
         with pytest.raises(BrokerError, match=r"it says 401 Unauthorized \(invalid_client\)$"):

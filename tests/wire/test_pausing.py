@@ -15,7 +15,7 @@ import pytest
 from pulsar_nack import Consumer, DeadLetterPolicy, InvalidArgumentError, Message, MissingExtraError, NackConfig
 from pulsar_nack.testing import virtual_time
 from pulsar_nack.wire import Client
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from pulsar_nack.wire._protocol._compression import compress
 from tests.for_each import for_each
 from tests.tiers import seeds, size
@@ -32,7 +32,7 @@ CODECS = (pb.LZ4, pb.ZSTD, pb.SNAPPY)
 
 @asynccontextmanager
 async def workers(broker: FakeBroker, count: int = 1, topic: Any = "orders", **settings: Any) -> AsyncIterator[Any]:
-    """Several consumers of one subscription, each with a client of its own; the one itself where it is one."""
+    """Several consumers of one subscription, each with its client; a single consumer as itself."""
     clients = [Client(broker.url, dial=broker.dial) for _ in range(count)]
     about = {"initial_position": "earliest", "config": EXACT, **settings}
     try:
@@ -127,7 +127,7 @@ async def test_a_broker_without_others_is_asked_seldom() -> None:
         asked = len(broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES"))
         assert 2 <= asked < 40
         assert topic.subscriptions["s"].counts[7, 1] == asked
-        await in_work.ack()  # now that nothing is in work, the permits that are out are taken back
+        await in_work.ack()  # now that nothing is in flight, the permits that are out are taken back
         await asyncio.sleep(3_600)
         assert topic.subscriptions["s"].consumers[0].permits == 0
         assert len(broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES")) == asked
@@ -158,7 +158,7 @@ async def test_where_only_one_gets_messages_they_stay(kind: str) -> None:
 
 @virtual_time
 async def test_a_batch_of_which_a_part_was_shown_stays() -> None:
-    """O17: what is left of a batch goes to others once the mates in work are settled, for it would bring them along."""
+    """O17: the rest of a batch goes to others once its members in flight are settled, as they share an entry."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     topic.publish_batch(numbers(3))
@@ -238,7 +238,7 @@ async def test_a_long_job_keeps_no_others(is_batch: bool) -> None:
 @for_each("kind", KINDS)
 @virtual_time
 async def test_permits_are_given_one_by_one_and_on_request(kind: str) -> None:
-    """O16: nobody waits, nothing is permitted; batches, chunks and nacks come all the same, over a reconnect too."""
+    """O16: nobody waits, nothing is permitted; batches, chunks and nacks still come, also over a reconnect."""
     broker = FakeBroker()
     topic = broker.topic(TOPIC)
     topic.publish_batch([b"a", b"b", b"c"])
@@ -334,7 +334,7 @@ async def test_what_is_not_installed_is_no_fault_of_the_message(
 
 @virtual_time
 async def test_what_is_in_work_is_finished_before_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O12: messages in work can be settled; then the consumer closes, so that a Failover standby gets the rest."""
+    """O12: messages in flight can be settled; then the consumer closes, so that a Failover standby gets the rest."""
     broker = FakeBroker()
     topic, entry = publish(broker, b"readable"), packed(b"x" * 100)
     async with workers(broker, consumer_type="failover", consumer_name="a") as first:
@@ -355,7 +355,7 @@ async def test_what_is_in_work_is_finished_before_it_closes(monkeypatch: pytest.
 
 @virtual_time
 async def test_another_worker_gets_it_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O12: while the first still has something in work another one on Shared gets most of it, and then the rest."""
+    """O12: while the first still has a message in flight another one on Shared gets most of it, and then the rest."""
     broker = FakeBroker()
     topic, entries = publish(broker, b"readable"), [packed(payload) for payload in numbers(20)]
     async with workers(broker) as first:

@@ -24,11 +24,11 @@ from pulsar_nack import (
 from pulsar_nack.consumer import SupportsNowait
 from pulsar_nack.testing import run
 from pulsar_nack.wire import ClientOptions, SubscribeOptions, WirePort
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._consumer._port import traits_of
 from pulsar_nack.wire._consumer._selection import selection_of
 
-from .stand_ins import Ended, FakeDirectory, FakeMember
+from .stand_ins import Ended, FakeLookup, FakeMember
 
 BASE = "persistent://public/default/"
 
@@ -47,7 +47,7 @@ class Stage:
     """Makes ports whose members are fakes."""
 
     def __init__(self, **topics: int) -> None:
-        self.directory = FakeDirectory(**topics)
+        self.lookup = FakeLookup(**topics)
         self.made: dict[str, FakeMember] = {}
         self.options: dict[str, SubscribeOptions] = {}
         self.sinks: dict[str, Callable[[Delivery, Any], None]] = {}
@@ -55,19 +55,19 @@ class Stage:
 
     def member(
         self,
-        core: Core,
+        context: ClientContext,
         name: str,
         options: SubscribeOptions,
         sink: Any,
         *,
         partition: int,
-        unreadable: Any,
-        told: Any,
-        became_missing: Any,
+        on_event: Any,
+        on_unreadable: Any,
+        on_missing: Any,
     ) -> FakeMember:
         """Stand for the class that makes members."""
         self.made[name] = FakeMember(name, partition, fails=self.fails.get(name))
-        self.told, self.unreadable = told, unreadable
+        self.on_event, self.on_unreadable = on_event, on_unreadable
         self.options[name] = options
         self.sinks[name] = sink
         return self.made[name]
@@ -75,14 +75,14 @@ class Stage:
     async def port(self, topic: Any, **settings: Any) -> WirePort:
         """Open a port."""
         discovery: Any = {name: settings.pop(name) for name in ("discovery_interval",) if name in settings}
-        core = Core(
+        context = ClientContext(
             pool=NoPool(),  # type: ignore[arg-type]
-            lookup=self.directory,  # type: ignore[arg-type]
+            lookup=self.lookup,  # type: ignore[arg-type]
             options=ClientOptions(),
             loop=asyncio.get_running_loop(),
             clock=LoopClock(),
         )
-        return await WirePort.open(core, selection_of(topic), SubscribeOptions("sub", **settings), **discovery)
+        return await WirePort.open(context, selection_of(topic), SubscribeOptions("sub", **settings), **discovery)
 
     def arrive(self, topic: str, entry: int) -> None:
         """Have a message arrive."""
@@ -95,7 +95,7 @@ class Stage:
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     """A stage with a plain topic and one of two partitions."""
     stage = Stage(plain=0, other=0, parted=2)
-    monkeypatch.setattr("pulsar_nack.wire._consumer._port.TopicConsumer", stage.member)
+    monkeypatch.setattr("pulsar_nack.wire._consumer._multi_topic_consumer.TopicConsumer", stage.member)
     return stage
 
 
@@ -209,7 +209,7 @@ async def test_it_has_ended_when_all_have(stage: Stage) -> None:
 
 
 async def test_states_of_all(stage: Stage) -> None:
-    """It is connected when all are; on Failover it is active when one of them is, and not known until all tell."""
+    """It is connected when all are; on Failover it is active when one of them is, and unknown until all report it."""
     port = await stage.port("parted", type="failover")
     one, two = (stage.made[f"{BASE}parted-partition-{number}"] for number in range(2))
     assert (port.is_connected, port.is_active) == (True, None)
@@ -255,7 +255,7 @@ async def test_unsubscribing(stage: Stage) -> None:
 
 async def test_many_topics_share_what_is_fetched_ahead(stage: Stage) -> None:
     """With many partitions each fetches less, 50 000 messages in all."""
-    stage.directory.topics_by_name[f"{BASE}parted"] = 100
+    stage.lookup.topics_by_name[f"{BASE}parted"] = 100
     port = await stage.port("parted")
     assert {options.receiver_queue_size for options in stage.options.values()} == {500}
     await port.close()
@@ -272,13 +272,13 @@ def test_new_topics_are_found(stage: Stage, caplog: pytest.LogCaptureFixture) ->
 
 async def _discover(stage: Stage) -> None:
     port = await stage.port(re.compile("plain.*"), discovery_interval=10)
-    stage.directory.topics_by_name[f"{BASE}plain-2"] = 0
+    stage.lookup.topics_by_name[f"{BASE}plain-2"] = 0
     await asyncio.sleep(9.9)
     assert len(stage.made) == 1
-    stage.directory.fails = True
+    stage.lookup.fails = True
     await asyncio.sleep(1)
     assert len(stage.made) == 1
-    stage.directory.fails = False
+    stage.lookup.fails = False
     await asyncio.sleep(10)
     assert stage.options[f"{BASE}plain-2"].initial_position == "earliest"
     assert stage.options[f"{BASE}plain"].initial_position == "latest"

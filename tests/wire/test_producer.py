@@ -23,6 +23,7 @@ from pulsar_nack.wire._producer._producer import Producer
 from pulsar_nack.wire._protocol._entries import decode_entry, unpack
 from tests.for_each import for_each
 from tests.wire.fake_broker import as_usual, carried_out_then_cut, cut, later, refuse, silence
+from tests.wire.frames import messages_of
 from tests.wire.producing import TOPIC, Made, producing
 
 NUMBERS = [b"%d" % number for number in range(20)]
@@ -49,7 +50,7 @@ async def test_a_message_is_stored_with_all_that_it_has() -> None:
         )
         assert (id_, id_.topic) == (MessageId(7, 0), TOPIC)
         entry = decode_entry(made.rests()[0])
-        (message,) = entry.messages()
+        (message,) = messages_of(entry)
         assert (message.payload, message.properties, message.key) == (b"data", {"a": "1", "ü": "ß"}, "k")
         metadata = entry.metadata
         assert (metadata.ordering_key, metadata.event_time, metadata.deliver_at_time) == (b"\xff", 17, 123)
@@ -70,7 +71,7 @@ async def test_texts_of_a_subclass_of_str() -> None:
         producer = await made.open()
         await producer.send(b"", properties={Name.TRACE: Name.TRACE}, key=Name.TRACE, replicate_to=[Name.TRACE])
         entry = decode_entry(made.rests()[0])
-        (message,) = entry.messages()
+        (message,) = messages_of(entry)
         assert (message.properties, message.key) == ({"trace-id": "trace-id"}, "trace-id")
         assert list(entry.metadata.replicate_to) == ["trace-id"]
 
@@ -104,9 +105,9 @@ async def test_a_batch_is_full_by_number() -> None:
     """Full batches go at once, the rest after the delay; ids have the index and the size of their batch."""
     async with producing() as made:
         producer = await made.open(batching=True, batch_max_messages=8, batch_delay=5)
-        began = made.core.loop.time()
+        began = made.context.loop.time()
         ids = await sent(producer, NUMBERS)
-        assert made.core.loop.time() - began == pytest.approx(5, abs=0.1)
+        assert made.context.loop.time() - began == pytest.approx(5, abs=0.1)
         assert made.stored() == NUMBERS
         assert [metadata.num_messages_in_batch for metadata in made.metadata()] == [8, 8, 4]
         assert [(metadata.sequence_id, metadata.highest_sequence_id) for metadata in made.metadata()] == [
@@ -150,7 +151,7 @@ async def test_flush_sends_batches_and_waits() -> None:
         await producer.flush()
         assert all(future.done() for future in futures)
         assert made.stored() == NUMBERS
-        assert made.core.loop.time() < 1
+        assert made.context.loop.time() < 1
 
 
 @virtual_time
@@ -162,7 +163,7 @@ async def test_batches_by_key() -> None:
         entries = [decode_entry(rest) for rest in made.rests()]
         assert [entry.metadata.partition_key for entry in entries] == ["k0", "k1", "k2"]
         for number, entry in enumerate(entries):
-            messages = list(entry.messages())
+            messages = list(messages_of(entry))
             assert [message.payload for message in messages] == NUMBERS[number::3]
             assert {message.key for message in messages} == {f"k{number}"}
         ranges = [(entry.metadata.sequence_id, entry.metadata.highest_sequence_id) for entry in entries]
@@ -171,7 +172,7 @@ async def test_batches_by_key() -> None:
 
 @virtual_time
 async def test_a_delayed_message_goes_alone_and_keeps_its_place() -> None:
-    """What a batch cannot have is sent by itself, after the batch that was begun before it."""
+    """A message that cannot be in a batch is sent as one entry, after the open batch."""
     async with producing() as made:
         producer = await made.open(batching=True, batch_delay=60)
         before = [producer.send_nowait(payload) for payload in (b"a", b"b")]
@@ -289,15 +290,15 @@ async def test_connections_that_break_at_any_time_lose_nothing() -> None:
 
 @virtual_time
 async def test_a_topic_that_moves() -> None:
-    """A producer whose topic goes to another broker follows it, at once where it is told where it is."""
+    """A producer follows its topic to another broker, at once if the broker names it."""
     async with producing() as made:
         producer = await made.open()
         await producer.send(b"a")
         for number, is_told in enumerate((False, True)):
             made.broker.move(TOPIC, f"pulsar://other{number}:6650", tell_where=is_told)
-            began = made.core.loop.time()
+            began = made.context.loop.time()
             await producer.send(b"b")
-            assert (made.core.loop.time() - began < 0.02) == is_told
+            assert (made.context.loop.time() - began < 0.02) == is_told
         assert made.stored() == [b"a", b"b", b"b"]
 
 
@@ -317,7 +318,7 @@ async def test_a_refused_message_fails_alone() -> None:
 @pytest.mark.parametrize("code", ["PersistenceError", "ChecksumError", "ServiceNotReady"])
 @virtual_time
 async def test_a_message_is_sent_again_where_that_may_help(code: str) -> None:
-    """What may pass by itself is not raised: the message is sent again, by the same name and sequence id."""
+    """Transient errors are not raised: the message is sent again, with the same name and sequence id."""
     async with producing() as made:
         producer = await made.open()
         made.broker.next("SEND", refuse(code), refuse(code))
@@ -328,7 +329,7 @@ async def test_a_message_is_sent_again_where_that_may_help(code: str) -> None:
 
 @virtual_time
 async def test_a_terminated_topic_ends_a_producer() -> None:
-    """All that is unconfirmed fails, and later messages do so at once."""
+    """All unconfirmed messages fail, and later ones at once."""
     async with producing() as made:
         producer = await made.open()
         made.broker.next("SEND", refuse("TopicTerminatedError", "over"))
@@ -346,7 +347,7 @@ async def test_a_broker_that_is_silent() -> None:
         made.broker.next("SEND", later(12))
         with pytest.raises(RequestTimeoutError, match="not confirmed within 10 s"):
             await producer.send(b"late")
-        assert made.core.loop.time() == pytest.approx(10, abs=0.1)
+        assert made.context.loop.time() == pytest.approx(10, abs=0.1)
         await producer.send(b"next")
         await asyncio.sleep(5)
         await producer.send(b"last")
@@ -356,7 +357,7 @@ async def test_a_broker_that_is_silent() -> None:
 
 @virtual_time
 async def test_a_broker_that_is_gone_for_too_long() -> None:
-    """The timeout holds while there is no connection too, and tells why there is none; later messages are stored."""
+    """The timeout applies without a connection too, and its error names the reason; later messages are stored."""
     async with producing(backoff_maximum=1) as made:
         producer = await made.open(send_timeout=10)
         node = made.broker.node(made.broker.url)
@@ -421,7 +422,7 @@ async def test_closing_on_a_silent_broker_ends() -> None:
         made.broker.always("CLOSE_PRODUCER", silence)
         future = producer.send_nowait(b"")
         await producer.aclose()
-        assert made.core.loop.time() < 6
+        assert made.context.loop.time() < 6
         with pytest.raises(ClosedError):
             await future
 
@@ -443,7 +444,7 @@ async def test_a_slow_broker_is_not_flooded() -> None:
 
 @virtual_time
 async def test_opening_is_tried_again() -> None:
-    """What may pass by itself is tried again; what will not is raised with the broker's words."""
+    """Transient errors are retried; others are raised with the broker's text."""
     async with producing() as made:
         made.broker.next("PRODUCER", refuse("ServiceNotReady"), cut)
         await made.open()
@@ -555,7 +556,7 @@ async def test_wrong_arguments_are_named(about: dict[str, Any], named: str) -> N
 
 @virtual_time
 async def test_only_bytes_are_sent() -> None:
-    """A str is refused, whose encoding nobody told; other kinds of bytes are copied."""
+    """A str is refused, as its encoding is unknown; other kinds of bytes are copied."""
     async with producing() as made:
         producer = await made.open()
         with pytest.raises(InvalidArgumentError, match="data"):

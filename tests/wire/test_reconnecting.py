@@ -1,4 +1,4 @@
-"""Whatever fails while something connects again is one failed try: told once, counted, and tried again."""
+"""Each failure to reconnect is one failed attempt: logged once, counted and retried."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ async def test_a_client_that_is_closed_under_its_users_ends_them() -> None:
     broker, who = FakeBroker(), Moody()
     client = connect(broker, who)
     producer, consumer = await client.producer("t"), await client.subscribe("t", "s")
-    await client._core().pool.aclose()
+    await client._open_context().pool.aclose()
     await asyncio.sleep(1)
     for call in (producer.send(b""), consumer.receive()):
         with pytest.raises(ClosedError):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from pulsar_nack import MessageId, UndecodableMessageError
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._consumer import _commands as commands
 from pulsar_nack.wire._consumer._ack_groups import AckGroup
 from pulsar_nack.wire._consumer._ack_sets import remaining_of
-from pulsar_nack.wire._protocol._entries import SingleMessage, decode_entry, encode_batch, unpack
-from pulsar_nack.wire._protocol._frames import encode_command, encode_message, encode_rest
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._batches import encode_batch
+from pulsar_nack.wire._protocol._entries import decode_entry, unpack
+from pulsar_nack.wire._protocol._frames import encode_command, encode_frame, encode_headers_and_payload
 from tests.for_each import for_each
+from tests.wire.frames import SingleMessage, messages_of
 from tests.wire.recorded import Recorded, of_kind, recorded
 
 TEXT = b"some words, and then some words again. " * 4
@@ -26,7 +28,7 @@ def is_encrypted(one: Recorded) -> bool:
 
 @for_each("one", [one for one in recorded() if not one.rest])
 def test_commands_are_written_as_they_were(one: Recorded) -> None:
-    """Every field is known here, and in its place. Java's client writes CONNECT in an order of its own."""
+    """Every field is known here, and in its place. The Java client writes CONNECT in another order."""
     again = encode_command(one.command)
     if (one.kind, one.sender) == ("CONNECT", "java"):
         assert sorted(again) == sorted(one.frame)
@@ -43,8 +45,8 @@ def test_messages_are_written_as_they_were() -> None:
         (size,) = (int.from_bytes(one.rest[6:10]),)
         metadata = pb.MessageMetadata.FromString(one.rest[10 : 10 + size])
         payload = one.rest[10 + size :]
-        assert encode_rest(metadata, payload) == one.rest
-        assert encode_message(one.command, metadata, payload) == one.frame
+        assert encode_headers_and_payload(metadata, payload) == one.rest
+        assert encode_frame(one.command, encode_headers_and_payload(metadata, payload)) == one.frame
         seen.add((one.sender, one.kind, metadata.compression))
     assert len(seen) == 5 * 3
 
@@ -58,7 +60,7 @@ def test_every_message_is_read_as_it_was_sent() -> None:
         entry = decode_entry(one.rest)
         if entry.is_chunk:
             continue
-        for message in entry.messages():
+        for message in messages_of(entry):
             assert message.payload in PAYLOADS
             assert_fields(message, one.client)
         is_marked = entry.broker_metadata.HasField("index")
@@ -91,7 +93,7 @@ def test_batches_are_written_as_they_were() -> None:
             continue
         entry = decode_entry(one.rest)
         if entry.is_batch:
-            messages = [(message.metadata, message.payload) for message in entry.messages()]
+            messages = [(message.metadata, message.payload) for message in messages_of(entry)]
             singles = [(single, data) for single, data in messages if isinstance(single, pb.SingleMessageMetadata)]
             assert encode_batch(singles) == entry.payload
             count += 1

@@ -23,7 +23,7 @@ from pulsar_nack import (
 )
 from pulsar_nack.testing import FakePublisher, virtual_time
 from pulsar_nack.wire import Client
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.fake_broker import FakeBroker, as_usual, later, refuse
 from tests.wire.fake_topics import FakeSubscription
 
@@ -40,7 +40,7 @@ TYPES: Final = ["shared", "key_shared", "exclusive", "failover"]
 
 @asynccontextmanager
 async def subscribed(broker: FakeBroker, topic: str | list[str] = TOPIC, **settings: Any) -> AsyncIterator[Consumer]:
-    """A client of its own with a consumer."""
+    """A client with a consumer."""
     async with (
         Client(broker.url, dial=broker.dial) as client,
         client.subscribe(topic, "s", **{**SETTINGS, **settings}) as consumer,
@@ -88,7 +88,7 @@ async def take(consumer: Consumer, count: int) -> list[Message]:
 
 
 def numbers(count: int) -> list[bytes]:
-    """Return what so many messages hold, sorted."""
+    """Return the payloads of this many messages, sorted."""
     return sorted(b"%d" % number for number in range(count))
 
 
@@ -117,7 +117,7 @@ async def test_a_seek_by_one_worker_shows_all_again(kind: str, in_batches_of: in
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @virtual_time
 async def test_members_of_an_unfinished_batch_are_shown_again_too(kind: str, is_first: bool) -> None:
-    """O1: half of a batch is acknowledged when the subscription is reset to before that: all is shown again.
+    """O1: half of a batch is acknowledged when the subscription is reset to before that: all of it is delivered again.
 
     The batch comes first: its member is hidden until the single message that comes next proves the replay.
     """
@@ -129,7 +129,7 @@ async def test_members_of_an_unfinished_batch_are_shown_again_too(kind: str, is_
             if not message.data.startswith(b"1"):
                 await message.ack()
         broker.reset(TOPIC)
-        assert await shown(one) == [b"0", b"0"]  # the other one is in work here
+        assert await shown(one) == [b"0", b"0"]  # the other one is in flight here
 
 
 @virtual_time
@@ -177,7 +177,7 @@ async def test_a_cumulative_ack_hides_no_replay() -> None:
 
 @virtual_time
 async def test_a_reset_in_one_partition() -> None:
-    """O2: one of two partitions is reset: it is shown again, the other is not; copies of that are still hidden."""
+    """O2: one of two partitions is reset: it is delivered again, the other is not; copies of that are still hidden."""
     broker = FakeBroker()
     broker.partitions[TOPIC] = 2
     one, two = (f"{TOPIC}-partition-{number}" for number in range(2))
@@ -463,7 +463,7 @@ async def test_a_member_is_acknowledged_before_it_comes(has_index_acks: bool) ->
 
 
 def poisoned(kind: str) -> dict[str, Any]:
-    """Return the settings of a consumer by a name: a batch is meant to have a mate in work."""
+    """Return the settings of a consumer by a name: a batch is meant to have another member in flight."""
     return {"consumer_type": "shared" if kind == "batch" else kind}
 
 
@@ -501,7 +501,7 @@ async def test_a_poison_message_that_was_cleared(kind: str, delay: float) -> Non
 
 @virtual_time
 async def test_a_dead_letter_of_what_is_gone() -> None:
-    """O8: a dead letter waits for its publisher; the backlog is cleared: it is given up, and who waits is told."""
+    """O8: a dead letter waits for its publisher; the backlog is cleared: it is given up, and waiting calls fail."""
     broker, letters = FakeBroker(), FakePublisher()
     letters.fail_next(1_000)
     publish(broker, 1)
@@ -521,7 +521,7 @@ async def test_a_dead_letter_of_what_is_gone() -> None:
 @pytest.mark.parametrize("kind", [*TYPES, "batch"])
 @virtual_time
 async def test_a_dead_letter_of_what_was_cleared_a_moment_ago(kind: str) -> None:
-    """O8: a message is in work when the backlog is cleared, and then given up: there is no dead letter of it."""
+    """O8: a message is in flight when the backlog is cleared, and then given up: there is no dead letter of it."""
     broker, letters = FakeBroker(), FakePublisher()
     count = 2 if kind == "batch" else 1
     publish(broker, count, in_batches_of=count)
@@ -603,7 +603,7 @@ async def test_what_another_consumer_settled_while_this_one_was_away(kind: str) 
     async with subscribed(broker, consumer_type=kind, consumer_name="a") as one:
         messages = await take(one, 4)
         for message in messages[1:]:
-            await message.nack(delay=30)  # the first one stays in work, so that the position tells nothing
+            await message.nack(delay=30)  # the first one stays in flight, so that the position shows nothing
         broker.always("SUBSCRIBE", refuse("ServiceNotReady"))
         broker.cut()
         await asyncio.sleep(1)

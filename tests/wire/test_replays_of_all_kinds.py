@@ -11,7 +11,7 @@ import pytest
 
 from pulsar_nack import DeadLetterPolicy, MessageId
 from pulsar_nack.testing import FakePublisher, virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.for_each import for_each
 from tests.tiers import seeds, size
 from tests.wire.fake_broker import FakeBroker, refuse
@@ -222,7 +222,7 @@ async def test_a_lost_connection(form: str, place: str, kind: str) -> None:
 @for_each(("form", "place", "kind"), [(*each, kind) for each in EVERYWHERE for kind in TYPES])
 @virtual_time
 async def test_a_seek_while_acknowledgements_are_on_their_way(form: str, place: str, kind: str) -> None:
-    """O49: all that was being acknowledged is shown again, once, and is unacknowledged at the broker."""
+    """O49: all that was being acknowledged is delivered again, once, and is unacknowledged at the broker."""
     selected, names = PLACES[place]
     broker = a_broker(names)
     publish(broker, form, names)

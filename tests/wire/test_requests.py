@@ -9,20 +9,20 @@ import pytest
 
 from pulsar_nack.errors import ConnectionLostError, RequestTimeoutError
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
-from pulsar_nack.wire._connection._requests import Requests
+from pulsar_nack.wire._connection._requests import PendingRequests
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 
 DONE = pb.BaseCommand(type=pb.BaseCommand.SUCCESS)
 
 
-def table(timeout: float = 10) -> Requests:
+def table(timeout: float = 10) -> PendingRequests:
     """Return an empty table in the running loop."""
-    return Requests(asyncio.get_running_loop(), timeout, "pulsar://b:1")
+    return PendingRequests(asyncio.get_running_loop(), timeout, "pulsar://b:1")
 
 
 @virtual_time
 async def test_each_has_its_own_time() -> None:
-    """Requests time out each at its own time, exactly, whatever the order in which they were made."""
+    """PendingRequests time out each at its own time, exactly, whatever the order in which they were made."""
     requests, loop = table(), asyncio.get_running_loop()
     ended: dict[str, float] = {}
 
@@ -51,7 +51,7 @@ async def test_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = [requests.expect(number, "PING") for number in range(1_000)]
     assert timers == [10]
     for number in range(999):
-        requests.answered(number, DONE)
+        requests.resolve(number, DONE)
     requests.fail_all(ConnectionLostError("over"))
     with pytest.raises(ConnectionLostError, match="over"):
         await waiting[-1]
@@ -65,7 +65,7 @@ async def test_memory_is_that_of_what_waits() -> None:
     requests = table()
     for number in range(10_000):
         requests.expect(number, "ACK")
-        requests.answered(number, DONE)
+        requests.resolve(number, DONE)
     assert len(requests) == 0
     assert len(requests._deadlines) < 100
 
@@ -76,10 +76,10 @@ async def test_answers_that_nobody_waits_for() -> None:
     requests = table()
     cancelled, forgotten = requests.expect(1, "a"), requests.expect(2, "b")
     cancelled.cancel()
-    requests.forget(2)
+    requests.discard(2)
     for number in (1, 2, 3):
-        requests.answered(number, DONE)
-        requests.failed(number, ConnectionLostError("x"))
+        requests.resolve(number, DONE)
+        requests.fail(number, ConnectionLostError("x"))
     await asyncio.sleep(20)
     assert not forgotten.done()
     assert len(requests) == 0
@@ -90,11 +90,11 @@ async def test_waiting_on() -> None:
     """A request that the broker works on has no limit any more; the others keep theirs."""
     requests = table()
     first, second = requests.expect(1, "PRODUCER"), requests.expect(2, "PING", 20)
-    requests.wait_on(1)
+    requests.remove_timeout(1)
     await asyncio.sleep(15)
     assert not first.done()
     await asyncio.sleep(10)
     with pytest.raises(RequestTimeoutError):
         await second
-    requests.answered(1, DONE)
+    requests.resolve(1, DONE)
     assert (await first) is DONE

@@ -1,4 +1,4 @@
-"""Which partition a key goes to, and what producers may be told."""
+"""Which partition a key goes to, and the options of producers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from pulsar_nack import InvalidArgumentError
 from pulsar_nack.wire import Client, ProducerOptions
 from pulsar_nack.wire._consumer._settings import ProducerSettings
-from pulsar_nack.wire._producer._hashes import java_string_hash, murmur3_hash
-from pulsar_nack.wire._producer._routing import Routing
+from pulsar_nack.wire._producer._routing import PartitionRouter, java_string_hash, murmur3_hash
 
 
 @pytest.mark.parametrize(
@@ -38,14 +37,14 @@ def test_murmur3_hash(key: str, expected: int) -> None:
 
 def test_a_single_partition_is_drawn_once() -> None:
     """All messages without a key go to the partition that was drawn; those with one do not."""
-    routing = Routing("single", "java_string", choose=lambda partitions: partitions - 1)
+    routing = PartitionRouter("single", "java_string", choose=lambda partitions: partitions - 1)
     assert [routing.partition(None, 4) for _ in range(3)] == [3, 3, 3]
     assert routing.partition("a", 4) == 97 % 4
 
 
 def test_a_function_decides() -> None:
     """It gets key and number of partitions; what is no partition is refused."""
-    routing = Routing(lambda key, partitions: len(key or "") % (partitions + 1), "murmur3")
+    routing = PartitionRouter(lambda key, partitions: len(key or "") % (partitions + 1), "murmur3")
     assert routing.partition("abc", 4) == 3
     with pytest.raises(InvalidArgumentError, match="routing"):
         routing.partition("abcd", 4)

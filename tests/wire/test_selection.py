@@ -8,20 +8,27 @@ from typing import Any
 import pytest
 
 from pulsar_nack import BrokerError, InvalidArgumentError
-from pulsar_nack.wire._consumer._selection import Matching, name_of, selection_of
+from pulsar_nack.wire._consumer._selection import PatternSelection, name_of, selection_of
 from tests.for_each import for_each
 
-from .stand_ins import FakeDirectory
+from .stand_ins import FakeLookup
 
 BASE = "persistent://public/default/"
-DIRECTORY = FakeDirectory(plain=0, parted=2, other=0, __change_events=0)
+
+
+def lookup_of(**topics: int) -> Any:
+    """Return a lookup that knows these topics, with their numbers of partitions."""
+    return FakeLookup(**topics)
+
+
+LOOKUP = lookup_of(plain=0, parted=2, other=0, __change_events=0)
 
 
 async def test_one_topic_without_partitions() -> None:
     """A short name is made whole; a topic without partitions is itself, and stays so."""
     selection = selection_of("plain")
     assert selection.only == selection.label == f"{BASE}plain"
-    members = await selection.members(DIRECTORY)
+    members = await selection.members(LOOKUP)
     assert members == {f"{BASE}plain": -1}
     assert not selection.may_grow(members)
 
@@ -29,7 +36,7 @@ async def test_one_topic_without_partitions() -> None:
 async def test_a_topic_with_partitions() -> None:
     """A topic with partitions is these, and may get more."""
     selection = selection_of(f"{BASE}parted")
-    members = await selection.members(DIRECTORY)
+    members = await selection.members(LOOKUP)
     assert members == {f"{BASE}parted-partition-0": 0, f"{BASE}parted-partition-1": 1}
     assert selection.may_grow(members)
 
@@ -37,7 +44,7 @@ async def test_a_topic_with_partitions() -> None:
 async def test_one_partition() -> None:
     """The name of a partition is that partition, with its number, whatever the broker says."""
     selection = selection_of("parted-partition-1")
-    members = await selection.members(FakeDirectory(**{"parted-partition-1": 3}))
+    members = await selection.members(lookup_of(**{"parted-partition-1": 3}))
     assert members == {f"{BASE}parted-partition-1": 1}
     assert not selection.may_grow(members)
 
@@ -46,7 +53,7 @@ async def test_a_list_of_topics() -> None:
     """A list is all of its topics and partitions, each once; there is no only one."""
     selection = selection_of(["plain", "parted", f"{BASE}plain"])
     assert selection.only is None
-    members = await selection.members(DIRECTORY)
+    members = await selection.members(LOOKUP)
     assert list(members) == [f"{BASE}plain", f"{BASE}parted-partition-0", f"{BASE}parted-partition-1"]
     assert selection.may_grow(members)
 
@@ -65,13 +72,13 @@ async def test_a_list_of_topics() -> None:
 async def test_patterns(pattern: str, found: list[str]) -> None:
     """A pattern matches whole names of topics in its namespace, not those of partitions, and always may find more."""
     selection = selection_of(re.compile(pattern))
-    members = await selection.members(DIRECTORY)
+    members = await selection.members(LOOKUP)
     assert list(members) == found
     assert selection.only is None
     assert selection.may_grow(members)
 
 
-ORDERS = FakeDirectory(**{"x-1": 0, "X-2": 0, "y-1": 0, "ax-1": 0})
+ORDERS = lookup_of(**{"x-1": 0, "X-2": 0, "y-1": 0, "ax-1": 0})
 
 
 @for_each(
@@ -102,7 +109,7 @@ async def test_patterns_mean_what_they_say(pattern: Any, found: list[str]) -> No
     """O18: with namespace or domain or without, anchored, with flags in the text or beside it."""
     selection = selection_of(re.compile(pattern))
     assert list(await selection.members(ORDERS)) == [BASE + name for name in found]
-    assert isinstance(selection, Matching)
+    assert isinstance(selection, PatternSelection)
     assert [selection.matches(BASE + name) for name in found] == [True] * len(found)
 
 
@@ -110,7 +117,7 @@ async def test_the_namespace_of_a_pattern() -> None:
     """O18: characters that a name may have are written as they are, or with a backslash, as re.escape does."""
     for text in ("my-tenant/my.space/x.*", r"^my\-tenant/my\.space/x.*", r"persistent://my\-tenant/my\.space/x.*"):
         selection = selection_of(re.compile(text))
-        assert isinstance(selection, Matching)
+        assert isinstance(selection, PatternSelection)
         assert selection.namespace == "my-tenant/my.space"
         assert selection.matches("persistent://my-tenant/my.space/x1")
 
@@ -147,10 +154,10 @@ def test_nonsense_is_refused(topic: Any) -> None:
 @pytest.mark.parametrize("topic", ["plain", ["plain", "other"], re.compile(".*")])
 async def test_errors_are_plain(topic: Any) -> None:
     """What the broker says comes as it is, not in a group of errors."""
-    directory = FakeDirectory(plain=0)
-    directory.fails = True
+    lookup = lookup_of(plain=0)
+    lookup.fails = True
     with pytest.raises(BrokerError, match=r"^no$"):
-        await selection_of(topic).members(directory)
+        await selection_of(topic).members(lookup)
 
 
 def test_names_of_partitions() -> None:

@@ -15,6 +15,7 @@ from pulsar_nack.wire._protocol._entries import decode_entry
 from tests.for_each import for_each
 from tests.tiers import seeds
 from tests.wire.fake_broker import Answer, Call, as_usual, carried_out_then_cut, cut, in_turn, later, refuse, silence
+from tests.wire.frames import messages_of
 from tests.wire.producing import TOPIC, Made, producing
 
 HAD = MessageId(-1, -1)
@@ -22,7 +23,7 @@ PART = 1_024
 
 
 def payload(number: int, parts: int = 3) -> bytes:
-    """Return what takes so many parts."""
+    """Return a payload that takes ``count`` chunks."""
     return b"%04d" % number * (parts * 230)
 
 
@@ -56,7 +57,7 @@ def unload(call: Call) -> None:
 
 
 def untold(answer: Answer) -> Answer:
-    """Do something, and say nothing of what came."""
+    """Carry out a command without an answer."""
 
     def answer_nothing(call: Call) -> None:
         call.reply = lambda *_args, **_fields: None  # type: ignore[method-assign]
@@ -175,7 +176,7 @@ async def test_programs_that_end_anywhere(seed: int) -> None:
             start = max(producer.last_sequence_id + 1 - chance.randint(0, 6), 0) if numbers.stop < 40 else 40
         entries = [decode_entry(rest) for rest in made.rests()]
         last = [entry for entry in entries if entry.metadata.chunk_id == max(entry.metadata.num_chunks_from_msg - 1, 0)]
-        numbers_stored = [message.metadata.sequence_id for entry in last for message in entry.messages()]
+        numbers_stored = [message.metadata.sequence_id for entry in last for message in messages_of(entry)]
         assert numbers_stored == list(range(40))
         assert all(is_whole(held) for uuid, held in parts(made).items() if uuid)
         assert all(len(places - {(-1, -1)}) <= 1 for places in reported.values())
@@ -274,16 +275,16 @@ async def test_parts_alone_change_nothing_of_what_the_broker_has_had(first: int,
 
 @virtual_time
 async def test_what_the_broker_cannot_tell_is_asked_again_and_stores_nothing() -> None:
-    """O43: of what a broker has had the last part alone is sent, more and more rarely where it cannot tell."""
+    """O43: if a broker has had a chunked message, only the last chunk is sent, less and less often if it cannot say."""
     async with producing() as made:
         made.broker.deduplicates = True
         producer = await made.open(chunking=True, chunk_max_bytes=PART)
         made.broker.next("SEND", as_usual, as_usual, carried_out_then_cut, *[refuse("PersistenceError", "unsure")] * 6)
-        began = made.core.loop.time()
+        began = made.context.loop.time()
         assert await producer.send(payload(0)) == HAD
         assert list(parts(made).values()) == ["012"]
         assert len(made.broker.commands("SEND")) == 3 + 7
-        assert 3 < made.core.loop.time() - began < 25
+        assert 3 < made.context.loop.time() - began < 25
 
 
 @virtual_time
@@ -305,11 +306,11 @@ async def test_a_session_in_which_something_is_confirmed_is_no_failure() -> None
     """O43: a topic that is unloaded all the time does not slow its producer down while messages get through."""
     async with producing() as made:
         producer = await made.open()
-        began = made.core.loop.time()
+        began = made.context.loop.time()
         for number in range(10):
             await producer.send(b"%d" % number)
             made.broker.move(TOPIC, made.broker.url)
-        assert made.core.loop.time() - began < 2
+        assert made.context.loop.time() - began < 2
 
 
 # --- receipts --------------------------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ async def test_a_receipt_that_is_missing(deduplicates: bool) -> None:
         assert results[1] == MessageId(7, 0)
         if deduplicates:
             assert isinstance(results[0], BrokerError)
-            assert "does not tell whether message 0 is stored" in str(results[0])
+            assert "does not say whether message 0 is stored" in str(results[0])
             assert sorted(made.stored()) == [b"1", b"2"]
         else:
             assert set(made.stored()) == {b"0", b"1", b"2"}
@@ -364,7 +365,7 @@ async def test_a_broker_that_knows_no_parts() -> None:
     async with producing() as made:
         producer = await made.open(chunking=True, chunk_max_bytes=PART)
         made.broker.next("SEND", as_usual, drop, drop)
-        with pytest.raises(BrokerError, match="does not tell whether message 0 is stored"):
+        with pytest.raises(BrokerError, match="does not say whether message 0 is stored"):
             await producer.send(payload(0))
         assert (await producer.send(b"small")).entry == 1
         on_memory = await made.open("non-persistent://public/default/t", chunking=True, chunk_max_bytes=PART)
@@ -385,7 +386,7 @@ async def test_a_batch_that_is_refused_is_told_by_its_last_message() -> None:
         made.broker.next("SEND", refuse_it)
         results = await sent(producer, range(5))
         assert [getattr(each, "code", None) for each in results] == ["NotAllowedError"] * 5
-        assert made.core.loop.time() < 1
+        assert made.context.loop.time() < 1
 
 
 # --- starting again --------------------------------------------------------------------------------------------------
@@ -464,7 +465,7 @@ async def test_flush_waits_for_all_before(options: dict[str, Any]) -> None:
         assert [future.done() for future in futures] == [True] * 3
         assert isinstance(futures[2].exception(), BrokerRefusedError)
         assert not late.done()
-        assert made.core.loop.time() == pytest.approx(4, abs=0.1)
+        assert made.context.loop.time() == pytest.approx(4, abs=0.1)
         await asyncio.gather(*futures[:2], late)
 
 
@@ -479,7 +480,7 @@ async def test_flush_waits_for_those_that_wait_for_room() -> None:
         await producer.flush()
         assert [each.done() for each in sending] == [True] * 7
         assert made.stored() == [b"%d" % number for number in range(6)]
-        assert made.core.loop.time() < 1
+        assert made.context.loop.time() < 1
 
 
 @virtual_time

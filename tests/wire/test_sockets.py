@@ -9,17 +9,17 @@ import pytest
 
 from pulsar_nack.errors import ConnectionLostError
 from pulsar_nack.testing import EmbeddedBroker
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._protocol._frames import encode_command, encode_message
-from pulsar_nack.wire._protocol._heads import MessageHead
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._frames import encode_command
+from pulsar_nack.wire._protocol._message_commands import MessageCommand
 from tests.wire.conftest import Run
 from tests.wire.fake_topics import metadata_of
-from tests.wire.frames import command, read_message
+from tests.wire.frames import command, encode_message, read_message
 from tests.wire.served import Served
 
 TOPIC = "persistent://public/default/t"
@@ -37,7 +37,7 @@ class Entries:
         self.payloads: list[bytes] = []
         self.lost: list[Exception] = []
 
-    def on_message(self, head: MessageHead, rest: bytes) -> None:
+    def on_message(self, head: MessageCommand, rest: bytes) -> None:
         self.payloads.append(read_message(bytes(rest))[1])
 
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
@@ -65,8 +65,8 @@ def test_messages_of_all_sizes(run: Run) -> None:
     async def test(there: Served) -> None:
         connection = await connect(there, write_buffer_bytes=100_000)
         entries = Entries()
-        connection.add_consumer(1, entries)
-        connection.add_producer(1, entries)
+        connection.consumers.add(1, entries)
+        connection.producers.add(1, entries)
         await request(connection, "SUBSCRIBE", "subscribe", topic=TOPIC, subscription="s", subType=1, consumer_id=1)
         await request(connection, "PRODUCER", "producer", topic=TOPIC, producer_id=1)
         flow = command("FLOW")

@@ -1,4 +1,4 @@
-"""Programs that start before their brokers do: what may pass by itself is tried again, for the time of one request."""
+"""Programs that start before their brokers: transient errors are retried for the time of one request."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_what_cannot_pass_ends_at_once(call: str) -> None:
 @pytest.mark.parametrize("code", ["AuthorizationError", "InvalidTopicName", "TopicNotFound"])
 @virtual_time
 async def test_a_refusal_that_cannot_pass_ends_at_once(code: str) -> None:
-    """O13: the same for what the broker says to a question or to the subscription."""
+    """O13: the broker's answer to a request or to the subscription is treated the same way."""
     for kind in ("PARTITIONED_METADATA", "LOOKUP", "SUBSCRIBE"):
         broker = a_broker()
         broker.always(kind, refuse(code, "no"))

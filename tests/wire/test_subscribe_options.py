@@ -12,7 +12,7 @@ from tests.for_each import for_each
 
 
 def test_only_a_name_is_needed() -> None:
-    """A subscription's name is enough: Shared, from the latest message on, single messages of batches told."""
+    """A subscription's name is enough: Shared, from the latest message on, with batch index acknowledgement."""
     options = SubscribeOptions("orders")
     assert (options.type, options.initial_position, options.batch_index_ack) == ("shared", "latest", True)
     assert not options.only_one_gets_messages

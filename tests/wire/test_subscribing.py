@@ -150,7 +150,7 @@ async def test_refusals_have_the_words_of_the_broker() -> None:
 
 @virtual_time
 async def test_closing_the_client_closes_what_it_made() -> None:
-    """A consumer whose client is closed ends: whoever receives is told, and what it held goes to the others."""
+    """A consumer whose client is closed ends: receiving calls raise, and its messages go to the others."""
     broker = FakeBroker()
     topic = broker.topic(f"{BASE}orders")
     async with connected(broker) as other, other.subscribe("orders", "billing") as second:
@@ -266,7 +266,7 @@ async def test_a_cancelled_subscribe_leaves_nothing() -> None:
 
 @virtual_time
 async def test_a_broker_that_is_not_ready_is_asked_again() -> None:
-    """U22: what a broker refuses for the moment is asked again; what it goes on refusing is told within the timeout."""
+    """U22: a transient refusal is retried; a lasting one is raised within the timeout."""
     broker = FakeBroker()
     not_ready = refuse("ServiceNotReady", "still loading")
     async with connected(broker) as client:

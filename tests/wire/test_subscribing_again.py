@@ -12,9 +12,9 @@ from pulsar_nack.consumer import SessionEvent
 from pulsar_nack.errors import BrokerRefusedError, ClosedError, ConnectionLostError, RequestTimeoutError
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._authentication import TokenAuthentication
 from pulsar_nack.wire._consumer._topic_consumer import TopicConsumer
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.consuming import TOPIC, Arrived, Consuming, consuming
 from tests.wire.fake_broker import URL, carried_out_then_cut, cut, half, in_turn, later, refuse, silence
 from tests.wire.frames import command
@@ -28,29 +28,29 @@ def now() -> float:
 
 
 def active(consumer: TopicConsumer) -> bool | None:
-    """Return whether it is the active one, asked anew each time."""
+    """Return whether it is active, read again each time."""
     return consumer.is_active
 
 
 async def subscribed(consumer: TopicConsumer, times: int) -> None:
-    """Wait until a consumer has subscribed so many times."""
+    """Wait until a consumer has subscribed this many times."""
     async with asyncio.timeout(100):
-        while consumer.subscribed_times < times or not consumer.is_connected:
+        while consumer.sessions.subscribed_times < times or not consumer.is_connected:
             await asyncio.sleep(0.001)
 
 
 @virtual_time
 async def test_what_was_not_taken_is_dropped_and_comes_again() -> None:
-    """After a lost connection the queue is dropped, permits start anew, and everything unacknowledged comes again."""
+    """After a lost connection the queue is dropped, permits start again, and everything unacknowledged comes again."""
     async with consuming() as made:
         for number in range(20):
             made.topic.publish(b"%d" % number)
         consumer = await made.open(receiver_queue_size=8)
         taken = await made.arrived.take(3)
         await consumer.acknowledge([taken[0].id])
-        epoch = consumer.epoch
+        epoch = consumer.queue.epoch
         made.broker.cut()
-        assert (consumer.epoch, consumer.is_connected) == (epoch + 1, False)
+        assert (consumer.queue.epoch, consumer.is_connected) == (epoch + 1, False)
         assert len(made.arrived) == 0
         await subscribed(consumer, 2)
         await asyncio.sleep(1)
@@ -96,7 +96,7 @@ async def test_acks_go_before_permits() -> None:
 
 @virtual_time
 async def test_a_batch_acked_over_two_connections() -> None:
-    """Members acknowledged before and after a lost connection complete their entry, whoever keeps the indexes."""
+    """Members acknowledged before and after a lost connection complete their entry, wherever the indexes are kept."""
     for keeps_indexes in (True, False):
         async with consuming() as made:
             entry = made.topic.publish_batch([b"a", b"b", b"c"])
@@ -120,7 +120,7 @@ async def test_a_redelivery_without_a_connection() -> None:
         consumer = await made.open()
         (delivery,) = await made.arrived.take()
         made.broker.cut()
-        await consumer.redeliver([delivery.id])
+        consumer.redeliver_nowait([delivery.id])
         assert [again.id for again in await made.arrived.take()] == [delivery.id]
         await asyncio.sleep(1)
         assert made.broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES") == []
@@ -135,7 +135,7 @@ async def test_a_redelivery_that_is_lost() -> None:
         consumer = await made.open()
         (delivery,) = await made.arrived.take()
         made.broker.next("REDELIVER_UNACKNOWLEDGED_MESSAGES", cut)
-        await consumer.redeliver([delivery.id])
+        consumer.redeliver_nowait([delivery.id])
         assert [again.id for again in await made.arrived.take()] == [delivery.id]
 
 
@@ -148,12 +148,12 @@ async def test_backoff_is_bounded_and_ends() -> None:
         await asyncio.sleep(60)
         attempts = len(made.broker.dialled) - 1
         assert 30 <= attempts <= 70
-        assert isinstance(consumer.last_error, ConnectionLostError)
+        assert isinstance(consumer.sessions.last_error, ConnectionLostError)
         made.broker.node(URL).start()
         began = now()
         await subscribed(consumer, 2)
         assert now() - began < 2.1
-        assert consumer.last_error is None
+        assert consumer.sessions.last_error is None
 
 
 @virtual_time
@@ -174,7 +174,7 @@ async def test_a_topic_moves() -> None:
 
 @virtual_time
 async def test_a_topic_migrates_to_another_cluster() -> None:
-    """The consumer goes to the address that the broker told, and looks the topic up the time after."""
+    """The consumer goes to the address that the broker named, and looks the topic up the next time."""
     async with consuming() as made:
         made.topic.publish(b"a")
         await made.open()
@@ -370,7 +370,7 @@ async def test_what_else_is_raised_is_tried_again() -> None:
         assert not acking.done()
         who.fails = False
         await acking
-        assert consumer.failed_attempts > 3
+        assert consumer.sessions.failed_attempts > 3
         assert made.subscription.acked == {(7, 0)}
 
 
@@ -381,7 +381,7 @@ async def test_the_client_is_closed_first() -> None:
         made.topic.publish(b"a")
         consumer = await made.open()
         (delivery,) = await made.arrived.take()
-        await made.core.pool.aclose()
+        await made.context.pool.aclose()
         with pytest.raises(ClosedError):
             await consumer.acknowledge([delivery.id])
         calls = len(made.broker.calls)
@@ -398,11 +398,11 @@ async def test_sessions_that_do_not_last() -> None:
         made.broker.always("FLOW", cut)
         made.broker.cut()
         await asyncio.sleep(100)
-        assert 10 <= consumer.subscribed_times <= 30
+        assert 10 <= consumer.sessions.subscribed_times <= 30
         made.broker.normally("FLOW")
         assert [delivery.data for delivery in await made.arrived.take()] == [b"a"]
         await asyncio.sleep(2)
-        began, times = now(), consumer.subscribed_times
+        began, times = now(), consumer.sessions.subscribed_times
         made.broker.cut()
         await subscribed(consumer, times + 1)
         assert now() - began < 0.2
@@ -452,7 +452,7 @@ async def test_seek() -> None:
         await consumer.seek(450)
         assert [delivery.data for delivery in await made.arrived.take(5)] == [b"5", b"6", b"7", b"8", b"9"]
         await moved_to_the_beginning(made, consumer)
-        assert consumer.subscribed_times == 4
+        assert consumer.sessions.subscribed_times == 4
 
 
 @virtual_time
@@ -601,7 +601,7 @@ async def test_a_reader_goes_on_where_it_was() -> None:
 
 @virtual_time
 async def test_failover_tells_when_another_one_takes_over() -> None:
-    """What was not taken is dropped when another consumer becomes active, and whoever wants to know is told."""
+    """What was not taken is dropped when another consumer becomes active, and that is reported."""
     async with consuming() as made:
         for number in range(6):
             made.topic.publish(b"%d" % number)
@@ -623,7 +623,7 @@ async def test_failover_tells_when_another_one_takes_over() -> None:
 
 @virtual_time
 async def test_failover_that_was_lost_meanwhile() -> None:
-    """When another consumer has become active while there was no connection, that is told after subscribing again."""
+    """If another consumer became active while there was no connection, that is reported after subscribing again."""
     async with consuming() as made:
         made.topic.publish(b"0")
         told: list[SessionEvent] = []
@@ -640,7 +640,7 @@ async def test_failover_that_was_lost_meanwhile() -> None:
         await asyncio.sleep(0.1)
         assert active(consumer) is False
         assert told == [SessionEvent.BEGAN, SessionEvent.LOST, SessionEvent.INACTIVE, SessionEvent.BEGAN]
-        await consumer.redeliver([MessageId(7, 0)])
+        consumer.redeliver_nowait([MessageId(7, 0)])
         await asyncio.sleep(0.1)
         assert made.broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES") == []
 

@@ -12,9 +12,9 @@ import pytest
 from pulsar_nack.errors import BrokerError, ConnectionLostError, InvalidArgumentError
 from pulsar_nack.wire._connection._address import Address
 from pulsar_nack.wire._connection._authentication import TlsAuthentication
+from pulsar_nack.wire._connection._broker_errors import is_transient
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._options import ClientOptions
-from pulsar_nack.wire._connection._refusals import is_transient
 from pulsar_nack.wire._connection._tls import TlsOptions
 from tests.patience import patience
 from tests.wire.conftest import Files
@@ -45,7 +45,7 @@ async def test_a_trusted_broker(files: Files) -> None:
     """A broker whose certificate is for its host and from an authority that is trusted is connected to."""
     async with served(tls=serving(files)) as there:
         connection = await connect(there.port, trust_certs_file=files.authority.certificate)
-        assert connection.server_version == "fake"
+        assert connection.connected.server_version == "fake"
         await connection.aclose()
 
 
@@ -79,7 +79,7 @@ async def test_any_certificate(files: Files) -> None:
 
 
 async def test_our_certificate_by_authentication(files: Files) -> None:
-    """A broker that asks for a certificate sees ours, and the method is told."""
+    """A broker that requires a certificate gets the client's, and CONNECT names the method."""
     async with served(tls=serving(files, asks_for_certificate=True)) as there:
         own = TlsAuthentication(*files.client)
         connection = await connect(there.port, trust_certs_file=files.authority.certificate, authentication=own)
@@ -126,7 +126,7 @@ async def test_a_broker_without_tls() -> None:
 
 
 async def test_a_broker_that_hangs_up() -> None:
-    """What ends the connection in place of a TLS handshake, as a broker's port without TLS does, is told so."""
+    """The error says so if a connection ends instead of a TLS handshake, as at a broker's port without TLS."""
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)

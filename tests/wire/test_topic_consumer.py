@@ -10,8 +10,8 @@ import pytest
 from pulsar_nack.errors import BrokerError, BrokerRefusedError, ClosedError, RequestTimeoutError
 from pulsar_nack.ids import MessageId
 from pulsar_nack.testing import virtual_time
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._consumer._subscribe_options import KeyShared
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
 from tests.wire.consuming import NAME, TOPIC, consuming
 from tests.wire.fake_broker import cut, later, refuse, silence
 from tests.wire.fake_topics import metadata_of
@@ -26,7 +26,7 @@ def now() -> float:
 
 @virtual_time
 async def test_subscribes_with_all_options() -> None:
-    """The broker is told every option of the subscription."""
+    """The broker gets every option of the subscription."""
     async with consuming() as made:
         made.broker.topic(TOPIC)
         await made.open(
@@ -137,7 +137,7 @@ async def test_acks_are_grouped_while_some_are_unanswered() -> None:
 
 @virtual_time
 async def test_acks_do_not_wait_longer_than_the_group_time() -> None:
-    """While the broker does not answer, the next group is sent after the group time all the same."""
+    """While the broker does not answer, the next group is still sent after the group time."""
     async with consuming() as made:
         for _ in range(2):
             made.topic.publish(b"a")
@@ -219,7 +219,7 @@ async def test_an_ack_without_receipt_times_out() -> None:
 
 @virtual_time
 async def test_a_cancelled_ack_goes_on() -> None:
-    """An acknowledgement whose caller went away is carried out all the same."""
+    """An acknowledgement whose caller was cancelled is still sent."""
     async with consuming() as made:
         made.topic.publish(b"a")
         consumer = await made.open()
@@ -235,7 +235,7 @@ async def test_a_cancelled_ack_goes_on() -> None:
 
 @virtual_time
 async def test_ack_soon_tells_later() -> None:
-    """An acknowledgement that nobody awaits tells its outcome in a later turn of the loop, for a batch member too."""
+    """An acknowledgement that nobody awaits reports its outcome in a later turn of the loop, for a batch member too."""
     async with consuming() as made:
         made.topic.publish(b"a")
         made.topic.publish_batch([b"b", b"c"])
@@ -253,7 +253,7 @@ async def test_ack_soon_tells_later() -> None:
 
 @virtual_time
 async def test_members_of_a_batch_are_acknowledged_by_index() -> None:
-    """The broker is told which indexes of a batch remain; with the last one the entry is acknowledged as a whole."""
+    """The broker gets the remaining indexes of a batch; with the last one the entry is acknowledged as a whole."""
     async with consuming() as made:
         entry = made.topic.publish_batch([b"%d" % number for number in range(70)])
         consumer = await made.open()
@@ -269,7 +269,7 @@ async def test_members_of_a_batch_are_acknowledged_by_index() -> None:
 
 @virtual_time
 async def test_without_index_acks_an_entry_is_acknowledged_at_its_end() -> None:
-    """Where single messages are not told, the broker hears of an entry once all of it is acknowledged."""
+    """Without batch index acknowledgement an entry is sent once all of it is acknowledged."""
     async with consuming() as made:
         entry = made.topic.publish_batch([b"a", b"b", b"c"])
         consumer = await made.open(batch_index_ack=False)
@@ -282,7 +282,7 @@ async def test_without_index_acks_an_entry_is_acknowledged_at_its_end() -> None:
 
 @virtual_time
 async def test_a_member_without_batch_size_is_refused() -> None:
-    """An id that does not tell the size of its batch would acknowledge too much or too little: nothing is sent."""
+    """An id that lacks the size of its batch would acknowledge too much or too little: nothing is sent."""
     async with consuming() as made:
         made.topic.publish_batch([b"a", b"b"])
         consumer = await made.open()
@@ -303,7 +303,7 @@ async def test_acked_indexes_are_not_shown_again() -> None:
         consumer = await made.open(receiver_queue_size=4)
         ids = [delivery.id for delivery in await made.arrived.take(3)]
         await consumer.acknowledge(ids[:2])
-        await consumer.redeliver([ids[2]])
+        consumer.redeliver_nowait([ids[2]])
         again = await made.arrived.take()
         assert [(delivery.data, delivery.redelivery_count) for delivery in again] == [(b"c", 1)]
         await asyncio.sleep(1)
@@ -329,7 +329,7 @@ async def test_cumulative_acks(kind: Any) -> None:
 
 @virtual_time
 async def test_cumulative_acks_without_index_acks() -> None:
-    """Where single messages are not told, a cumulative acknowledgement ends before a batch that is not done."""
+    """Without batch index acknowledgement a cumulative acknowledgement ends before a batch that is not done."""
     async with consuming() as made:
         first = made.topic.publish(b"a")
         batch = made.topic.publish_batch([b"b", b"c"])
@@ -360,7 +360,7 @@ async def test_redelivers_chosen_entries() -> None:
         consumer = await made.open()
         ids = [delivery.id for delivery in await made.arrived.take(5)]
         began = now()
-        await consumer.redeliver([ids[3], ids[1], ids[3]])
+        consumer.redeliver_nowait([ids[3], ids[1], ids[3]])
         again = await made.arrived.take(2)
         assert now() - began == pytest.approx(2 * made.broker.latency)
         assert [(delivery.id, delivery.redelivery_count) for delivery in again] == [(ids[1], 1), (ids[3], 1)]
@@ -376,14 +376,14 @@ async def test_requests_for_redelivery_are_gathered() -> None:
             made.topic.publish(b"a")
         consumer = await made.open(receiver_queue_size=5_000)
         ids = [delivery.id for delivery in await made.arrived.take(2_102)]
-        await consumer.redeliver(ids[:1])
+        consumer.redeliver_nowait(ids[:1])
         await asyncio.sleep(0.0003)
         for each in ids[1:101]:
-            await consumer.redeliver([each])
+            consumer.redeliver_nowait([each])
         await asyncio.sleep(0.0003)
-        await consumer.redeliver(ids[101:102])
+        consumer.redeliver_nowait(ids[101:102])
         await asyncio.sleep(1)
-        await consumer.redeliver(ids[102:])
+        consumer.redeliver_nowait(ids[102:])
         await asyncio.sleep(1)
         told = made.broker.commands("REDELIVER_UNACKNOWLEDGED_MESSAGES")
         assert [len(command.message_ids) for command in told] == [1, 101, 1_000, 1_000]
@@ -399,7 +399,7 @@ async def test_redelivery_rewinds_where_one_consumer_gets_all() -> None:
         consumer = await made.open(type="exclusive", receiver_queue_size=4)
         first, *_ = await made.arrived.take(2)
         await consumer.acknowledge([first.id])
-        await consumer.redeliver([first.id])
+        consumer.redeliver_nowait([first.id])
         await asyncio.sleep(1)
         again = await made.arrived.take(4)
         assert [delivery.data for delivery in again] == [b"1", b"2", b"3", b"4"]
@@ -418,7 +418,7 @@ async def test_messages_of_an_old_epoch_are_dropped() -> None:
         consumer = await made.open(type="exclusive", receiver_queue_size=4)
         (first,) = await made.arrived.take()
         made.topic.publish(b"1")  # on its way
-        await consumer.redeliver([first.id])
+        consumer.redeliver_nowait([first.id])
         await asyncio.sleep(0)
         again = await made.arrived.take(2)
         assert [delivery.data for delivery in again] == [b"0", b"1"]
@@ -445,7 +445,7 @@ async def test_closing_gives_back_and_confirms() -> None:
         with pytest.raises(ClosedError):
             await consumer.acknowledge([first.id])
         with pytest.raises(ClosedError):
-            await consumer.redeliver([first.id])
+            consumer.redeliver_nowait([first.id])
         with pytest.raises(ClosedError):
             await consumer.seek(0)
         await consumer.aclose()
@@ -499,7 +499,7 @@ async def test_unsubscribes() -> None:
 
 @virtual_time
 async def test_the_last_message_id() -> None:
-    """The id of the topic's last message is told; of an empty topic one with entry -1."""
+    """The id of the topic's last message is returned; of an empty topic one with entry -1."""
     async with consuming() as made:
         consumer = await made.open()
         assert (await consumer.last_message_id()).entry == -1
@@ -510,7 +510,7 @@ async def test_the_last_message_id() -> None:
 
 @virtual_time
 async def test_a_message_that_cannot_be_read() -> None:
-    """Damage and encryption are told with the message, which can be acknowledged; others arrive, permits are right."""
+    """Damage and encryption are reported with the message, which can be acknowledged; others arrive."""
     async with consuming() as made:
         made.topic.append(b"\x0e\x01\x00\x00\x00\x00 this is no message")
         made.topic.publish(b"secret", encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")])
@@ -528,7 +528,7 @@ async def test_a_message_that_cannot_be_read() -> None:
 
 @virtual_time
 async def test_a_batch_that_is_damaged_in_the_middle() -> None:
-    """The messages before the damage arrive; those behind it are told as such that cannot be read, one by one."""
+    """The messages before the damage arrive; those behind it are delivered as unreadable, one by one."""
     async with consuming() as made:
         metadata = metadata_of(num_messages_in_batch=3)
         made.topic.append(message_rest(metadata, batch_payload([b"a" * 9, b"b", b"c"])[:-1]), messages=3)

@@ -11,7 +11,7 @@ import pytest
 import pulsar_nack
 from pulsar_nack.clock import LoopClock
 from pulsar_nack.testing import EmbeddedBroker
-from pulsar_nack.wire._connection._core import Core
+from pulsar_nack.wire._connection._context import ClientContext
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
@@ -22,22 +22,24 @@ from tests.wire.consuming import TOPIC, Arrived
 
 pytestmark = pytest.mark.skipif(not EmbeddedBroker.available(), reason="pulsar-lite does not run here")
 
-Run = Callable[[Callable[[str, Core], Coroutine[Any, Any, None]]], None]
+Run = Callable[[Callable[[str, ClientContext], Coroutine[Any, Any, None]]], None]
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run a test with a broker and a client's core on each kind of loop; nothing may be left of it."""
+    """Run a test with a broker and a client's context on each kind of loop; nothing may be left of it."""
     factory = asyncio.new_event_loop if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
 
-    def run_on_it(test: Callable[[str, Core], Coroutine[Any, Any, None]]) -> None:
+    def run_on_it(test: Callable[[str, ClientContext], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
             async with asyncio.timeout(patience(10)), EmbeddedBroker() as broker:
                 options = ClientOptions()
                 pool = Pool(broker.service_url, options)
                 loop = asyncio.get_running_loop()
                 try:
-                    await test(broker.service_url, Core(pool, Lookup(pool, options), options, loop, LoopClock()))
+                    await test(
+                        broker.service_url, ClientContext(pool, Lookup(pool, options), options, loop, LoopClock())
+                    )
                 finally:
                     await pool.aclose()
             assert len(asyncio.all_tasks()) == 1
@@ -57,14 +59,14 @@ async def publish(url: str, count: int) -> None:
 def test_receives_redelivers_and_moves(run: Run) -> None:
     """What was acknowledged does not come again, what was asked for does, and a seek brings what it should."""
 
-    async def test(url: str, core: Core) -> None:
+    async def test(url: str, context: ClientContext) -> None:
         arrived = Arrived()
-        consumer = TopicConsumer(core, TOPIC, SubscribeOptions("s", receiver_queue_size=10), arrived.put)
+        consumer = TopicConsumer(context, TOPIC, SubscribeOptions("s", receiver_queue_size=10), arrived.put)
         await consumer.open()
         await publish(url, 50)
         ids = [delivery.id for delivery in await arrived.take(50)]
         await consumer.acknowledge(ids[:20])
-        await consumer.redeliver([ids[30], ids[40]])
+        consumer.redeliver_nowait([ids[30], ids[40]])
         assert {delivery.id for delivery in await arrived.take(2)} == {ids[30], ids[40]}
         assert await consumer.last_message_id() == ids[-1]
         await consumer.seek(ids[25])
@@ -77,19 +79,19 @@ def test_receives_redelivers_and_moves(run: Run) -> None:
 def test_what_is_unacknowledged_comes_again_over_another_connection(run: Run) -> None:
     """When the connection breaks the rest comes again, and acknowledgements go on over the next one."""
 
-    async def test(url: str, core: Core) -> None:
+    async def test(url: str, context: ClientContext) -> None:
         arrived = Arrived()
-        consumer = TopicConsumer(core, TOPIC, SubscribeOptions("s"), arrived.put)
+        consumer = TopicConsumer(context, TOPIC, SubscribeOptions("s"), arrived.put)
         await consumer.open()
         await publish(url, 20)
         ids = [delivery.id for delivery in await arrived.take(20)]
         await consumer.acknowledge(ids[:10])
         acking = asyncio.create_task(consumer.acknowledge(ids[10:12]))
         await asyncio.sleep(0)
-        for connection in core.pool.connections():
+        for connection in context.pool.connections():
             connection.close(OSError("a test wants it"))
         await acking
-        assert consumer.subscribed_times == 2
+        assert consumer.sessions.subscribed_times == 2
         again = set(ids[:0])
         while not again >= set(ids[12:]):  # this broker chooses what comes again before it hears what is acknowledged
             again |= {delivery.id for delivery in await arrived.take()}

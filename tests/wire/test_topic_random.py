@@ -84,7 +84,7 @@ class Work:
     async def _nack(self, consumer: Any, message_id: MessageId) -> None:
         while True:
             await asyncio.sleep(self.chance.random() / 10)
-            await consumer.redeliver([message_id])
+            consumer.redeliver_nowait([message_id])
             await asyncio.sleep(5)  # asked for again if it does not come, as a consumer above does it after a while
             if message_id in self.asked or self.chance.random() < 0.9:
                 return

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from pulsar_nack.errors import BrokerError
 from pulsar_nack.testing import run
-from pulsar_nack.wire import _pulsar_pb2 as pb
 from pulsar_nack.wire._connection._connection import Connection
 from pulsar_nack.wire._connection._lookup import Lookup
 from pulsar_nack.wire._connection._options import ClientOptions
 from pulsar_nack.wire._connection._pool import Pool
-from pulsar_nack.wire._protocol._heads import MessageHead
+from pulsar_nack.wire._protocol import _pulsar_pb2 as pb
+from pulsar_nack.wire._protocol._message_commands import MessageCommand
 from tests.tiers import examples
 from tests.wire.fake_broker import (
     Answer,
@@ -41,13 +41,13 @@ OPTIONS = ClientOptions(connect_timeout=2, request_timeout=3, keep_alive=1, max_
 LONGEST = 3 * 2 + 5 * (3 + 2) + 1  # three addresses, then redirects that each connect and ask
 
 
-class Told:
-    """A consumer that counts how often it is told of the end."""
+class LossCounter:
+    """A consumer that counts the calls about a lost connection."""
 
     def __init__(self) -> None:
         self.losses = 0
 
-    def on_message(self, head: MessageHead, rest: bytes) -> None: ...
+    def on_message(self, head: MessageCommand, rest: bytes) -> None: ...
     def on_closed_by_broker(self, assigned_url: str | None) -> None: ...
     def on_active_changed(self, is_active: bool) -> None: ...
     def on_end_of_topic(self) -> None: ...
@@ -78,7 +78,7 @@ class Trouble:
         self.random.choice(good if self.random.random() < 0.7 else bad)(call)
 
     async def go_on(self) -> None:
-        """Do something to a node now and then, for ever."""
+        """Disturb a node now and then, for ever."""
         while True:
             await asyncio.sleep(self.random.random() * 2)
             node = self.broker.node(self.random.choice(URLS))
@@ -103,7 +103,7 @@ class Trouble:
         self.broker.cut()
 
 
-async def ask(lookup: Lookup, random: Random, on_them: list[tuple[Told, Connection]]) -> str:
+async def ask(lookup: Lookup, random: Random, on_them: list[tuple[LossCounter, Connection]]) -> str:
     """Ask something, perhaps for a short while only; return how it ended."""
     topic = random.choice(TOPICS)
     questions: list[Any] = [
@@ -119,9 +119,9 @@ async def ask(lookup: Lookup, random: Random, on_them: list[tuple[Told, Connecti
         assert patience < LONGEST, "a call does not end"
         return "given up"
     if isinstance(found, Connection) and found.is_open:
-        told = Told()
-        found.add_consumer(found.consumer_id(), told)
-        on_them.append((told, found))
+        counted = LossCounter()
+        found.consumers.add(found.consumers.next_id(), counted)
+        on_them.append((counted, found))
     return "an answer"
 
 
@@ -136,7 +136,7 @@ async def live(seed: int) -> Counter[str]:
     )
     lookup = Lookup(pool, OPTIONS)
     ended: Counter[str] = Counter()
-    on_them: list[tuple[Told, Connection]] = []
+    on_them: list[tuple[LossCounter, Connection]] = []
 
     async def user(number: int) -> None:
         random = Random(f"{seed} {number}")
@@ -153,7 +153,7 @@ async def live(seed: int) -> Counter[str]:
         assert (await lookup.broker(topic)).address.url == trouble.broker.topic(topic).owner
     await pool.aclose()
     await asyncio.sleep(1)
-    assert all(told.losses == 1 for told, _ in on_them), "told of the loss more than once, or not at all"
+    assert all(each.losses == 1 for each, _ in on_them), "called about the loss more than once, or never"
     assert trouble.broker.links == []
     assert pool.connections() == []
     assert len(asyncio.all_tasks()) == 1, "tasks are left"
@@ -165,7 +165,7 @@ async def live(seed: int) -> Counter[str]:
 @given(st.integers(0, 2**32))
 @example(0)
 def test_every_call_ends(seed: int) -> None:
-    """In whatever trouble each call ends in time, everybody is told once of each loss, and nothing is left."""
+    """In any trouble each call ends in time, each handler is called once about each loss, and nothing is left."""
     ended = run(live(seed), patience=5)
     assert sum(ended.values()) == 200
 

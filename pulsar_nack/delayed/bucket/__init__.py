@@ -2,13 +2,15 @@
 
 from ._log_cursor import LogDelayedCursor
 from ._log_storage import LogSnapshotStorage
-from ._log_tracker import LogBucketTracker
-from ._residues import delete_bucket_snapshots
 from ._shared import SharedDelayedIndex, SharedSubscription
-from ._statistics import BucketStatistics, OperationLatency
-from ._tracker import BucketDelayedDeliveryTracker
+from ._snapshots import delete_bucket_snapshots
+from ._statistics import LATENCY_BOUNDS_MS, OPERATION_STATES, OPERATION_TYPES, BucketStatistics, OperationLatency
+from ._tracker import BucketDelayedDeliveryTracker, LogBucketTracker
 
 __all__ = [
+    "LATENCY_BOUNDS_MS",
+    "OPERATION_STATES",
+    "OPERATION_TYPES",
     "BucketDelayedDeliveryTracker",
     "BucketStatistics",
     "LogBucketTracker",

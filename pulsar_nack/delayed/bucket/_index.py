@@ -1,13 +1,14 @@
-"""Everything that the bucket tracker knows, without clock, storage or loop. Pure.
+"""The state of a bucket tracker, without clock, storage or loop. Pure.
 
-- ``pending`` says which positions are held. It alone is the truth: an index whose position is not pending any more
-  (handed out, acknowledged, or held by a merged bucket as well as by its source) is passed over where it turns up.
-- ``queue`` has every index that is in memory, in order of time.
-- ``mutable`` is being filled; ``sealings`` are sealed, their indexes still in memory, their snapshots on the way.
+- ``pending`` is the set of positions that are held. It alone is the truth: an index whose position is not pending
+  (handed out, acknowledged, or both in a merged bucket and its source) is skipped wherever it is met.
+- ``queue`` has all indexes in memory, in order of time.
+- ``mutable`` is being filled. ``sealing`` are sealed; their indexes are in memory while their snapshots are stored.
 - ``buckets`` are stored, in order of their ledgers; a part of each may be in the queue.
 
-Nothing is handed out while a bucket has an earlier segment on storage, so the order of time holds across all buckets;
-a bucket whose segment does not come for long is not waited for. Buckets of which nothing is left go to ``retired``.
+No message is handed out while a bucket has an earlier segment on storage, so messages are in order of time across all
+buckets, except that a bucket whose segment does not arrive for long is not waited for. Buckets without remaining
+indexes go to ``retired``.
 """
 
 from __future__ import annotations
@@ -21,33 +22,38 @@ from typing import Final
 from ...config import BucketConfig
 from ...ids import Position
 from ...index import NEVER
-from ._columns import Columns
-from ._immutable import ImmutableBucket
-from ._mutable import MutableBucket, SealRule
-from ._pending import Pending
+from ..format import BulkPositionSet, Columns
+from ._buckets import AnyBucket, ImmutableBucket, MutableBucket, SealRule
 from ._queue import DueQueue
 
 _BATCH: Final = 64
-"""How many are taken out in one go."""
+"""How many indexes are taken at a time."""
 
-AnyBucket = MutableBucket | ImmutableBucket
+
+def split_due(entries: array[int], times: array[int], cutoff: int) -> tuple[list[int], array[int], array[int]]:
+    """Return the entries whose time is at most ``cutoff``, and the other entries with their times."""
+    if min(times) > cutoff:
+        return [], entries, times
+    due = [entry for at, entry in zip(times, entries, strict=True) if at <= cutoff]
+    later = array("I", (entry for at, entry in zip(times, entries, strict=True) if at > cutoff))
+    return due, later, array("q", (at for at in times if at > cutoff))
 
 
 class BucketIndex:
-    """The state of a tracker; see the head of the module. Times are epoch ms."""
+    """The state of a bucket tracker; see the head of the module. Times are epoch ms."""
 
     def __init__(self, config: BucketConfig) -> None:
         self._rule = SealRule.of(config)
-        self.pending = Pending()
+        self.pending = BulkPositionSet()
         self.mutable = MutableBucket()
         self.queue = DueQueue(self.mutable)
-        self.sealings: deque[MutableBucket] = deque()
+        self.sealing: deque[MutableBucket] = deque()
         self.buckets: list[ImmutableBucket] = []
         self.retired: list[ImmutableBucket] = []
         self._bucket_bytes = 0
         self._is_stale = self._has_late = False
         self.changes = 0
-        self._hold_at = self._storage_at = self._load_at = NEVER
+        self._ordered_until = self._storage_at = self._load_at = NEVER
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -58,51 +64,51 @@ class BucketIndex:
 
     @property
     def unsealed(self) -> int:
-        """Return how many indexes are on no storage. O(buckets that are being stored)."""
-        return self.mutable.loaded + sum(sealing.loaded for sealing in self.sealings)
+        """Return how many indexes are not on storage. O(buckets that are being stored)."""
+        return self.mutable.loaded + sum(bucket.loaded for bucket in self.sealing)
 
     @property
-    def hold_at(self) -> int:
-        """Return up to which time something may be handed out: storage may have earlier ones than what comes after."""
-        self._look()
-        return self._hold_at
+    def ordered_until(self) -> int:
+        """Return the time up to which messages may be handed out: the earliest one that may still be on storage."""
+        self._refresh()
+        return self._ordered_until
 
     @property
     def storage_at(self) -> int:
-        """Return the earliest time that is on storage and not in memory."""
-        self._look()
+        """Return the earliest time on storage that is not in memory."""
+        self._refresh()
         return self._storage_at
 
     @property
     def load_at(self) -> int:
-        """Return the earliest time of what may be loaded."""
-        self._look()
+        """Return the earliest time of a segment that may be loaded."""
+        self._refresh()
         return self._load_at
 
     @property
     def has_late(self) -> bool:
         """Return whether loading a segment has failed or takes long."""
-        self._look()
+        self._refresh()
         return self._has_late
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         if not self._is_stale:
             return
         self._is_stale = False
-        self._has_late = any(each.is_in_trouble for each in self.buckets)
-        self._hold_at = min((each.next_at for each in self.buckets if not each.is_slow), default=NEVER)
+        self._has_late = any(each.is_unreadable for each in self.buckets)
+        self._ordered_until = min((each.next_at for each in self.buckets if not each.is_slow), default=NEVER)
         self._storage_at = min((each.next_at for each in self.buckets), default=NEVER)
-        self._load_at = min((each.next_at for each in self.buckets if each.wants_more), default=NEVER)
+        self._load_at = min((each.next_at for each in self.buckets if each.can_load_next), default=NEVER)
 
     def changed(self) -> None:
-        """Look at the buckets anew: one of them is loading, failing or done. ``changes`` counts these calls."""
+        """Note that the state of a bucket has changed: loading, failing or done. ``changes`` counts these calls."""
         self._is_stale = True
         self.changes += 1
 
     # -- adding and taking out ---------------------------------------------------------------------------------------
 
     def add(self, ledger: int, entry: int, deliver_at: int, now_ms: int) -> bool:
-        """Hold a position; return False when it is held already, with the time that it has. O(log)."""
+        """Hold a position; return False if it is held already, which keeps its time. O(log)."""
         if not self.pending.add(ledger, entry):
             return False
         if self._rule.is_full(self.mutable, ledger, now_ms):
@@ -112,7 +118,7 @@ class BucketIndex:
         return True
 
     def add_many(self, ledger: int, entries: array[int], times: array[int], now_ms: int) -> None:
-        """Hold positions of a ledger (entries of typecode ``I``); those that are held keep the times that they have."""
+        """Hold positions of a ledger (entries of typecode ``I``); those that are already held keep their times."""
         at = 0
         while at < len(entries):
             if self._rule.is_full(self.mutable, ledger, now_ms):
@@ -128,28 +134,28 @@ class BucketIndex:
             at = to
 
     def drop(self, ledger: int, entries: Iterable[int]) -> None:
-        """Hold some positions of a ledger no more."""
+        """Stop holding positions of a ledger."""
         for entry in entries:
             self.pending.discard(ledger, entry)
 
     def seal(self) -> None:
-        """Begin a new bucket; what is in the present one is to be stored."""
+        """Seal the mutable bucket, so that it is stored, and begin a new one."""
         sealed, self.mutable = self.mutable, MutableBucket()
-        self.queue.turn(self.mutable)
-        self.sealings.append(sealed)
+        self.queue.change_tail_owner(self.mutable)
+        self.sealing.append(sealed)
 
     @property
     def ready_at(self) -> int:
-        """Return the time of what is handed out next, NEVER while that is to wait for storage. Amortized O(log)."""
+        """Return the time of the next message to hand out, NEVER while it has to wait for storage. Amortized O(log)."""
         queue, pending = self.queue, self.pending
         while (first := queue.first()) is not None and (first[1], first[2]) not in pending:
             self._took(queue.pop())
         earliest = queue.earliest
-        return earliest if earliest <= self.hold_at else NEVER
+        return earliest if earliest <= self.ordered_until else NEVER
 
     def pop(self, cutoff: int, limit: int) -> list[Position]:
-        """Take out what is due at ``cutoff`` or before, earliest first. O(log) each."""
-        until = min(cutoff, self.hold_at)
+        """Remove and return at most ``limit`` messages that are due at ``cutoff``, earliest first. O(log) each."""
+        until = min(cutoff, self.ordered_until)
         positions: list[Position] = []
         while len(positions) < limit:
             taken, owners = self.queue.take(until, min(limit - len(positions), _BATCH))
@@ -162,65 +168,65 @@ class BucketIndex:
 
     def _took(self, owner: object) -> None:
         if isinstance(owner, ImmutableBucket):
-            if owner.becomes_low():
+            if owner.becomes_half_used():
                 self.changed()
             self.retire_if_used_up(owner)
 
     def retire_if_used_up(self, bucket: ImmutableBucket) -> None:
-        """Let a bucket go of which nothing is left, unless it is being merged."""
-        if bucket.is_used_up and not bucket.is_merging and not bucket.is_gone:
+        """Retire a bucket without remaining indexes, unless it is being merged."""
+        if bucket.is_used_up and not bucket.is_merging and not bucket.is_dropped:
             self._retire(bucket)
 
     def _retire(self, bucket: ImmutableBucket) -> None:
         self.buckets.remove(bucket)
         self._bucket_bytes -= bucket.bytes
         self.changed()
-        bucket.is_gone = True
+        bucket.is_dropped = True
         self.retired.append(bucket)
 
     # -- buckets -----------------------------------------------------------------------------------------------------
 
     @property
     def next_at(self) -> int:
-        """Return the earliest time of all that is held, but for what storage is not waited for; NEVER without any."""
-        return min(self.queue.earliest, self.hold_at)
+        """Return the earliest time of all messages, those of slow buckets excluded; NEVER if there are none."""
+        return min(self.queue.earliest, self.ordered_until)
 
     def to_load(self, until: int) -> list[ImmutableBucket]:
-        """Return the buckets of which a segment is to be loaded that begins at ``until`` or before, earliest first.
+        """Return the buckets whose next segment may be loaded and begins at ``until`` or before, earliest first.
 
-        O(buckets) when there is one.
+        O(buckets) if there is one.
         """
         if self.load_at > until:
             return []
-        wanted = (bucket for bucket in self.buckets if bucket.wants_more and bucket.next_at <= until)
+        wanted = (bucket for bucket in self.buckets if bucket.can_load_next and bucket.next_at <= until)
         return sorted(wanted, key=lambda bucket: bucket.next_at)
 
     def loaded(self, bucket: ImmutableBucket, columns: Columns) -> None:
-        """Put the next segment of a bucket into memory."""
-        bucket.took_next(len(columns))
+        """Add the next segment of a bucket, which was read from storage, to the queue."""
+        bucket.note_loaded(len(columns))
         self.queue.add(columns, bucket)
         self.changed()
         self.retire_if_used_up(bucket)
 
     def earliest_of(self, owners: Collection[AnyBucket]) -> int:
-        """Return the earliest time that is left in some buckets, NEVER when nothing is."""
+        """Return the earliest remaining time of some buckets, or NEVER."""
         heads = (run.columns.times[run.at] for run in self.queue.runs(owners))
-        stored = (owner.next_at for owner in owners if isinstance(owner, ImmutableBucket) and not owner.is_gone)
+        stored = (owner.next_at for owner in owners if isinstance(owner, ImmutableBucket) and not owner.is_dropped)
         return min((*heads, *stored), default=NEVER)
 
     def replace(
         self, owners: Sequence[AnyBucket], bucket: ImmutableBucket, segment: int, columns: Columns | None
     ) -> None:
-        """Put a stored bucket in the place of what it was made of; that goes, from memory too.
+        """Replace the buckets that a stored bucket was made from, in the queue too.
 
-        :param segment: the first one that is wanted
-        :param columns: what is in that one; None leaves it on storage
+        :param segment: the first segment that is still needed
+        :param columns: the indexes of that segment; None leaves it on storage
         """
         self.queue.drop(owners)
         for owner in owners:
             if isinstance(owner, MutableBucket):
-                self.sealings.remove(owner)
-            elif not owner.is_gone:
+                self.sealing.remove(owner)
+            elif not owner.is_dropped:
                 self._retire(owner)
         bucket.skip_to(segment)
         self.put(bucket)
@@ -229,31 +235,31 @@ class BucketIndex:
         self.retire_if_used_up(bucket)
 
     def put(self, bucket: ImmutableBucket) -> None:
-        """Take a stored bucket in. O(buckets)."""
+        """Add a stored bucket. O(buckets)."""
         insort(self.buckets, bucket, key=lambda each: (each.start, each.end, each.snapshot_id))
         self._bucket_bytes += bucket.bytes
         self.changed()
 
     def trim(self, position: Position) -> int:
-        """Let go of everything up to a position; return how much went. O(ledgers + buckets)."""
-        went = self.pending.trim(*position)
+        """Drop everything up to a position; return how many messages were dropped. O(ledgers + buckets)."""
+        dropped = self.pending.trim(*position)
         passed = [bucket for bucket in self.buckets if bucket.end < position.ledger]
         if passed:
             self.queue.drop(passed)
             for bucket in passed:
                 self._retire(bucket)
-        return went
+        return dropped
 
     def clear(self) -> None:
-        """Let go of everything, what is being stored too."""
-        wanted: list[AnyBucket] = [*self.buckets, *self.sealings]
-        for each in wanted:
-            each.is_gone = True
+        """Drop everything, including what is being stored."""
+        dropped: list[AnyBucket] = [*self.buckets, *self.sealing]
+        for each in dropped:
+            each.is_dropped = True
         self.pending.clear()
         self.queue.clear()
         self.mutable = MutableBucket()
-        self.queue.turn(self.mutable)
-        self.sealings.clear()
+        self.queue.change_tail_owner(self.mutable)
+        self.sealing.clear()
         self.buckets.clear()
         self._bucket_bytes = 0
         self.changed()

@@ -1,18 +1,18 @@
-"""One index for several subscriptions of a topic, which would otherwise each keep, and store, the same delays.
+"""One index for several subscriptions of a topic, so that the same delays are held and stored once.
 
-The index drops what all of them have acknowledged: it follows the lowest mark-delete position. What comes due goes into
-the replay queue of each subscription, less what that one has acknowledged; a queue is a bitmap per ledger, so one that
-nobody empties takes little, and gives its messages in order of position.
+The index follows the lowest mark-delete position: it drops the messages that all subscriptions have acknowledged.
+Due messages go into the replay queue of each subscription, except those that it has acknowledged. A replay queue is a
+bitmap per ledger; so it takes little memory even if nobody empties it, and gives its messages in order of position.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Final, Self
 
 from ..._check import check_flag, check_has
+from ..._lifetime import ClosesOnExit
 from ...clock import Clock
 from ...config import BucketConfig
 from ...errors import ClosedError, InvalidArgumentError
@@ -25,10 +25,10 @@ from ._tracker import BucketDelayedDeliveryTracker
 _NAME: Final = "SharedSubscription"
 
 
-class SharedDelayedIndex:
-    """A bucket tracker that several subscriptions use; each gets its own tracker from :meth:`subscribe`.
+class SharedDelayedIndex(ClosesOnExit):
+    """A bucket tracker that several subscriptions share; each gets its tracker from :meth:`subscribe`.
 
-    Made by :meth:`open`, ended by :meth:`aclose`, or use it with ``async with``; that ends the subscriptions' too.
+    Open it with :meth:`open`, and close it with :meth:`aclose` or ``async with``, which closes the subscriptions too.
     """
 
     def __init__(self, cursor: DelayedCursor, *, closes_with_last: bool) -> None:
@@ -49,28 +49,20 @@ class SharedDelayedIndex:
     ) -> Self:
         """Open the index; see :meth:`BucketDelayedDeliveryTracker.open`.
 
-        :param cursor: keeps the names of the snapshots; its mark-delete position counts while nobody subscribes
-        :param closes_with_last: end when the last subscription leaves
+        :param cursor: keeps the names of the snapshots; its mark-delete position counts while there is no subscription
+        :param closes_with_last: close when the last subscription is closed
         """
         check_has("cursor", cursor, ("properties", "put_property"), "a DelayedCursor")
         check_flag("closes_with_last", closes_with_last)
         self = cls(cursor, closes_with_last=closes_with_last)
         self._tracker = await BucketDelayedDeliveryTracker.open(
-            storage, self._cursor, config, clock=clock, on_due=self._tell, topic_name=topic_name
+            storage, self._cursor, config, clock=clock, on_due=self._call_all, topic_name=topic_name
         )
         return self
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     @property
     def tracker(self) -> BucketDelayedDeliveryTracker:
-        """Return the tracker of the index itself, for its statistics; messages are taken out by subscriptions."""
+        """Return the index's tracker, for its statistics; messages are taken through subscriptions."""
         return self._tracker
 
     def subscribe(
@@ -78,9 +70,9 @@ class SharedDelayedIndex:
     ) -> SharedSubscription:
         """Return the tracker of one subscription.
 
-        :param mark_delete: returns the position up to which the subscription has acknowledged everything
+        :param mark_delete: returns the subscription's mark-delete position
         :param on_due: as with any tracker
-        :raises InvalidArgumentError: the name is taken, or ``on_due`` is no plain function
+        :raises InvalidArgumentError: the name is taken, or ``on_due`` is not a plain function
         """
         check_on_due(on_due)
         if name in self._cursor.subscriptions:
@@ -90,15 +82,15 @@ class SharedDelayedIndex:
         return subscription
 
     async def aclose(self) -> None:
-        """Stop; snapshots stay. Idempotent."""
+        """Close the index and its subscriptions; snapshots stay. Idempotent."""
         self._tracker._check_loop(_NAME)
         for subscription in list(self._cursor.subscriptions.values()):
             await subscription.aclose()
         await self._tracker.aclose()
 
-    def _tell(self) -> None:
+    def _call_all(self) -> None:
         for subscription in list(self._cursor.subscriptions.values()):
-            subscription._tell()
+            subscription._call_on_due()
 
     def _others(self, one: SharedSubscription) -> list[SharedSubscription]:
         return [each for each in self._cursor.subscriptions.values() if each is not one]
@@ -110,7 +102,7 @@ class SharedDelayedIndex:
 
 
 class SharedSubscription:
-    """What one subscription sees of a shared index; a :class:`DelayedDeliveryTracker`."""
+    """The tracker of one subscription over a shared index; a :class:`DelayedDeliveryTracker`."""
 
     def __init__(
         self,
@@ -128,13 +120,13 @@ class SharedSubscription:
 
     @property
     def shared_index(self) -> SharedDelayedIndex:
-        """Return the index that it uses."""
+        """Return the index that the subscription shares."""
         return self._shared
 
     def add_message(self, ledger_id: int, entry_id: int, deliver_at: int) -> bool:
         """Hold a message back; see :meth:`BucketDelayedDeliveryTracker.add_message`.
 
-        One that is due by now is for this subscription to dispatch; the others get it from their replay queues.
+        If the message is due, this subscription has to dispatch it; the others get it from their replay queues.
         """
         tracker = self._tracker
         was_held = tracker.contains_message(ledger_id, entry_id)
@@ -146,13 +138,13 @@ class SharedSubscription:
         return is_held
 
     def has_message_available(self) -> bool:
-        """Return whether something may be dispatched now."""
+        """Return whether a message may be dispatched now."""
         tracker = self._tracker
         self._replay.trim(*self.mark_delete())
         return bool(self._replay) or tracker.has_message_available()
 
     def get_scheduled_messages(self, max_messages: int) -> list[Position]:
-        """Take out what this subscription may dispatch now and has not acknowledged, in order of position."""
+        """Remove and return the messages that this subscription may dispatch now, in order of position."""
         check_int("max_messages", max_messages, 0, INT64_MAX)
         due = self._tracker.get_scheduled_messages(max_messages)
         for position in due:
@@ -162,13 +154,13 @@ class SharedSubscription:
         return [Position(*position) for position in self._replay.take(max_messages)]
 
     def contains_message(self, ledger_id: int, entry_id: int) -> bool:
-        """Return whether a message is held back, or waits in the replay queue."""
+        """Return whether a message is held back or in the replay queue."""
         check_message(ledger_id, entry_id)
         return self._tracker.contains_message(ledger_id, entry_id) or (ledger_id, entry_id) in self._replay
 
     @property
     def number_of_delayed_messages(self) -> int:
-        """Return how many messages the index and the replay queue hold. O(1)."""
+        """Return the number of messages in the index and the replay queue. O(1)."""
         return self._shared.tracker.number_of_delayed_messages + len(self._replay)
 
     @property
@@ -181,18 +173,18 @@ class SharedSubscription:
         return self._tracker.should_pause_all_deliveries()
 
     def reset_tick_time(self, tick_ms: int) -> None:
-        """Change the tick, of all subscriptions."""
+        """Change the tick of all subscriptions."""
         self._tracker.reset_tick_time(tick_ms)
 
     async def clear(self) -> None:
-        """Drop what waits for this subscription; the index too, when no other one uses it."""
+        """Drop the replay queue, and also the index if no other subscription uses it."""
         tracker = self._tracker
         self._replay.clear()
         if not self._shared._others(self):
             await tracker.clear()
 
     async def aclose(self) -> None:
-        """Leave the index to the others. Idempotent."""
+        """Close the subscription; the others keep the index. Idempotent."""
         if not self._is_closed:
             self._shared.tracker._check_loop(_NAME)
             self._is_closed = True
@@ -207,27 +199,27 @@ class SharedSubscription:
         return self._shared.tracker
 
     def _pass_on(self, positions: list[Position]) -> None:
-        """Give others what this one took out of the index; tell those that had nothing."""
+        """Give the other subscriptions the messages that this one took from the index."""
         if positions:
             for other in self._shared._others(self):
                 other._receive(positions)
 
     def _receive(self, positions: list[Position]) -> None:
-        had_some = bool(self._replay)
+        was_empty = not self._replay
         passed = self.mark_delete()
         for position in positions:
             if position > passed:
                 self._replay.add(*position)
-        if self._replay and not had_some and self._on_due is not None:
-            asyncio.get_running_loop().call_soon(self._tell)
+        if self._replay and was_empty and self._on_due is not None:
+            asyncio.get_running_loop().call_soon(self._call_on_due)
 
-    def _tell(self) -> None:
+    def _call_on_due(self) -> None:
         if self._on_due is not None and not self._is_closed:
             self._on_due()
 
 
 class _LowestCursor:
-    """The index's cursor: properties of the one it was given, the lowest mark-delete position of the subscriptions."""
+    """The index's cursor: the topic cursor's properties, and the lowest mark-delete position of the subscriptions."""
 
     def __init__(self, cursor: DelayedCursor) -> None:
         self._cursor = cursor
@@ -235,23 +227,23 @@ class _LowestCursor:
 
     @property
     def mark_delete_position(self) -> Position:
-        """Return the lowest."""
+        """Return the lowest mark-delete position."""
         marks = [subscription.mark_delete() for subscription in self.subscriptions.values()]
         return min(marks) if marks else self._cursor.mark_delete_position
 
     def properties(self) -> Mapping[str, str]:
-        """Return the cursor's."""
+        """Return the topic cursor's properties."""
         return self._cursor.properties()
 
     async def put_property(self, key: str, value: str) -> None:
-        """Set one of the cursor's."""
+        """Set a property of the topic cursor."""
         await self._cursor.put_property(key, value)
 
     async def remove_property(self, key: str) -> None:
-        """Remove one of the cursor's."""
+        """Remove a property of the topic cursor."""
         await self._cursor.remove_property(key)
 
     async def forget(self, snapshot_id: int) -> None:
-        """Let the cursor forget a snapshot, if it can be taken over."""
+        """Remove the properties that name a snapshot, if the topic cursor can be taken over."""
         if isinstance(self._cursor, SupportsForgetting):
             await self._cursor.forget(snapshot_id)

@@ -1,27 +1,42 @@
-"""Snapshots as the tracker sees them: read, stored together with the property that names them, deleted with it."""
+"""The snapshots of one cursor: read, stored with the property that names them, and deleted with it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final, TypeVar
 
+import anyio
+
+from ..._wake_up import WakeUp, interval_clock
+from ...clock import Clock
 from ...errors import SnapshotFormatError, SnapshotNotFoundError
 from ...ids import Position
+from ..format import (
+    BulkPositionSet,
+    Columns,
+    NamedSnapshot,
+    SegmentRow,
+    decode_segment,
+    free_key,
+    named_snapshots,
+    read_metadata,
+)
 from ..storage import BucketSnapshotStorage, DelayedCursor, SupportsForgetting, SupportsSnapshotListing
-from ._columns import Columns
-from ._jobs import in_steps
-from ._keys import NamedSnapshot, free_key, named_snapshots
-from ._operations import Operations
-from ._pending import Pending
-from ._segments import Snapshot
-from ._wire import SegmentRow, decode_segment, read_metadata
+from ._snapshot_builder import NewSnapshot
+from ._statistics import OperationCounters
+
+_T = TypeVar("_T")
+MAX_READS: Final = 8
+"""How many reads run at the same time, late ones not counted."""
+_LATE_MS: Final = 100
 
 
 class Snapshots:
-    """The snapshots of one cursor. Each method is one attempt and raises what the storage or the cursor raised.
+    """The snapshots of one cursor. Each method is one attempt, and raises the error of the storage or the cursor.
 
-    ``bytes`` is what they take on storage, those that are being deleted too.
+    ``bytes`` is their size on storage, including snapshots that are being deleted.
     """
 
     def __init__(
@@ -35,21 +50,21 @@ class Snapshots:
         self._sizes: dict[int, int] = {}
         self._reading = asyncio.Lock()
         self._naming = asyncio.Lock()
-        self.operations = Operations()
+        self.operations = OperationCounters()
         self.bytes = 0
 
     @property
     def mark_delete_position(self) -> Position:
-        """Return up to where everything is acknowledged."""
+        """Return the cursor's mark-delete position."""
         return self._cursor.mark_delete_position
 
     async def all_named(self) -> list[NamedSnapshot]:
-        """Return what :meth:`named` does, after waiting for a snapshot that is being named."""
+        """Return the named snapshots, after waiting for one that is being named."""
         async with self._naming:
             return self.named()
 
     def named(self) -> list[NamedSnapshot]:
-        """Return all that the cursor's properties name, the widest first."""
+        """Return the snapshots that the cursor's properties name, the widest first."""
         return named_snapshots(self._cursor.properties())
 
     async def orphans(self) -> list[NamedSnapshot] | None:
@@ -68,7 +83,7 @@ class Snapshots:
 
     async def store(
         self,
-        snapshot: Snapshot,
+        snapshot: NewSnapshot,
         start: int,
         end: int,
         *,
@@ -77,7 +92,7 @@ class Snapshots:
     ) -> NamedSnapshot | None:
         """Store a snapshot, and name it if it is still wanted.
 
-        ``abandon`` is called for a snapshot that is not wanted or could not be named; it has to be deleted.
+        ``abandon`` is called with a snapshot that is not wanted or could not be named; it has to be deleted.
         """
         key = free_key(start, end, self._reserved | set(self._cursor.properties()))
         self._reserved.add(key)
@@ -102,7 +117,7 @@ class Snapshots:
         return named
 
     async def delete(self, named: NamedSnapshot, *, is_cleared: bool = False) -> None:
-        """Delete a snapshot and then the property that names it; what is gone already is no error.
+        """Delete a snapshot and then the property that names it; either may be gone already.
 
         The property goes first if the cursor may have been taken over: then its removal is refused, and the snapshot
         stays. A snapshot that a crash leaves in between is found in the list. The property also goes first if the
@@ -112,21 +127,21 @@ class Snapshots:
             if isinstance(self._cursor, SupportsForgetting) and isinstance(self._storage, SupportsSnapshotListing):
                 await self._cursor.forget(named.snapshot_id)
             elif is_cleared:
-                await self._disown(named)
+                await self._remove_property(named)
             with suppress(SnapshotNotFoundError):
                 await self._storage.delete_bucket_snapshot(named.snapshot_id)
             self.bytes -= self._sizes.pop(named.snapshot_id, 0)
-            await self._disown(named)
+            await self._remove_property(named)
 
-    async def _disown(self, named: NamedSnapshot) -> None:
+    async def _remove_property(self, named: NamedSnapshot) -> None:
         """Remove the property that names a snapshot, if it exists."""
         if self._cursor.properties().get(named.key) == str(named.snapshot_id):
             await self._cursor.remove_property(named.key)
 
     async def recover(self, snapshot_id: int) -> list[SegmentRow]:
-        """Return what the metadata tell of each segment of an earlier run's snapshot, and note its size.
+        """Return the metadata of a snapshot of an earlier run, and note its size.
 
-        A size that cannot be had is passed over: it is told only, nothing depends on it.
+        The size is only for statistics, so a failure to get it is ignored.
         """
         rows = await self.rows(snapshot_id)
         with suppress(Exception):
@@ -138,63 +153,127 @@ class Snapshots:
         self._sizes[snapshot_id] = size
 
     async def rows(self, snapshot_id: int) -> list[SegmentRow]:
-        """Return what the metadata tell of each segment."""
-        return await in_steps(read_metadata(await self._storage.get_bucket_snapshot_metadata(snapshot_id)))
+        """Return the metadata of each segment."""
+        return await _in_steps(read_metadata(await self._storage.get_bucket_snapshot_metadata(snapshot_id)))
 
-    async def segment(self, snapshot_id: int, number: int, least: int) -> Columns:
-        """Return a segment, the first is 0.
+    async def segment(self, snapshot_id: int, number: int, min_count: int) -> Columns:
+        """Return the indexes of a segment; the first segment is 0.
 
-        One that is damaged is made up from the metadata, so that its messages are not lost: all of them come at the
-        latest of its times then, which is not before the time of any.
+        A damaged segment is rebuilt from the metadata, so that no message is lost: all its messages get the segment's
+        latest time, so they may be late but not early.
 
-        :param least: how many indexes it has, at the least; one that was cut between two of them can still be read
+        :param min_count: the least number of its indexes; a truncated segment may still be readable
         """
         async with self.operations.counted("load"):
             try:
-                return _whole(await self.decode(await self._entry(snapshot_id, number)), least)
+                return _checked(await self.decode(await self._entry(snapshot_id, number)), min_count)
             except SnapshotFormatError as error:
                 self.operations.note_damage(
                     error, f"messages of segment {number + 1} of snapshot {snapshot_id} will be late"
                 )
-                return _made_up(await self.rows(snapshot_id), number)
+                return _rebuilt(await self.rows(snapshot_id), number)
 
     async def copy(self, snapshot_id: int, number: int) -> bytes:
-        """Return a segment as it is stored; nothing looks at what is in it."""
+        """Return the stored bytes of a segment, unchecked."""
         async with self.operations.counted("load"):
             return await self._entry(snapshot_id, number)
 
     async def _entry(self, snapshot_id: int, number: int) -> bytes:
         entries = await self._storage.get_bucket_snapshot_segment(snapshot_id, number + 1, number + 1)
-        return _only(entries)
+        if len(entries) != 1:
+            raise SnapshotFormatError("snapshot segment", f"{len(entries)} entries where one was wanted")
+        return bytes(entries[0])
 
     async def decode(self, segment: bytes) -> Columns:
-        """Return what is in a segment; one at a time, so that many together do not fill a round of the loop."""
+        """Return the indexes of a segment; one at a time, so that many together do not fill a turn of the loop."""
         async with self._reading:
-            return await in_steps(decode_segment(segment))
+            return await _in_steps(decode_segment(segment))
 
 
-def _only(entries: Sequence[bytes]) -> bytes:
-    if len(entries) != 1:
-        raise SnapshotFormatError("snapshot segment", f"{len(entries)} entries where one was wanted")
-    return bytes(entries[0])
+class ReadSlots:
+    """Limits concurrent reads to :data:`MAX_READS`, except that a late read makes room for two more.
+
+    So however many reads hang, the number of concurrent reads keeps doubling, and the reads behind the hanging ones
+    begin within a second.
+
+    :param clock: measures lateness; a clock that may be set is replaced by the loop's
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = interval_clock(clock)
+        self._slots = anyio.CapacityLimiter(MAX_READS)
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a slot and hold it."""
+
+        def become_late(_: int) -> None:
+            self._slots.total_tokens += 2
+
+        async with self._slots:
+            late = WakeUp(self._clock, become_late)
+            now_ms = self._clock.now_ms()
+            late.set(now_ms + _LATE_MS, now_ms)
+            try:
+                yield
+            finally:
+                if late.at_ms is None:
+                    self._slots.total_tokens -= 2
+                late.cancel()
 
 
-def _whole(columns: Columns, least: int) -> Columns:
-    if len(columns) < least:
-        raise SnapshotFormatError("snapshot segment", f"{len(columns)} indexes are left of {least}")
+async def delete_bucket_snapshots(
+    storage: BucketSnapshotStorage, cursor: DelayedCursor, *, topic_name: str = "", cursor_name: str = ""
+) -> int:
+    """Delete all snapshots of a cursor, and the properties that name them, without a tracker; return how many.
+
+    No tracker may have them open. No message is lost: the messages are in the topic. All deletions are tried;
+    a snapshot that cannot be deleted keeps its property, so that it can be tried again.
+
+    :raises ExceptionGroup: the storage or the cursor failed for some of them
+    """
+    snapshots = Snapshots(storage, cursor, topic_name, cursor_name)
+    deleted, errors = await _delete(snapshots, snapshots.named())
+    try:
+        orphans = await snapshots.orphans()
+    except Exception as error:  # noqa: BLE001 - raised below
+        errors.append(error)
+    else:
+        more, failed = await _delete(snapshots, orphans or [])
+        deleted, errors = deleted + more, errors + failed
+    if errors:
+        raise ExceptionGroup("some snapshots could not be deleted", errors)
+    return deleted
+
+
+async def _delete(snapshots: Snapshots, unwanted: Iterable[NamedSnapshot]) -> tuple[int, list[Exception]]:
+    deleted, errors = 0, []
+    for named in unwanted:
+        try:
+            await snapshots.delete(named)
+        except Exception as error:  # noqa: BLE001 - raised together with the others
+            errors.append(error)
+        else:
+            deleted += 1
+    return deleted, errors
+
+
+def _checked(columns: Columns, min_count: int) -> Columns:
+    if len(columns) < min_count:
+        raise SnapshotFormatError("snapshot segment", f"{len(columns)} indexes are left of {min_count}")
     return columns
 
 
-def _made_up(rows: Sequence[SegmentRow], number: int) -> Columns:
+def _rebuilt(rows: Sequence[SegmentRow], number: int) -> Columns:
     if number >= len(rows):
         raise SnapshotFormatError("snapshot metadata", f"{len(rows)} segments, number {number + 1} was wanted")
-    positions = Pending()
+    positions = BulkPositionSet()
     add_bitmaps(rows[number].bitmaps.items(), positions)
     return Columns((rows[number].max_at, ledger, entry) for ledger, entry in sorted(positions))
 
 
-def add_bitmaps(bitmaps: Iterable[tuple[int, bytes]], positions: Pending) -> int:
-    """Add the positions of portable bitmaps, with their ledgers; return how many are new there.
+def add_bitmaps(bitmaps: Iterable[tuple[int, bytes]], positions: BulkPositionSet) -> int:
+    """Add the positions of ledgers' portable bitmaps; return how many are new.
 
     :raises SnapshotFormatError: a bitmap is damaged
     """
@@ -202,3 +281,14 @@ def add_bitmaps(bitmaps: Iterable[tuple[int, bytes]], positions: Pending) -> int
         return sum(positions.join(ledger, bitmap) for ledger, bitmap in bitmaps)
     except ValueError as error:
         raise SnapshotFormatError("snapshot metadata", str(error)) from error
+
+
+async def _in_steps(work: Generator[None, None, _T]) -> _T:
+    """Run a generator to its end, other tasks after each step, and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: _T = done.value
+            return result
+        await asyncio.sleep(0)

@@ -1,8 +1,8 @@
-"""What the tracker does on storage, beside the calls: seal, load, merge, delete; and ``_recovery`` at its beginning.
+"""The tracker's background work on storage: seal, load, merge and delete; ``_recovery`` is the work at its opening.
 
-Each is a job that is tried again with backoff until it has worked or is not wanted any more; one that fails holds none
-of the others up. The index changes between two awaits only, so every answer finds it whole, and looks first whether
-its bucket is still wanted: a snapshot that comes into being after it was cleared is deleted again.
+Each piece of work is a task that retries with backoff until it has succeeded or is not wanted any more. A failing task
+delays no other. The index changes only between two awaits, so it is consistent whenever storage answers. A task checks
+first whether its bucket is still wanted: a snapshot that was stored after it was cleared is deleted.
 """
 
 from __future__ import annotations
@@ -11,41 +11,39 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Final
 
 from ..._delays import delay_ms
-from ..._wake_up import WakeUp
+from ..._tasks import TaskOwner
+from ..._wake_up import WakeUp, interval_clock
 from ...clock import Clock
 from ...config import BucketConfig
-from ._columns import Index
-from ._immutable import ImmutableBucket
-from ._index import AnyBucket, BucketIndex
-from ._jobs import Jobs
-from ._keys import NamedSnapshot
-from ._merge import choose_pair
-from ._merge_sources import MergeSources
-from ._mutable import MutableBucket
+from ..format import STEP, Index, NamedSnapshot
+from ._buckets import AnyBucket, ImmutableBucket
+from ._index import BucketIndex
+from ._merge import MergeInput, choose_pair
 from ._queue import in_order
 from ._recovery import Recovery
-from ._segments import Snapshot, SnapshotBuilder
-from ._snapshots import Snapshots
-from ._wire import STEP
+from ._snapshot_builder import NewSnapshot, SnapshotBuilder
+from ._snapshots import ReadSlots, Snapshots
+from ._statistics import BucketStatistics
 
 _log = logging.getLogger("pulsar_nack.delayed")
 
-PATIENCE_MS: Final = 1_000
-"""How long others wait for a segment that is being loaded, failures included, for the sake of order."""
+_SLOW_MS: Final = 1_000
+"""How long other buckets wait for a segment that is being loaded, retries included, to keep the order of time."""
 _LATE_MS: Final = 300
-"""How long due segments wait for an earlier segment that is being loaded."""
+"""How long due segments of other buckets wait for a segment that is being loaded."""
 _FULL: Final = 5_000
-"""What a full segment has where there is no bound."""
+"""The size of a full segment if segments are unlimited."""
 
 
 class Worker:
-    """Does the index's work on storage: sealing, loading, merging, deleting.
+    """Seals, loads, merges and deletes the buckets of an index on storage.
 
-    :param settle: called when there may be more to do or to wait for
-    :param on_news: called when messages have become available
+    :param on_change: called when there may be more to do or to wait for
+    :param on_available: called when messages have become available
     """
 
     def __init__(
@@ -56,146 +54,165 @@ class Worker:
         clock: Clock,
         *,
         cutoff: Callable[[], int],
-        settle: Callable[[], None],
-        on_news: Callable[[], None],
+        on_change: Callable[[], None],
+        on_available: Callable[[], None],
     ) -> None:
         self._index = index
         self._snapshots = snapshots
         self._config = config
         self._cutoff = cutoff
-        self._settle = settle
-        self._on_news = on_news
+        self._on_change = on_change
+        self._on_available = on_available
         self._prefetch_ms = delay_ms(config.prefetch)
         self._is_sealing = False
         self._is_merging = False
         self._merge_seen = -1
         self._cleared: set[NamedSnapshot] = set()
-        self.jobs = Jobs(clock)
+        self._clock = interval_clock(clock)
+        self.tasks = TaskOwner(clock)
+        self._reads = ReadSlots(clock)
         self.recovery = Recovery(
-            index, snapshots, self.jobs, cutoff=cutoff, delete=self._start_deleting, on_news=on_news
+            index,
+            snapshots,
+            self.tasks,
+            self._reads,
+            cutoff=cutoff,
+            delete=self._start_deleting,
+            on_available=on_available,
         )
 
     @property
     def has_to_seal(self) -> bool:
-        """Return whether a bucket is full and nobody works on it."""
-        return bool(self._index.sealings) and not self._is_sealing
+        """Return whether a bucket is sealed and no task stores it."""
+        return bool(self._index.sealing) and not self._is_sealing
 
     @property
-    def horizon(self) -> int:
-        """Return up to which time segments are loaded now: those whose time is near.
+    def load_until(self) -> int:
+        """Return the time up to which segments are loaded now.
 
-        While messages are due that nobody has taken out yet, only the segments right after these are loaded, so that a
-        backlog of many buckets is not loaded all at once. But while a segment fails or takes long, all due segments are
-        loaded, so that none waits behind it.
+        While due messages are not taken, only the segments right after them are loaded, so that a backlog of many
+        buckets is not loaded all at once. But while a segment fails or takes long, all due segments are loaded, so
+        that none waits behind it.
         """
         cutoff = self._cutoff()
         return (cutoff if self._index.has_late else min(cutoff, self._index.next_at)) + self._prefetch_ms
 
-    @property
-    def prefetch_ms(self) -> int:
-        """Return how long before its time a segment is loaded."""
-        return self._prefetch_ms
+    def statistics(self) -> BucketStatistics:
+        """Return the current figures of the tracker."""
+        index, operations = self._index, self._snapshots.operations
+        unsealed = index.unsealed
+        return BucketStatistics(
+            messages=len(index.pending),
+            buckets=len(index.buckets),
+            loaded=unsealed + sum(bucket.loaded for bucket in index.buckets),
+            unsealed=unsealed,
+            bytes=index.bytes,
+            snapshot_bytes=self._snapshots.bytes,
+            is_recovering=self.recovery.is_running,
+            operations=MappingProxyType(dict(operations.counts)),
+            latency=MappingProxyType(operations.latency()),
+            damaged=operations.damaged,
+            last_error=operations.last_error,
+        )
 
     def start(self) -> None:
-        """Start what there is to do. Cheap when there is nothing."""
+        """Start the tasks that are needed now. Cheap if there are none."""
         index = self._index
         if self.has_to_seal:
             self._is_sealing = True
-            self.jobs.start(self._seal_all())
-        for bucket in index.to_load(self.horizon):
+            self.tasks.start(self._seal_all())
+        for bucket in index.to_load(self.load_until):
             bucket.is_loading = True
             index.changed()
-            self.jobs.start(self._load(bucket))
+            self.tasks.start(self._load(bucket))
         if not self._is_merging and self._merge_seen != index.changes:
             self._start_merging()
         while index.retired:
             bucket = index.retired.pop()
-            self.jobs.start(self._delete(_named(bucket)))
+            self._start_deleting(_named(bucket))
 
     def _start_merging(self) -> None:
         most = self._config.delayed_delivery_max_num_buckets
         self._merge_seen = self._index.changes
         if 0 < most < len(self._index.buckets) and self.recovery.is_tried.is_set():
             self._is_merging = True
-            self.jobs.start(self._merge_all(most))
+            self.tasks.start(self._merge_all(most))
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
     async def _load(self, bucket: ImmutableBucket) -> None:
-        clock = self.jobs.clock
+        clock = self._clock
         now_ms = clock.now_ms()
-        bucket.wait_until = now_ms + PATIENCE_MS
+        bucket.wait_until = now_ms + _SLOW_MS
         late = WakeUp(clock, lambda _: self._note_late(bucket))
         late.set(now_ms + _LATE_MS, now_ms)
-        patience = WakeUp(clock, lambda _: self._mark_slow(bucket))
-        patience.set(bucket.wait_until, now_ms)
+        slow = WakeUp(clock, lambda _: self._mark_slow(bucket))
+        slow.set(bucket.wait_until, now_ms)
         try:
-            while not bucket.is_gone:
-                async with self.jobs.read_slot():
+            while not bucket.is_dropped:
+                async with self._reads.slot():
                     is_loaded = await self._load_once(bucket)
                 if is_loaded:
                     break
-                await self.jobs.back_off(bucket.failures)
+                await self.tasks.back_off(bucket.failures)
         finally:
             late.cancel()
-            patience.cancel()
+            slow.cancel()
             bucket.is_loading = False
             self._index.changed()
-        self._on_news()
+        self._on_available()
 
     async def _load_once(self, bucket: ImmutableBucket) -> bool:
         try:
             columns = await self._snapshots.segment(bucket.snapshot_id, bucket.next, bucket.counts[bucket.next])
-        except Exception:  # noqa: BLE001 - counted and kept by Operations; whatever it is, it is tried again
+        except Exception:  # noqa: BLE001 - counted and kept by OperationCounters, and retried
             bucket.failures += 1
             self._note_late(bucket)
             return False
-        if not bucket.is_gone:
+        if not bucket.is_dropped:
             bucket.is_loading = False
             self._index.loaded(bucket, columns)
         return True
 
     def _note_late(self, bucket: ImmutableBucket) -> None:
-        """Mark a bucket whose segment fails or takes long, and load everything that is due behind it."""
+        """Mark a bucket whose segment fails or takes long, and load all due segments of other buckets."""
         is_first = not self._index.has_late
         bucket.is_late = True
         self._index.changed()
         if is_first:
-            self._settle()
+            self._on_change()
 
     def _mark_slow(self, bucket: ImmutableBucket) -> None:
-        """Stop waiting for all buckets that should have been loaded by now; at once, since there may be many."""
+        """Stop waiting for every bucket that should have been loaded by now: all at once, since there may be many."""
         if bucket.is_slow:
             return
-        now_ms = self.jobs.clock.now_ms()
+        now_ms = self._clock.now_ms()
         for each in self._index.buckets:
             each.is_slow |= each.is_loading and each.wait_until <= now_ms
         self._index.changed()
-        self._on_news()
+        self._on_available()
 
     # -- sealing -----------------------------------------------------------------------------------------------------
 
     async def _seal_all(self) -> None:
-        failures = 0
         try:
-            while self._index.sealings:
-                if await self._seal(self._index.sealings[0]):
-                    failures = 0
-                else:
-                    failures += 1
-                    await self.jobs.back_off(failures)
+            while self._index.sealing:
+                await self.tasks.retry(self._seal_next)
         finally:
             self._is_sealing = False
 
-    async def _seal(self, sealed: MutableBucket) -> bool:
+    async def _seal_next(self) -> bool:
+        if not self._index.sealing:  # cleared since the last attempt
+            return True
+        sealed = self._index.sealing[0]
         try:
             async with self._snapshots.operations.counted("create"):
                 builder = self._builder()
                 await self._build(builder, in_order(self._index.queue.runs([sealed])))
                 await self._store([sealed], builder.finish(), sealed.start, sealed.end)
-        except Exception:  # noqa: BLE001 - as above: it stays in memory until it has worked
+        except Exception:  # noqa: BLE001 - counted; the bucket stays in memory until it is stored
             return False
-        self._on_news()
+        self._on_available()
         return True
 
     def _builder(self) -> SnapshotBuilder:
@@ -204,16 +221,16 @@ class Worker:
         )
 
     async def _build(self, builder: SnapshotBuilder, indexes: Iterable[Index]) -> None:
-        """Cut what is still held of some indexes into segments, a few at a time."""
+        """Cut indexes whose messages are still held into segments, a few at a time."""
         source = iter(indexes)
         while piece := list(islice(source, STEP)):
-            builder.add(self._index.pending.living(piece))
+            builder.add(self._index.pending.held_of(piece))
             del piece  # see STEP
             await asyncio.sleep(0)
 
-    async def _store(self, owners: Sequence[AnyBucket], snapshot: Snapshot, start: int, end: int) -> None:
-        """Store what was made of some buckets and put it in their place."""
-        if all(owner.is_gone for owner in owners):
+    async def _store(self, owners: Sequence[AnyBucket], snapshot: NewSnapshot, start: int, end: int) -> None:
+        """Store the snapshot that was made from some buckets, and replace them with its bucket."""
+        if all(owner.is_dropped for owner in owners):
             return
         if not snapshot.segments:
             self._index.replace(owners, _empty(start, end), 0, None)
@@ -222,7 +239,7 @@ class Worker:
             snapshot,
             start,
             end,
-            is_wanted=lambda: not all(owner.is_gone for owner in owners),
+            is_wanted=lambda: not all(owner.is_dropped for owner in owners),
             abandon=self._start_deleting,
         )
         if named is None:
@@ -231,9 +248,9 @@ class Worker:
             named.key, named.snapshot_id, (start, end), mins=snapshot.mins, maxs=snapshot.maxs, counts=snapshot.counts
         )
         decoded, columns = -1, None
-        while not all(owner.is_gone for owner in owners):
+        while not all(owner.is_dropped for owner in owners):
             segment = bucket.first_reaching(self._index.earliest_of(owners))
-            if segment == decoded or segment == len(bucket.mins) or bucket.mins[segment] > self.horizon:
+            if segment == decoded or segment == len(bucket.mins) or bucket.mins[segment] > self.load_until:
                 self._index.replace(owners, bucket, segment, columns if segment == decoded else None)
                 return
             decoded, columns = segment, await self._snapshots.decode(snapshot.segments[segment])
@@ -249,7 +266,7 @@ class Worker:
                     failures = 0
                 else:
                     failures += 1
-                    await self.jobs.back_off(failures)
+                    await self.tasks.back_off(failures)
         finally:
             self._is_merging = False
 
@@ -262,7 +279,7 @@ class Worker:
                 await self._merge_into(builder, pair)
                 start, end = min(each.start for each in pair), max(each.end for each in pair)
                 await self._store(pair, builder.finish(), start, end)
-        except Exception:  # noqa: BLE001 - as above: the sources stay
+        except Exception:  # noqa: BLE001 - counted; the source buckets stay
             for bucket in pair:
                 bucket.failed_merges += 1
             return False
@@ -270,69 +287,61 @@ class Worker:
             for bucket in pair:
                 bucket.is_merging = False
                 self._index.retire_if_used_up(bucket)
-        self._on_news()
+        self._on_available()
         return True
 
     async def _merge_into(self, builder: SnapshotBuilder, pair: Sequence[ImmutableBucket]) -> None:
-        """Merge what is in memory of the buckets, and their segments on storage, a few indexes at a time.
+        """Merge the buckets' indexes in memory and their segments on storage, a few indexes at a time.
 
-        A segment that nothing else comes into is copied as it is; so buckets that follow each other in time are merged
-        at the speed of storage.
+        A segment is copied as it is if no other index falls into its time span. So buckets that follow each other in
+        time are merged at the speed of storage.
         """
         most = self._config.delayed_delivery_max_indexes_per_bucket_snapshot_segment
         loaded = in_order(self._index.queue.runs(pair))
-        sources = MergeSources(
+        source_indexes = MergeInput(
             pair,
             loaded,
             self._snapshots,
             self._index.pending,
-            worth_copying=_FULL // 2 if most < 0 else (most + 1) // 2,
+            min_copied=_FULL // 2 if most < 0 else (most + 1) // 2,
         )
         while True:
-            while (source := sources.wanted()) is not None:
-                if not await sources.copy(source, builder):
-                    await sources.feed(source)
-            taken = sources.take()
+            while (source := source_indexes.wanted()) is not None:
+                if not await source_indexes.copy(source, builder):
+                    await source_indexes.feed(source)
+            taken = source_indexes.take()
             if not taken:
                 return
-            builder.add(self._index.pending.living(taken))
+            builder.add(self._index.pending.held_of(taken))
             del taken  # see STEP
             await asyncio.sleep(0)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
-    async def _delete(
-        self, named: NamedSnapshot, tried: asyncio.Event | None = None, *, is_cleared: bool = False
-    ) -> None:
-        failures = 0
-        while not await self._delete_once(named, is_cleared=is_cleared):
-            failures += 1
-            if tried is not None:
-                tried.set()
-            await self.jobs.back_off(failures)
-
-    async def _delete_once(self, named: NamedSnapshot, *, is_cleared: bool) -> bool:
+    async def _delete(self, named: NamedSnapshot, tried: asyncio.Event, *, is_cleared: bool) -> bool:
         if named.snapshot_id < 0:
             return True
         try:
             await self._snapshots.delete(named, is_cleared=is_cleared)
-        except Exception:  # noqa: BLE001 - as above
+        except Exception:  # noqa: BLE001 - counted, and retried
             return False
+        finally:
+            tried.set()
         self._cleared.discard(named)
         return True
 
     async def delete_all(self) -> None:
-        """Stop recovering and delete every snapshot; return after one attempt at each. It goes on if cancelled.
+        """Stop the recovery and delete every snapshot; return after one attempt at each. Cancelling does not stop it.
 
         Properties are removed first, so that messages of a snapshot that cannot be deleted do not come back.
         """
         self.recovery.stop()
         self._cleared.update(self._snapshots.named())
-        await asyncio.wait([self.jobs.start(self._delete_all())])
+        await asyncio.wait([self.tasks.start(self._delete_all())])
 
     async def aclose(self) -> None:
-        """Stop all work; log which cleared snapshots could not be deleted."""
-        await self.jobs.aclose()
+        """Stop all tasks, and log how many cleared snapshots could not be deleted."""
+        await self.tasks.aclose()
         if not self._cleared:
             return
         named = len(self._cleared.intersection(self._snapshots.named()))
@@ -353,7 +362,7 @@ class Worker:
 
     def _start_deleting(self, named: NamedSnapshot, *, is_cleared: bool = False) -> asyncio.Event:
         tried = asyncio.Event()
-        deleting = self.jobs.start(self._delete(named, tried, is_cleared=is_cleared))
+        deleting = self.tasks.start(self.tasks.retry(lambda: self._delete(named, tried, is_cleared=is_cleared)))
         deleting.add_done_callback(lambda _: tried.set())
         return tried
 
@@ -363,5 +372,5 @@ def _named(bucket: ImmutableBucket) -> NamedSnapshot:
 
 
 def _empty(start: int, end: int) -> ImmutableBucket:
-    """Return what stands for a bucket of which nothing was left when it was to be stored."""
+    """Return the empty bucket that replaces one whose messages were gone before it was stored."""
     return ImmutableBucket("", -1, (start, end), mins=(), maxs=(), counts=())

@@ -1,4 +1,4 @@
-"""Where brokers listen: service URLs with one or several addresses."""
+"""Service URLs with one or several addresses of brokers or proxies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECURE_SCHEME: Final = "pulsar+ssl"
 _DEFAULT_PORTS: Final = {PLAIN_SCHEME: 6650, SECURE_SCHEME: 6651}
 _HOST: Final = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[^\s\[\]:/@?#,]+))(?::(?P<port>[0-9]{1,5}))?")
 _MOST_LETTERS: Final = 300  # of a host with its port; a host name has at most 253
-_EXPECTED: Final = "a URL as pulsar://host:6650 or pulsar+ssl://host:6651, with several hosts parted by commas"
+_EXPECTED: Final = "a URL as pulsar://host:6650 or pulsar+ssl://host:6651, with several hosts separated by commas"
 
 
 class Address(NamedTuple):
@@ -25,7 +25,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Read a URL of exactly one address.
+        """Parse a URL with exactly one address.
 
         :raises InvalidArgumentError: not such a URL
         """
@@ -36,12 +36,12 @@ class Address(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Return it as a URL, always with the port."""
+        """Return the address as a URL, always with the port."""
         return f"{SECURE_SCHEME if self.is_secure else PLAIN_SCHEME}://{self.host_and_port}"
 
     @property
     def host_and_port(self) -> str:
-        """Return ``host:port``; a version 6 address is in brackets."""
+        """Return ``host:port``, an IPv6 address in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -49,9 +49,9 @@ class Address(NamedTuple):
 
 
 def parse_service_url(url: str) -> tuple[Address, ...]:
-    """Return the addresses of a service URL, in its order and without doubles.
+    """Return the addresses of a service URL, in its order and without duplicates.
 
-    :raises InvalidArgumentError: not a service URL; the message names what is wrong with it
+    :raises InvalidArgumentError: not a service URL; says what is wrong with it
     """
     text = str(url)
     url = without_credentials(text)  # for error messages

@@ -1,4 +1,4 @@
-"""Who we are to the broker. A method gives its data when a connection opens, and again when the broker asks anew."""
+"""Authentication methods: each gives its data when a connection opens and when the broker challenges it later."""
 
 from __future__ import annotations
 
@@ -15,44 +15,34 @@ from ...errors import InvalidArgumentError
 _MAX_TOKEN_BYTES = 1 << 20
 
 TokenSource = str | PathLike[str] | Callable[[], str | Awaitable[str]]
-"""A token, the file that it is in, or a function that gives it, which may be a coroutine function."""
+"""A token, the path of a file with it, or a function that returns it, which may be a coroutine function."""
 
 
 @runtime_checkable
 class Authentication(Protocol):
-    """One way of telling the broker who we are; write your own by having these two.
+    """One authentication method; write your own with these two members.
 
-    ``data`` is asked for each connection, and again for each challenge of a broker whose patience with the last one is
-    over: it must not give away what has expired. What it raises, opening the connection raises.
+    ``data`` is called for each connection, and for each challenge of a broker to which the last data has expired, so it
+    must return data that is still valid. Opening the connection raises its errors.
     """
 
     @property
     def method(self) -> str:
-        """Return the name of the method that the broker knows it by."""
+        """Return the broker's name of the method."""
         ...
 
     async def data(self, challenge: bytes | None) -> bytes:
-        """Return what the broker is to check; ``challenge`` is what it asked with, None when a connection opens."""
-        ...
-
-
-@runtime_checkable
-class HasCertificate(Protocol):
-    """An authentication that is a TLS certificate."""
-
-    @property
-    def certificate(self) -> tuple[Path, Path | None]:
-        """Return the files of the certificate and of its key, None: in the same file."""
+        """Return the data for the broker to check; ``challenge`` is the broker's data, None when a connection opens."""
         ...
 
 
 class NoAuthentication:
-    """The broker lets everybody in."""
+    """No authentication: the broker accepts everybody."""
 
     method = "none"
 
     async def data(self, challenge: bytes | None) -> bytes:  # noqa: ARG002
-        """Return nothing."""
+        """Return no data."""
         return b""
 
     def __repr__(self) -> str:
@@ -60,10 +50,9 @@ class NoAuthentication:
 
 
 class TokenAuthentication:
-    """A token, as a JSON Web Token: itself, in a file, or from a function.
+    """A token, such as a JSON Web Token: as text, in a file, or from a function.
 
-    Files are read and functions called for each connection and each challenge. A function that blocks should be a
-    coroutine function, or run in a thread of its own.
+    Files are read and functions called for each connection and each challenge. They must not block the event loop.
     """
 
     method = "token"
@@ -72,7 +61,7 @@ class TokenAuthentication:
         self._source = _source(token)
 
     async def data(self, challenge: bytes | None) -> bytes:  # noqa: ARG002
-        """Return the token as it is now."""
+        """Return the current token."""
         token = (await self._read()).strip()
         if not token:
             raise InvalidArgumentError("token", token, f"text that is not empty, from {self!r}")
@@ -98,7 +87,7 @@ class TokenAuthentication:
 
 
 class BasicAuthentication:
-    """A user and a password. Without TLS everybody on the way can read them."""
+    """A user and a password. Without TLS they can be read on the network."""
 
     method = "basic"
 
@@ -111,7 +100,7 @@ class BasicAuthentication:
         self._password = password
 
     async def data(self, challenge: bytes | None) -> bytes:  # noqa: ARG002
-        """Return both."""
+        """Return user and password."""
         return f"{self._user}:{self._password}".encode()
 
     def __repr__(self) -> str:
@@ -119,7 +108,7 @@ class BasicAuthentication:
 
 
 class TlsAuthentication:
-    """The certificate of the TLS connection tells who we are; for ``pulsar+ssl://`` only."""
+    """The client certificate of the TLS connection; for ``pulsar+ssl://`` only."""
 
     method = "tls"
 
@@ -129,11 +118,11 @@ class TlsAuthentication:
 
     @property
     def certificate(self) -> tuple[Path, Path | None]:
-        """Return the files of the certificate and of its key."""
+        """Return the paths of the certificate and of its key."""
         return self._certificate
 
     async def data(self, challenge: bytes | None) -> bytes:  # noqa: ARG002
-        """Return nothing: TLS has shown the certificate already."""
+        """Return no data: TLS has sent the certificate."""
         return b""
 
     def __repr__(self) -> str:
@@ -152,7 +141,7 @@ def _pem_file(name: str, value: object) -> Path:
 
 
 def _source(token: object) -> str | Path | Callable[[], str | Awaitable[str]]:
-    """Read ``token:...`` and ``file:///...`` too, as other clients write them; any other text is the token."""
+    """Return a token, a path or a function; text may be ``token:...`` or ``file:///...``, as in other clients."""
     if not isinstance(token, str) and (path := path_of(token)) is not None:
         return path
     if callable(token):
@@ -167,7 +156,7 @@ def _source(token: object) -> str | Path | Callable[[], str | Awaitable[str]]:
 def _read_file(path: Path) -> str:
     try:
         if not path.is_file():  # a pipe could block the thread, and the program's exit
-            raise InvalidArgumentError("token", str(path), "a file with a token in it, and there is none")
+            raise InvalidArgumentError("token", str(path), "the path of a file with a token, but there is no file")
         with path.open("rb") as file:
             content = file.read(_MAX_TOKEN_BYTES + 1)
         if len(content) > _MAX_TOKEN_BYTES:

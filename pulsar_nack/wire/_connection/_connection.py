@@ -1,15 +1,15 @@
 """One connection to a broker or proxy, shared by all consumers and producers whose topics are there.
 
-States: opening (until the broker has let us in), open, closed for good; whoever uses a connection opens another one
-then. Its life ends once, in ``_shut``, whatever the reason: every request that waits fails, every consumer and producer
-is told, every task and timer is cancelled.
+States: opening (until the broker has accepted it), open, closed for good; then its users open another one. It ends
+once, in ``_shut``, whatever the reason: all pending requests fail, all consumers and producers are called, all tasks
+and timers are cancelled.
 
-Commands arrive in ``data_received`` and are handed on at once, in the same call; nothing of it waits. Answers go by
-their request id, messages by consumer id, receipts by producer id; what nobody waits for any more is dropped: closing
-a consumer does not stop what is on its way already.
+Commands arrive in ``data_received`` and are dispatched in the same call, without awaiting: responses by request id,
+messages by consumer id, receipts by producer id. Commands for unknown ids are dropped, because closing a consumer does
+not stop what is already on its way.
 
-A user that raises where it is told something has a fault. It is reported to the loop's exception handler, and the
-connection is closed, since what the user had to remember may be lost: after connecting again everything comes anew.
+A handler that raises has a bug. The error goes to the loop's exception handler and the connection is closed, since the
+handler may have lost state; after reconnecting, the broker sends everything again.
 """
 
 from __future__ import annotations
@@ -21,18 +21,14 @@ from typing import Final, Self, cast
 
 from ..._foreign import shown
 from ...errors import BrokerError, ConnectionLostError
-from .. import _pulsar_pb2 as pb
-from .._protocol._commands import ping, pong
-from .._protocol._frames import Frame, FrameDecoder, MessageFrame, encode_command
+from .._protocol import _pulsar_pb2 as pb
+from .._protocol._frames import PING, PONG, Frame, FrameDecoder, MessageFrame, encode_command
 from ._address import Address
-from ._dial import dial_network, not_reached
-from ._events import ConsumerEvents, ProducerEvents, WatcherEvents
-from ._handshake import Introduction
-from ._keep_alive import KeepAlive
+from ._broker_errors import error_in
+from ._handlers import HandlerRegistry
+from ._handshake import Handshake, dial_error, dial_network
 from ._options import ClientOptions
-from ._refusals import refusal_of
-from ._requests import Answer, Requests
-from ._users import Users
+from ._requests import PendingRequests, Response
 
 _CLOSE_TIMEOUT: Final = 5.0
 _FRAME_OVERHEAD: Final = 10 * 1024
@@ -40,9 +36,9 @@ _READ_BYTES: Final = 64 * 1024
 _NO_REQUEST: Final = 2**64 - 1
 
 Dial = Callable[["Connection", Address], Awaitable[None]]
-"""Connects the protocol that it is given to an address: calls its ``connection_made`` with a transport."""
+"""Connects a protocol to an address: calls its ``connection_made`` with a transport."""
 
-_ANSWERS: Final[dict[int, str]] = {
+_RESPONSES: Final[dict[int, str]] = {
     pb.BaseCommand.SUCCESS: "success",
     pb.BaseCommand.ERROR: "error",
     pb.BaseCommand.PRODUCER_SUCCESS: "producer_success",
@@ -55,35 +51,44 @@ _ANSWERS: Final[dict[int, str]] = {
     pb.BaseCommand.CONSUMER_STATS_RESPONSE: "consumerStatsResponse",
     pb.BaseCommand.WATCH_TOPIC_LIST_SUCCESS: "watchTopicListSuccess",
 }
-"""Which part of an answer the request id is in."""
+"""The field that holds the request id, for each kind of response."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Get one from :meth:`open`, or from a pool. All of it belongs to one event loop."""
+    """Get one from :meth:`open` or a pool, and use it in one event loop only."""
 
     def __init__(
         self, address: Address, options: ClientOptions, on_closed: Callable[[Connection], None] | None = None
     ) -> None:
         self.address = address
         self.is_open = False
+        self.loss_error: Exception | None = None
+        """Why it was lost; None while it is open, if it was never open, or if it was closed on purpose."""
         self._options = options
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
+        self._handlers = HandlerRegistry(is_secure=address.is_secure, check_open=self._check_open)
+        self.consumers = self._handlers.consumers
+        self.producers = self._handlers.producers
+        self.watchers = self._handlers.watchers
+        self._consumers = self.consumers.by_id
         self._decoder = FrameDecoder(max_command_bytes=options.max_command_bytes, max_topics=options.max_topics)
-        self._space = memoryview(bytearray(_READ_BYTES))
+        self._read_buffer = memoryview(bytearray(_READ_BYTES))
         self._transport: asyncio.Transport | None = None
-        self._requests = Requests(self._loop, options.request_timeout.total_seconds(), str(address))
-        self._users = Users(is_secure=address.is_secure)
-        self._consumers = self._users.consumers
-        self._keep_alive = KeepAlive(self._loop, options.keep_alive.total_seconds(), self._ping, self._gone)
-        self._introduction = Introduction(options.authentication, self._loop, self.send, self.close)
-        self._last_id = {"consumer": 0, "producer": 0, "watcher": 0}
-        self._lost: asyncio.Future[None] = self._loop.create_future()
-        self._room: asyncio.Future[None] | None = None
+        self._requests = PendingRequests(self._loop, options.request_timeout.total_seconds(), str(address))
+        self.request_id = self._requests.next_id
+        """Returns a new request id."""
+        self._handshake = Handshake(options.authentication, self._loop, self.send, self.close)
+        self.without_secrets = self._handshake.without_secrets
+        """Returns a text of the broker with our credentials replaced."""
+        self._keep_alive_timer: asyncio.TimerHandle | None = None
+        self._was_heard = True
+        """Whether anything came from the broker since the last PING."""
+        self._transport_closed: asyncio.Future[None] = self._loop.create_future()
+        self._writable: asyncio.Future[None] | None = None
+        """Set while the write buffer is too full; done when it is not."""
         self._error: Exception | None = None
         self._owes_pong = False
-        self.lost_by: Exception | None = None
-        """Why it was lost; None while it is open, if it was never open, or if it was closed on purpose."""
 
     @classmethod
     async def open(
@@ -95,12 +100,12 @@ class Connection(asyncio.BufferedProtocol):
         dial: Dial | None = None,
         on_closed: Callable[[Connection], None] | None = None,
     ) -> Self:
-        """Connect, and return when the broker has let us in.
+        """Connect, and return when the broker has accepted the connection.
 
-        :param proxy_to: ``host:port`` of the broker that a proxy is to connect us with
-        :param on_closed: called once when it is closed, by whomever
-        :raises ConnectionLostError: nobody there, or not within ``connect_timeout``
-        :raises BrokerRefusedError: the broker does not let us in
+        :param proxy_to: ``host:port`` of the broker behind a proxy
+        :param on_closed: called once when the connection is closed, whatever the reason
+        :raises ConnectionLostError: the broker cannot be reached, or not within ``connect_timeout``
+        :raises BrokerRefusedError: the broker refuses the connection
         :raises BrokerError: its certificate is not trusted
         """
         connection = cls(address, options, on_closed)
@@ -108,12 +113,12 @@ class Connection(asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(seconds) as limit:
                 await (dial(connection, address) if dial else dial_network(connection, address, options))
-                await connection._begin(proxy_to)
+                await connection._start(proxy_to)
         except OSError as error:  # a TimeoutError is one
             connection.close(error)
             if limit.expired():
                 raise ConnectionLostError(f"{address}: not connected within {seconds:g} s") from error
-            raise not_reached(address, error) from error
+            raise dial_error(address, error) from error
         except BaseException as error:
             connection.close(error)
             raise
@@ -123,141 +128,79 @@ class Connection(asyncio.BufferedProtocol):
         state = "open" if self.is_open else "opening" if self._error is None else "closed"
         return f"<Connection to {self.address}, {state}>"
 
-    # --- what the broker told of itself ---
+    # --- the broker ---
 
     @property
-    def protocol_version(self) -> int:
-        """Return the version of the protocol that the broker speaks."""
-        return self._introduction.answer.protocol_version
-
-    @property
-    def server_version(self) -> str:
-        """Return the broker's name of its version, cut and escaped."""
-        return shown(self._introduction.answer.server_version)
-
-    @property
-    def features(self) -> pb.FeatureFlags:
-        """Return what the broker can do."""
-        return self._introduction.answer.feature_flags
+    def connected(self) -> pb.CommandConnected:
+        """Return the broker's response to CONNECT: its version, features and limits."""
+        return self._handshake.connected
 
     @property
     def max_message_bytes(self) -> int:
         """Return the size of the largest message."""
-        told = max(self._introduction.answer.max_message_size, 0)
-        return min(told or self._options.max_message_bytes, self._options.max_frame_bytes)
-
-    def without_secrets(self, text: str) -> str:
-        """Return the broker's words, with our credentials replaced."""
-        return self._introduction.without_secrets(text)
-
-    # --- who uses it ---
-
-    def request_id(self) -> int:
-        """Return a fresh id for a request."""
-        return self._requests.next_id()
-
-    def consumer_id(self) -> int:
-        """Return a fresh id for a consumer."""
-        self._last_id["consumer"] += 1
-        return self._last_id["consumer"]
-
-    def producer_id(self) -> int:
-        """Return a fresh id for a producer."""
-        self._last_id["producer"] += 1
-        return self._last_id["producer"]
-
-    def watcher_id(self) -> int:
-        """Return a fresh id for a watcher."""
-        self._last_id["watcher"] += 1
-        return self._last_id["watcher"]
-
-    def add_consumer(self, consumer_id: int, handler: ConsumerEvents) -> None:
-        """Hand what comes for this consumer to ``handler`` from now on.
-
-        :raises ConnectionLostError: it is closed; likewise from all below
-        """
-        self._refuse_if_closed()
-        self._users.consumers[consumer_id] = handler
-
-    def remove_consumer(self, consumer_id: int) -> None:
-        """Drop what comes for this consumer from now on."""
-        self._users.consumers.pop(consumer_id, None)
-
-    def add_producer(self, producer_id: int, handler: ProducerEvents) -> None:
-        """Hand what comes for this producer to ``handler`` from now on."""
-        self._refuse_if_closed()
-        self._users.producers[producer_id] = handler
-
-    def remove_producer(self, producer_id: int) -> None:
-        """Drop what comes for this producer from now on."""
-        self._users.producers.pop(producer_id, None)
-
-    def add_watcher(self, watcher_id: int, handler: WatcherEvents) -> None:
-        """Hand what comes for this watcher to ``handler`` from now on."""
-        self._refuse_if_closed()
-        self._users.watchers[watcher_id] = handler
-
-    def remove_watcher(self, watcher_id: int) -> None:
-        """Drop what comes for this watcher from now on."""
-        self._users.watchers.pop(watcher_id, None)
+        of_broker = max(self.connected.max_message_size, 0)
+        return min(of_broker or self._options.max_message_bytes, self._options.max_frame_bytes)
 
     # --- sending ---
 
     def send(self, data: bytes) -> None:
         """Write bytes of the protocol, without waiting.
 
-        A broker that reads nothing while more and more is sent, up to ``max_unsent_bytes``, is given up.
+        If more than ``max_unsent_bytes`` pile up because the broker does not read, the connection is closed.
+
+        :raises ConnectionLostError: it is closed
         """
         transport = self._transport
         if self._error is not None or transport is None:
             raise self._closed_error()
         transport.write(data)
-        if self._room is not None and transport.get_write_buffer_size() > self._options.max_unsent_bytes:
+        if self._writable is not None and transport.get_write_buffer_size() > self._options.max_unsent_bytes:
             self.close(ConnectionLostError(f"{self.address}: the broker does not read what it is sent"))
 
     @property
     def is_congested(self) -> bool:
-        """Return whether more than ``write_buffer_bytes`` are on their way."""
-        return self._room is not None
+        """Return whether more than ``write_buffer_bytes`` are waiting to be written."""
+        return self._writable is not None
 
     async def drained(self) -> None:
-        """Wait while more than ``write_buffer_bytes`` are on their way."""
-        while self._room is not None and self._error is None:
-            await asyncio.shield(self._room)
-        self._refuse_if_closed()
+        """Wait while the connection is congested."""
+        while self._writable is not None and self._error is None:
+            await asyncio.shield(self._writable)
+        self._check_open()
 
-    def expect(self, request_id: int, what: str = "a command") -> Answer:
-        """Return what will hold the answer to a request that is sent by :meth:`send`, or an error of :meth:`request`.
+    def expect(self, request_id: int, what: str = "a command") -> Response:
+        """Return a future for the response to a request that is sent by :meth:`send`; it may be cancelled.
 
-        Whoever does not want it any more cancels it.
+        It gets the errors of :meth:`request`.
         """
-        self._refuse_if_closed()
+        if self._error is not None:
+            raise self._closed_error()
         return self._requests.expect(request_id, what)
 
     async def request(
         self, command: pb.BaseCommand, request_id: int, *, timeout: float | None = None
     ) -> pb.BaseCommand:
-        """Send a command that has this request id, and return the broker's answer.
+        """Send a command that has this request id, and return the broker's response.
 
-        :param timeout: seconds; None: as in the options
-        :raises BrokerRefusedError: the broker said no
-        :raises ConnectionLostError: it is closed, or was before the answer came
-        :raises RequestTimeoutError: no answer in time
+        :param timeout: seconds; None: ``request_timeout``
+        :raises BrokerRefusedError: the broker refused
+        :raises ConnectionLostError: it is closed, or was closed before the response came
+        :raises RequestTimeoutError: no response in time
         """
-        self._refuse_if_closed()
-        answer = self._requests.expect(request_id, pb.BaseCommand.Type.Name(command.type), timeout)
+        self._check_open()
+        response = self._requests.expect(request_id, pb.BaseCommand.Type.Name(command.type), timeout)
         try:
             self.send(encode_command(command))
-            return await answer
+            return await response
         finally:
-            self._requests.forget(request_id)
+            self._requests.discard(request_id)
 
-    # --- the end ---
+    # --- closing ---
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close it. Requests fail, consumers and producers are told; ``error`` is why, None: on purpose.
+        """Close the connection: requests fail, handlers are called.
 
-        On purpose what was written before is still sent.
+        :param error: the reason; None: closed on purpose, and what was written before is still sent
         """
         if error is None:
             self._shut(ConnectionLostError(f"{self.address}: the connection was closed here"), is_on_purpose=True)
@@ -270,29 +213,30 @@ class Connection(asyncio.BufferedProtocol):
         self._shut(reason, is_on_purpose=False)
 
     async def aclose(self) -> None:
-        """Close it, and wait until it is gone, for a few seconds at most."""
+        """Close the connection and wait until the transport is closed, for a few seconds at most."""
         self.close()
-        if self._transport is not None and not self._lost.done():
+        if self._transport is not None and not self._transport_closed.done():
             try:
-                await asyncio.wait([self._lost], timeout=_CLOSE_TIMEOUT)
+                await asyncio.wait([self._transport_closed], timeout=_CLOSE_TIMEOUT)
             finally:
-                if not self._lost.done():  # it takes too long, or whoever closes does not wait for it
+                if not self._transport_closed.done():  # too slow, or the caller was cancelled
                     self._transport.abort()
-        await self._introduction.ended()
+        await self._handshake.wait_closed()
 
     def _shut(self, error: Exception, *, is_on_purpose: bool) -> None:
         if self._error is not None:
             return
         self._error = error
-        self.lost_by = error if self.is_open and not is_on_purpose else None
+        self.loss_error = error if self.is_open and not is_on_purpose else None
         self.is_open = False
         if self._transport is not None:
             self._transport.close() if is_on_purpose else self._transport.abort()
-        self._keep_alive.stop()
-        self._introduction.stop(error)
-        self._make_room()
-        self._requests.fail_all(self._closed_error())  # whatever the reason: they may be asked again elsewhere
-        self._users.lost(error, self._report)
+        if self._keep_alive_timer is not None:
+            self._keep_alive_timer.cancel()
+        self._handshake.on_connection_lost(error)
+        self.resume_writing()
+        self._requests.fail_all(self._closed_error())  # always a lost connection: callers may ask another broker
+        self._handlers.on_connection_lost(error, self._report)
         if self._on_closed is not None:
             self._on_closed(self)
 
@@ -303,34 +247,37 @@ class Connection(asyncio.BufferedProtocol):
         error.__cause__ = self._error
         return error
 
-    def _refuse_if_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._error is not None:
             raise self._closed_error()
 
     def _report(self, fault: Exception) -> None:
-        told = f"what uses {self!r} raised where it was told something"
-        self._loop.call_exception_handler({"message": told, "exception": fault, "protocol": self})
+        message = f"a handler of {self!r} raised an error"
+        self._loop.call_exception_handler({"message": message, "exception": fault, "protocol": self})
 
-    # --- the beginning, and signs of life ---
+    # --- opening and keeping alive ---
 
-    async def _begin(self, proxy_to: str | None) -> None:
-        await self._introduction.introduce(proxy_to)
-        self._refuse_if_closed()
+    async def _start(self, proxy_to: str | None) -> None:
+        await self._handshake.run(proxy_to)
+        self._check_open()
         self._decoder.max_frame_bytes = self.max_message_bytes + _FRAME_OVERHEAD
-        self._keep_alive.start()
+        self._keep_alive_timer = self._loop.call_later(self._options.keep_alive.total_seconds(), self._keep_alive)
         self.is_open = True
 
-    def _ping(self) -> None:
-        self.send(ping())
-
-    def _gone(self) -> None:
+    def _keep_alive(self) -> None:
+        """Send PING every interval; a broker that is silent until the next one is gone."""
         interval = self._options.keep_alive.total_seconds()
-        self.close(ConnectionLostError(f"{self.address}: no sign of life for {interval:g} s after a ping"))
+        if not self._was_heard:
+            self.close(ConnectionLostError(f"{self.address}: no sign of life for {interval:g} s after a ping"))
+            return
+        self._was_heard = False
+        self._keep_alive_timer = self._loop.call_later(interval, self._keep_alive)
+        self.send(PING)
 
-    # --- what the transport calls ---
+    # --- called by the transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to use a transport."""
+        """Use a transport; abort it if the connection was closed meanwhile."""
         self._transport = cast("asyncio.Transport", transport)
         if self._error is not None:
             self._transport.abort()
@@ -338,66 +285,63 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=self._options.write_buffer_bytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End with the transport."""
+        """Close the connection, as the transport is closed."""
         reason = f"the connection broke: {exc}" if exc else "the broker closed the connection"
         error = ConnectionLostError(f"{self.address}: {reason}")
         error.__cause__ = exc
         self._shut(error, is_on_purpose=False)
-        if not self._lost.done():
-            self._lost.set_result(None)
+        if not self._transport_closed.done():
+            self._transport_closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """Let :meth:`drained` wait."""
-        if self._room is None:
-            self._room = self._loop.create_future()
+        """Mark the connection as congested."""
+        if self._writable is None:
+            self._writable = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        """Let :meth:`drained` return."""
-        self._make_room()
-
-    def _make_room(self) -> None:
-        room, self._room = self._room, None
-        if room is not None and not room.done():
-            room.set_result(None)
+        """Mark the connection as not congested, and wake up :meth:`drained`."""
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
 
     def get_buffer(self, _sizehint: int, /) -> memoryview:
-        """Return where to read into: one place for all reads, where a new one of the largest size was made for each."""
-        return self._space
+        """Return the buffer to read into: one for all reads, where asyncio would make the largest one for each."""
+        return self._read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was read."""
-        self.data_received(self._space[:nbytes].tobytes())
+        """Handle bytes that were read."""
+        self.data_received(self._read_buffer[:nbytes].tobytes())
 
     def data_received(self, data: bytes) -> None:
-        """Hand on what the bytes complete."""
-        self._keep_alive.was_heard = True
+        """Dispatch the frames that the bytes complete."""
+        self._was_heard = True
         frames: list[Frame | MessageFrame] = []
         frame: Frame | MessageFrame | None = None
         try:
-            frames = self._decoder.feed_heads(data)
+            frames = self._decoder.feed_fast(data)
             for frame in frames:
                 if self._error is not None:
                     return
                 if isinstance(frame, Frame):
-                    self._hand_on(frame.command)
+                    self._dispatch(frame.command)
                     continue
-                head, rest = frame  # in line: the hot path
-                consumer = self._consumers.get(head[0])
+                command, headers_and_payload = frame  # in line: the hot path
+                consumer = self._consumers.get(command[0])
                 if consumer is not None:
-                    consumer.on_message(head, rest)
+                    consumer.on_message(command, headers_and_payload)
             if self._owes_pong:
                 self._owes_pong = False
-                self.send(pong())
+                self.send(PONG)
         except BrokerError as error:
-            self.close(self._naming(error, frames, frame))
+            self.close(self._located(error, frames, frame))
         except Exception as fault:  # noqa: BLE001 - reported
             self._report(fault)
-            self.close(self._naming(fault, frames, frame))
+            self.close(self._located(fault, frames, frame))
 
-    def _naming(
+    def _located(
         self, error: Exception, frames: Sequence[Frame | MessageFrame], frame: Frame | MessageFrame | None
     ) -> BrokerError:
-        """Return an error whose text begins with the address, and with the frame if there is one."""
+        """Return an error whose text begins with the address, and with the frame that was being handled."""
         where = ""
         if frame is not None:
             number = self._decoder.frames - len(frames) + next(at for at, each in enumerate(frames) if each is frame)
@@ -411,26 +355,26 @@ class Connection(asyncio.BufferedProtocol):
         lost.__cause__ = error
         return lost
 
-    def _hand_on(self, command: pb.BaseCommand) -> None:
+    def _dispatch(self, command: pb.BaseCommand) -> None:
         kind = command.type
-        if kind in _ANSWERS:
-            self._answered(getattr(command, _ANSWERS[kind]).request_id, command)
+        if kind in _RESPONSES:
+            self._on_response(getattr(command, _RESPONSES[kind]).request_id, command)
         elif kind == pb.BaseCommand.PING:
-            self._owes_pong = True  # one for all pings that came together
+            self._owes_pong = True  # one for all pings that arrive together
         elif kind == pb.BaseCommand.CONNECTED:
-            self._introduction.let_in(command.connected)
+            self._handshake.on_connected(command.connected)
         elif kind == pb.BaseCommand.AUTH_CHALLENGE:
-            self._introduction.challenged(command.authChallenge)
+            self._handshake.on_challenge(command.authChallenge)
         else:
-            self._users.tell(command)
+            self._handlers.dispatch(command)
 
-    def _answered(self, request_id: int, command: pb.BaseCommand) -> None:
-        refusal = refusal_of(command, self._introduction.without_secrets)
-        if refusal is not None and (not self._introduction.is_over or request_id == _NO_REQUEST):
-            self.close(refusal)  # the broker does not let us in, or not any longer
-        elif refusal is not None:
-            self._requests.failed(request_id, refusal)
+    def _on_response(self, request_id: int, command: pb.BaseCommand) -> None:
+        error = error_in(command, self.without_secrets)
+        if error is not None and (not self._handshake.is_done or request_id == _NO_REQUEST):
+            self.close(error)  # the broker refuses the connection, or withdraws it
+        elif error is not None:
+            self._requests.fail(request_id, error)
         elif command.type == pb.BaseCommand.PRODUCER_SUCCESS and not command.producer_success.producer_ready:
-            self._requests.wait_on(request_id)
+            self._requests.remove_timeout(request_id)
         else:
-            self._requests.answered(request_id, command)
+            self._requests.resolve(request_id, command)

@@ -1,29 +1,70 @@
-"""The beginning of a connection: who we are, and what we can do; also the answers when the broker asks who again."""
+"""Opening a connection: TCP or TLS, then CONNECT and CONNECTED; also later authentication challenges."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Final
 
+from ..._foreign import shown
 from ..._version import __version__
-from ...errors import ProtocolError
-from .. import _pulsar_pb2 as pb
+from ...errors import BrokerError, ConnectionLostError, ProtocolError
+from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
-from ._authentication import Authentication
+from ._address import Address
+from ._authentication import Authentication, TlsAuthentication
+from ._options import ClientOptions
+from ._tls import make_context
 
 PROTOCOL_VERSION: Final = 21
+CLIENT_VERSION: Final = f"pulsar-nack-{__version__}"
 _MOST_CHALLENGES: Final = 10
 _LEAST_SECRET: Final = 4
 """A shorter secret is not replaced in texts, because it may be part of any word."""
-CLIENT_VERSION: Final = f"pulsar-nack-{__version__}"
 
 
-class Introduction:
-    """Of one connection. ``is_over`` when the broker has let us in.
+async def dial_network(protocol: asyncio.BaseProtocol, address: Address, options: ClientOptions) -> None:
+    """Connect ``protocol`` over TCP, with TLS if the address requires it.
+
+    :raises OSError: the broker cannot be reached, or its certificate is not trusted
+    :raises InvalidArgumentError: a file of the TLS settings cannot be used
+    """
+    context = None
+    if address.is_secure:
+        own = options.authentication
+        context = await make_context(options.tls, own.certificate if isinstance(own, TlsAuthentication) else None)
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(
+        lambda: protocol,
+        address.host,
+        address.port,
+        ssl=context,
+        server_hostname=address.host if context is not None else None,
+    )
+
+
+def dial_error(address: Address, error: OSError) -> BrokerError:
+    """Return the error to raise when dialling failed.
+
+    An untrusted certificate stays untrusted, so it is no ConnectionLostError, which callers would retry.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return BrokerError(f"{address}: the certificate is not trusted: {shown(error.verify_message or str(error))}")
+    if isinstance(error, ssl.SSLError):
+        return ConnectionLostError(f"{address}: no connection over TLS: {shown(str(error))}")
+    if address.is_secure and isinstance(error, ConnectionResetError):
+        return ConnectionLostError(f"{address}: no connection over TLS: the other side ended it; does it speak TLS?")
+    return ConnectionLostError(f"{address}: not reached: {str(error) or type(error).__name__}")
+
+
+class Handshake:
+    """The CONNECT/CONNECTED handshake of one connection, and the responses to authentication challenges.
+
+    ``is_done``: the broker has accepted the connection; ``connected`` is its response.
 
     :param send: writes bytes to the broker
-    :param give_up: closes the connection, with the reason
+    :param fail: closes the connection with an error
     """
 
     def __init__(
@@ -31,38 +72,39 @@ class Introduction:
         authentication: Authentication,
         loop: asyncio.AbstractEventLoop,
         send: Callable[[bytes], None],
-        give_up: Callable[[BaseException], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
-        self.answer = pb.CommandConnected()
-        self.is_over = False
+        self.connected = pb.CommandConnected()
+        self.is_done = False
         self._authentication = authentication
         self._send = send
-        self._give_up = give_up
-        self._let_in: asyncio.Future[None] = loop.create_future()
+        self._fail = fail
+        self._done: asyncio.Future[None] = loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._secrets: tuple[str, ...] = ()
 
-    async def introduce(self, proxy_to: str | None) -> None:
-        """Tell who we are, and wait until the broker has let us in.
+    async def run(self, proxy_to: str | None) -> None:
+        """Send CONNECT and wait for CONNECTED.
 
-        :raises BrokerError: what the connection was closed with
+        :param proxy_to: ``host:port`` of the broker behind a proxy
+        :raises BrokerError: the connection was closed with it
         """
-        data = await self._data(None)
+        data = await self._auth_data(None)
         self._send(encode_command(_connect(self._authentication.method, data, proxy_to)))
-        await self._let_in
+        await self._done
 
-    def let_in(self, answer: pb.CommandConnected) -> None:
-        """Take the broker's word that we are in.
+    def on_connected(self, command: pb.CommandConnected) -> None:
+        """Handle CONNECTED.
 
-        :raises ProtocolError: it has said so before
+        :raises ProtocolError: there was one before
         """
-        if self._let_in.done():
+        if self._done.done():
             raise ProtocolError("a command CONNECTED on a connection that is open")
-        self.answer.CopyFrom(answer)
-        self.is_over = True
-        self._let_in.set_result(None)
+        self.connected.CopyFrom(command)
+        self.is_done = True
+        self._done.set_result(None)
 
-    def challenged(self, challenge: pb.CommandAuthChallenge) -> None:
+    def on_challenge(self, challenge: pb.CommandAuthChallenge) -> None:
         """Answer an authentication challenge, during the handshake or later.
 
         :raises ProtocolError: too many challenges are unanswered
@@ -75,60 +117,59 @@ class Introduction:
 
     async def _answer(self, challenge: pb.CommandAuthChallenge) -> None:
         try:
-            data = await self._data(challenge.challenge.auth_data)
+            data = await self._auth_data(challenge.challenge.auth_data)
             method = challenge.challenge.auth_method_name or self._authentication.method
             self._send(encode_command(_auth_response(method, data)))
         except Exception as error:  # noqa: BLE001 - the connection is closed with it
-            self._give_up(error)
+            self._fail(error)
 
-    async def _data(self, challenge: bytes | None) -> bytes:
+    async def _auth_data(self, challenge: bytes | None) -> bytes:
         data = await self._authentication.data(challenge)
         text = data.decode(errors="replace")
         self._secrets = tuple(each for each in (text, text.rpartition(":")[2]) if len(each) >= _LEAST_SECRET)
         return data
 
     def without_secrets(self, text: str) -> str:
-        """Return the broker's words, with the credentials that it got last replaced."""
+        """Return a text of the broker with the last credentials that it got replaced."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
 
-    def stop(self, error: Exception) -> None:
-        """End with the connection."""
-        if not self._let_in.done():
-            self._let_in.set_exception(error)
-            self._let_in.exception()  # nobody waits for it where dialling failed already
+    def on_connection_lost(self, error: Exception) -> None:
+        """Fail the handshake if it is not done, and cancel the answers to challenges."""
+        if not self._done.done():
+            self._done.set_exception(error)
+            self._done.exception()  # nothing waits for it if dialling failed
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
 
-    async def ended(self) -> None:
-        """Wait for what :meth:`stop` has cancelled."""
+    async def wait_closed(self) -> None:
+        """Wait for the tasks that :meth:`on_connection_lost` has cancelled."""
         tasks = self._tasks - {asyncio.current_task()}
         if tasks:
             await asyncio.wait(tasks)
 
 
 def _connect(method: str, data: bytes, proxy_to: str | None) -> pb.BaseCommand:
-    command = pb.BaseCommand(type=pb.BaseCommand.CONNECT)
-    connect = command.connect
-    connect.client_version = CLIENT_VERSION
-    connect.protocol_version = PROTOCOL_VERSION
-    if method != "none":
-        connect.auth_method_name = method
-        connect.auth_data = data
-    if proxy_to is not None:
-        connect.proxy_to_broker_url = proxy_to
-    connect.feature_flags.supports_auth_refresh = True
-    connect.feature_flags.supports_broker_entry_metadata = True
-    connect.feature_flags.supports_partial_producer = True
-    return command
+    has_data = method != "none"
+    body = pb.CommandConnect(
+        client_version=CLIENT_VERSION,
+        protocol_version=PROTOCOL_VERSION,
+        auth_method_name=method if has_data else None,
+        auth_data=data if has_data else None,
+        proxy_to_broker_url=proxy_to,
+        feature_flags=pb.FeatureFlags(
+            supports_auth_refresh=True, supports_broker_entry_metadata=True, supports_partial_producer=True
+        ),
+    )
+    return pb.BaseCommand(type=pb.BaseCommand.CONNECT, connect=body)
 
 
 def _auth_response(method: str, data: bytes) -> pb.BaseCommand:
-    command = pb.BaseCommand(type=pb.BaseCommand.AUTH_RESPONSE)
-    command.authResponse.client_version = CLIENT_VERSION
-    command.authResponse.protocol_version = PROTOCOL_VERSION
-    command.authResponse.response.auth_method_name = method
-    command.authResponse.response.auth_data = data
-    return command
+    body = pb.CommandAuthResponse(
+        client_version=CLIENT_VERSION,
+        protocol_version=PROTOCOL_VERSION,
+        response=pb.AuthData(auth_method_name=method, auth_data=data),
+    )
+    return pb.BaseCommand(type=pb.BaseCommand.AUTH_RESPONSE, authResponse=body)

@@ -1,6 +1,6 @@
-"""One HTTP request on the event loop, without a thread, so that cancelling ends it at once.
+"""One HTTP request on the event loop, without a thread, so that cancellation ends it at once.
 
-The answer's size is checked before it is read, and errors never quote the answer.
+The response's size is checked before it is read, and errors never quote the response.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _Headers = dict[bytes, bytes]
 
 
-class Answer(NamedTuple):
-    """The server's answer."""
+class HttpResponse(NamedTuple):
+    """The server's response."""
 
     status: int
     body: bytes
 
 
-async def fetch(url: str, form: bytes | None, *, tls: ssl.SSLContext | None, most_bytes: int) -> Answer:
+async def fetch(url: str, form: bytes | None, *, tls: ssl.SSLContext | None, most_bytes: int) -> HttpResponse:
     """Get a URL, or post a form to it; https goes through the proxy of the environment. Redirects are not followed.
 
     :param tls: the context for https, None for http
-    :param most_bytes: limit of the answer's body
+    :param most_bytes: limit of the response's body
     :raises OSError: the server cannot be reached, or closed the connection early
-    :raises ValueError: the answer is not HTTP, or too large
+    :raises ValueError: the response is not HTTP, or too large
     """
     parts = urlsplit(url)
     reader, writer = await _connect(parts, tls)
     try:
         writer.write(_request(parts, form))
         status, headers = await _head(reader)
-        while 100 <= status < 200:  # interim: the final answer follows
+        while 100 <= status < 200:  # interim: the final response follows
             status, headers = await _head(reader)
-        return Answer(status, await _body(reader, headers, most_bytes))
+        return HttpResponse(status, await _body(reader, headers, most_bytes))
     except asyncio.IncompleteReadError:
         raise ConnectionResetError("the connection ended in the middle of the answer") from None
     except asyncio.LimitOverrunError:
@@ -82,7 +82,7 @@ async def _connect(parts: SplitResult, tls: ssl.SSLContext | None) -> _Streams:
 
 async def _through(proxy: SplitResult, host: str, port: int, tls: ssl.SSLContext) -> _Streams:
     if proxy.scheme != "http" or not proxy.hostname:
-        raise ConnectionError("the proxy of the environment is no http:// URL")
+        raise ConnectionError("the proxy of the environment is not an http:// URL")
     reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or 80, limit=_MOST_HEAD_BYTES)
     try:
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -104,7 +104,7 @@ def _check_tunnel(status: int, _headers: _Headers) -> None:
         raise ConnectionError(f"the proxy of the environment says {status}")
 
 
-# --- the answer ------------------------------------------------------------------------------------------------------
+# --- the response ----------------------------------------------------------------------------------------------------
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, _Headers]:

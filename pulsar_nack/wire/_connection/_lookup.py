@@ -1,4 +1,4 @@
-"""Questions to the service: which broker has a topic, how many partitions there are, which topics a namespace has."""
+"""Lookups: the broker of a topic, its partitions and schema, and the topics of a namespace."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Final
 
 from ..._foreign import shown
 from ...errors import BrokerError, ConnectionLostError, InvalidArgumentError
-from .. import _pulsar_pb2 as pb
-from .._protocol._schema_info import SchemaInfo
+from .._protocol import _pulsar_pb2 as pb
 from .._protocol._topics import TopicsMode
+from ._broker_errors import is_transient
 from ._connection import Connection
-from ._options import ClientOptions
+from ._options import ClientOptions, SchemaInfo
 from ._pool import Pool
-from ._refusals import is_transient
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
-_AT_ONCE: Final = 2_000
+_SLICE: Final = 2_000
 _MOST_LETTERS: Final = 2_000
 """Longest full name of a topic."""
 _MODES: Final[dict[str, pb.CommandGetTopicsOfNamespace.Mode]] = {
@@ -35,19 +34,19 @@ class Lookup:
     def __init__(self, pool: Pool, options: ClientOptions | None = None) -> None:
         self._pool = pool
         self._options = options or ClientOptions()
-        self._strange = 0
-        """How many topics were left out last time; logged when it changes."""
+        self._invalid = 0
+        """How many topics with invalid names the last answer had; logged when it changes."""
 
     async def broker(self, topic: str) -> Connection:
-        """Return a connection to the broker that has ``topic``, a whole name of a topic or partition.
+        """Return a connection to the broker of ``topic``, the full name of a topic or partition.
 
-        :raises BrokerRefusedError: the broker said no
-        :raises BrokerError: a broker could not be reached, or they send us in circles
+        :raises BrokerRefusedError: a broker refused
+        :raises BrokerError: a broker could not be reached, or there are too many redirects
         """
         connection = await self._pool.service()
         authoritative = False
         for _ in range(self._options.max_redirects + 1):
-            answer = await self._ask(connection, topic, authoritative=authoritative)
+            answer = await self._lookup(connection, topic, authoritative=authoritative)
             url = self._url_in(answer, connection, topic)
             found = await self._pool.get(url, connection.address.url if answer.proxy_through_service_url else None)
             if answer.response == answer.Connect:
@@ -59,34 +58,32 @@ class Lookup:
         )
 
     async def partitions(self, topic: str, *, create: bool = True) -> int:
-        """Return how many partitions ``topic`` has; 0: it is not partitioned, or not there.
+        """Return how many partitions ``topic`` has; 0: it is not partitioned, or does not exist.
 
-        :param create: whether the broker may create it, where it creates topics with partitions; those before
-            3.0.6 always may
-        :raises BrokerRefusedError: the broker said no
+        :param create: whether the broker may create it, if it creates partitioned topics; brokers before 3.0.6
+            always may
+        :raises BrokerRefusedError: the broker refused
         :raises BrokerError: no broker could be reached
         """
         connection = await self._pool.service()
         request_id = connection.request_id()
-        command = pb.BaseCommand(type=pb.BaseCommand.PARTITIONED_METADATA)
-        command.partitionMetadata.topic = topic
-        command.partitionMetadata.request_id = request_id
+        body = pb.CommandPartitionedTopicMetadata(topic=topic, request_id=request_id)
         if not create:
-            command.partitionMetadata.metadata_auto_creation_enabled = False
+            body.metadata_auto_creation_enabled = False
+        command = pb.BaseCommand(type=pb.BaseCommand.PARTITIONED_METADATA, partitionMetadata=body)
         answer = await self._request(connection, command, request_id)
         partitions, most = answer.partitionMetadataResponse.partitions, self._options.max_partitions
         if partitions > most:
-            raise BrokerError(
-                f"{connection.address}: {topic} has {partitions} partitions, at most {most} are taken (max_partitions)"
-            )
+            problem = f"{topic} has {partitions} partitions, at most {most} are allowed (max_partitions)"
+            raise BrokerError(f"{connection.address}: {problem}")
         return partitions
 
     async def topics(self, namespace: str, *, pattern: str | None = None, mode: TopicsMode = "persistent") -> list[str]:
-        """Return the whole names of the topics of ``tenant/namespace``, each partition by itself.
+        """Return the full names of the topics of ``tenant/namespace``, each partition as one.
 
-        :param pattern: a regular expression that whole names have to match
+        :param pattern: a regular expression for full names
         :raises InvalidArgumentError: not a regular expression, or not a mode
-        :raises BrokerRefusedError: the broker said no
+        :raises BrokerRefusedError: the broker refused
         :raises BrokerError: no broker could be reached
         """
         if mode not in _MODES:
@@ -94,58 +91,56 @@ class Lookup:
         wanted = _compiled(pattern)
         connection = await self._pool.service()
         request_id = connection.request_id()
-        command = pb.BaseCommand(type=pb.BaseCommand.GET_TOPICS_OF_NAMESPACE)
-        command.getTopicsOfNamespace.namespace = namespace
-        command.getTopicsOfNamespace.request_id = request_id
-        command.getTopicsOfNamespace.mode = _MODES[mode]
+        body = pb.CommandGetTopicsOfNamespace(namespace=namespace, request_id=request_id, mode=_MODES[mode])
+        command = pb.BaseCommand(type=pb.BaseCommand.GET_TOPICS_OF_NAMESPACE, getTopicsOfNamespace=body)
         answer = await self._request(connection, command, request_id)
         return await self._matching(answer.getTopicsOfNamespaceResponse.topics, wanted, namespace)
 
     async def _matching(self, names: Sequence[str], wanted: re.Pattern[str] | None, namespace: str) -> list[str]:
-        """Return the names that match and are printable; lets other tasks run in between."""
+        """Return the matching names that are valid; lets other tasks run in between."""
         if len(names) > self._options.max_topics:
-            most = f"at most {self._options.max_topics} are taken (max_topics)"
+            most = f"at most {self._options.max_topics} are allowed (max_topics)"
             raise BrokerError(f"namespace {namespace} has {len(names)} topics, {most}")
         found: list[str] = []
-        strange: list[str] = []
-        for at in range(0, len(names), _AT_ONCE):
-            for name in names[at : at + _AT_ONCE]:
+        invalid: list[str] = []
+        for at in range(0, len(names), _SLICE):
+            for name in names[at : at + _SLICE]:
                 if not name.isprintable() or len(name) > _MOST_LETTERS:
-                    strange.append(name)
+                    invalid.append(name)
                 elif wanted is None or wanted.fullmatch(name):
                     found.append(name)
             await asyncio.sleep(0)
-        if strange and len(strange) != self._strange:
-            which = f"{len(strange)} topics of namespace {namespace}, such as {shown(strange[0])}"
+        if invalid and len(invalid) != self._invalid:
+            which = f"{len(invalid)} topics of namespace {namespace}, such as {shown(invalid[0])}"
             _LOG.warning("%s, have names that are too long or not printable, and are left out", which)
-        self._strange = len(strange)
+        self._invalid = len(invalid)
         return found
 
     async def schema(self, topic: str, version: bytes | None = None) -> SchemaInfo:
         """Return a schema of ``topic``.
 
-        :param version: as messages name it, None: the latest
-        :raises BrokerRefusedError: the broker said no; with the code ``TopicNotFound`` where there is no such schema
+        :param version: the ``schema_version`` of a message; None: the latest
+        :raises BrokerRefusedError: the broker refused; with the code ``TopicNotFound`` if there is no such schema
         :raises BrokerError: no broker could be reached
         """
         connection = await self._pool.service()
         request_id = connection.request_id()
-        command = pb.BaseCommand(type=pb.BaseCommand.GET_SCHEMA)
-        command.getSchema.topic = topic
-        command.getSchema.request_id = request_id
-        if version is not None:
-            command.getSchema.schema_version = version
+        body = pb.CommandGetSchema(topic=topic, request_id=request_id, schema_version=version)
+        command = pb.BaseCommand(type=pb.BaseCommand.GET_SCHEMA, getSchema=body)
         answer = await self._request(connection, command, request_id)
         return SchemaInfo.of(answer.getSchemaResponse.schema)
 
-    async def _ask(self, connection: Connection, topic: str, *, authoritative: bool) -> pb.CommandLookupTopicResponse:
+    async def _lookup(
+        self, connection: Connection, topic: str, *, authoritative: bool
+    ) -> pb.CommandLookupTopicResponse:
         request_id = connection.request_id()
-        command = pb.BaseCommand(type=pb.BaseCommand.LOOKUP)
-        command.lookupTopic.topic = topic
-        command.lookupTopic.request_id = request_id
-        command.lookupTopic.authoritative = authoritative
-        if self._options.listener_name is not None:
-            command.lookupTopic.advertised_listener_name = self._options.listener_name
+        body = pb.CommandLookupTopic(
+            topic=topic,
+            request_id=request_id,
+            authoritative=authoritative,
+            advertised_listener_name=self._options.listener_name,
+        )
+        command = pb.BaseCommand(type=pb.BaseCommand.LOOKUP, lookupTopic=body)
         return (await self._request(connection, command, request_id)).lookupTopicResponse
 
     async def _request(self, connection: Connection, command: pb.BaseCommand, request_id: int) -> pb.BaseCommand:

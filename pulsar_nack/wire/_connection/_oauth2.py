@@ -1,10 +1,10 @@
 """OAuth2 client credentials: an access token from an issuer, used as a token, renewed before it expires.
 
 There are two requests: the first gets the issuer's description, which names the token endpoint; the second gets the
-token there. Connections that wait share them, and they end when the last of these gives up.
+token there. Waiting connections share them; they are cancelled with the last of these.
 
-An issuer knows the secret and may put it into any answer. So errors name the issuer by the user's URL and quote
-neither its words nor the endpoint that it named, only known codes.
+An issuer knows the secret and may repeat it in any response. So errors name the issuer by the user's URL and quote
+neither its text nor its token endpoint, only known codes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..._check import check_callable, path_of
 from ..._delays import Delay, delay_seconds
 from ..._foreign import without_credentials
 from ...errors import BrokerError, InvalidArgumentError
-from ._http import Answer, fetch
+from ._http import HttpResponse, fetch
 
 _WELL_KNOWN: Final = "/.well-known/openid-configuration"
 _MOST_ANSWER_BYTES: Final = 1 << 18
-_NEW_FROM: Final = 0.9  # of its life a token is used, then the next connection gets a new one
+_NEW_FROM: Final = 0.9  # of its lifetime; after that the next connection requests a new token
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _CODES: Final = frozenset(
     {
@@ -46,7 +46,7 @@ _CODES: Final = frozenset(
 )
 """The error codes of OAuth2 (RFC 6749, RFC 8707)."""
 _OURS: Final = frozenset({ConnectionError, ConnectionResetError})
-"""Errors that are raised here, with our own words."""
+"""Errors that are raised here, with a text that is safe to quote."""
 
 
 class _Token(NamedTuple):
@@ -55,8 +55,8 @@ class _Token(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Asking:
-    """A request for a token, and the number of callers that wait for it."""
+class _TokenRequest:
+    """A pending request for a token, and the number of callers that wait for it."""
 
     task: asyncio.Task[_Token]
     waiting: int = 0
@@ -66,8 +66,9 @@ class OAuth2Authentication:
     """OAuth2 client credentials: an issuer gives access tokens for a client id and secret; the broker gets tokens only.
 
     :param issuer_url: the issuer's URL; its description is at ``/.well-known/openid-configuration`` below it
-    :param audience: the audience of the token, as the broker expects it; likewise ``scope``
-    :param tls: a context for the issuer; None: certificates that the system trusts count
+    :param audience: the audience of the token, as the broker expects it
+    :param scope: the scope of the token
+    :param tls: a context for the issuer; None: the system's trusted certificates
     :param timeout: limit of each of the two requests as a whole, in seconds
     :raises InvalidArgumentError: names the argument, never with the secret
     """
@@ -104,15 +105,15 @@ class OAuth2Authentication:
         check_callable("monotonic", monotonic, "a callable that gives seconds")
         self._monotonic = monotonic
         self._token: _Token | None = None
-        self._asking: _Asking | None = None
+        self._request: _TokenRequest | None = None
 
     @classmethod
     def from_key_file(
         cls, path: str | PathLike[str], *, issuer_url: str | None = None, **settings: Any
     ) -> OAuth2Authentication:
-        """Take id, secret and issuer from a key file in JSON, as other Pulsar clients have it.
+        """Read id, secret and issuer from a key file in JSON, as other Pulsar clients use it.
 
-        :raises InvalidArgumentError: not such a file
+        :raises InvalidArgumentError: not a key file
         """
         file = path_of(path)
         if file is None:
@@ -123,7 +124,7 @@ class OAuth2Authentication:
         except (OSError, ValueError, RecursionError) as error:  # its text may quote the file
             raise InvalidArgumentError("path", str(file), f"a key file in JSON ({type(error).__name__})") from None
         if not is_file:
-            raise InvalidArgumentError("path", str(file), "a key file in JSON, and there is none")
+            raise InvalidArgumentError("path", str(file), "the path of a key file in JSON, but there is no file")
         names = ("client_id", "client_secret", *(() if issuer_url else ("issuer_url",)))
         missing = [name for name in names if not isinstance(key, dict) or not isinstance(key.get(name), str)]
         if missing or key is None:
@@ -131,9 +132,9 @@ class OAuth2Authentication:
         return cls(issuer_url or key["issuer_url"], key["client_id"], key["client_secret"], **settings)
 
     async def data(self, challenge: bytes | None) -> bytes:
-        """Return a token that is valid for a while; a challenge always gets one that is new.
+        """Return a token that is still valid for some time; a challenge always gets a new one.
 
-        :raises BrokerError: the issuer could not be reached, refused, or answered something else
+        :raises BrokerError: the issuer could not be reached, refused, or sent an invalid response
         """
         token = self._token
         if token is None or challenge is not None or self._monotonic() >= token.renew_at:
@@ -142,33 +143,33 @@ class OAuth2Authentication:
 
     async def _renewed(self) -> _Token:
         """Request a token, or share a pending request; if that one fails, request once more."""
-        asking = self._asking
-        if asking is not None and asking.task.get_loop() is asyncio.get_running_loop():
+        request = self._request
+        if request is not None and request.task.get_loop() is asyncio.get_running_loop():
             try:
-                return await self._wait_for(asking)
+                return await self._wait_for(request)
             except BrokerError:
-                asking = self._asking
-        if asking is None or asking.task.get_loop() is not asyncio.get_running_loop():
-            asking = self._asking = _Asking(asyncio.create_task(self._renew(), name="access token of OAuth2"))
-            asking.task.add_done_callback(self._forget)
-        return await self._wait_for(asking)
+                request = self._request
+        if request is None or request.task.get_loop() is not asyncio.get_running_loop():
+            request = self._request = _TokenRequest(asyncio.create_task(self._renew(), name="access token of OAuth2"))
+            request.task.add_done_callback(self._forget)
+        return await self._wait_for(request)
 
-    async def _wait_for(self, asking: _Asking) -> _Token:
+    async def _wait_for(self, request: _TokenRequest) -> _Token:
         """Wait for a shared request; it is cancelled only when its last caller gives up."""
-        asking.waiting += 1
+        request.waiting += 1
         try:
-            return await asyncio.shield(asking.task)
+            return await asyncio.shield(request.task)
         finally:
-            asking.waiting -= 1
-            if not asking.waiting and not asking.task.done():
-                self._forget(asking.task)
-                asking.task.cancel()
+            request.waiting -= 1
+            if not request.waiting and not request.task.done():
+                self._forget(request.task)
+                request.task.cancel()
 
     def _forget(self, task: asyncio.Task[_Token]) -> None:
-        if self._asking is not None and self._asking.task is task:
-            self._asking = None
+        if self._request is not None and self._request.task is task:
+            self._request = None
         if task.done() and not task.cancelled():
-            task.exception()  # those who waited have got it; all may have been cancelled
+            task.exception()  # callers have got it, unless all were cancelled
 
     async def _renew(self) -> _Token:
         asked_at = self._monotonic()
@@ -181,7 +182,7 @@ class OAuth2Authentication:
         text = answer.get("access_token")
         if not isinstance(text, str) or not text or not text.isascii() or not text.isprintable():
             raise self._fault("its answer has no access_token")
-        self._token = _Token(text, asked_at + _life(answer.get("expires_in")) * _NEW_FROM)
+        self._token = _Token(text, asked_at + _lifetime(answer.get("expires_in")) * _NEW_FROM)
         return self._token
 
     async def _fetch(self, url: str, form: bytes | None) -> Mapping[str, Any]:
@@ -238,13 +239,13 @@ def _checked_url(name: str, url: object) -> str:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message.partition(',')[0]}"  # the rest is its own text
+        return f"its certificate is not trusted: {error.verify_message.partition(',')[0]}"  # the rest quotes the issuer
     if isinstance(error, ssl.SSLError):
         return f"no connection over TLS: {error.reason}"
     return error.strerror or (str(error) if type(error) in _OURS else type(error).__name__)
 
 
-def _refusal(answer: Answer) -> str:
+def _refusal(answer: HttpResponse) -> str:
     """Return a failed status with its standard name, and OAuth2's error code if it is a known one."""
     name = HTTPStatus(answer.status).phrase if answer.status in HTTPStatus._value2member_map_ else ""
     found = _as_json(answer.body)
@@ -260,8 +261,8 @@ def _as_json(body: bytes) -> object:
         return None
 
 
-def _life(expires_in: object) -> float:
-    """Return for how many seconds a token is valid; one that does not say so is asked for each time."""
+def _lifetime(expires_in: object) -> float:
+    """Return for how many seconds a token is valid; 0 if the issuer does not say: then each connection requests one."""
     try:
         life = float(expires_in)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

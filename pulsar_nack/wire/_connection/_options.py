@@ -1,9 +1,11 @@
-"""The settings of a client's connections."""
+"""The settings of a client's connections, and the schemas of topics."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import (
     BeforeValidator,
@@ -18,10 +20,15 @@ from pydantic import (
 from ...backoff import Exponential
 from ...config import DelayField, _Settings
 from ...errors import InvalidArgumentError
-from .._protocol._entries import DEFAULT_MAX_BATCH_MESSAGES, DEFAULT_MAX_METADATA_BYTES
+from .._consumer._subscribe_options import check_strings, is_text
+from .._protocol import _pulsar_pb2 as pb
+from .._protocol._batches import DEFAULT_MAX_BATCH_MESSAGES, DEFAULT_MAX_METADATA_BYTES
 from .._protocol._frames import DEFAULT_MAX_COMMAND_BYTES, DEFAULT_MAX_TOPICS
 from ._authentication import Authentication, NoAuthentication
 from ._tls import TlsOptions
+
+_SCHEMA_TYPES: Final = {"string": 1, "json": 2, "protobuf": 3, "avro": 4, "key_value": 15, "protobuf_native": 20}
+_SCHEMA_NAMES: Final = {number: name for name, number in _SCHEMA_TYPES.items()}
 
 
 def _as_authentication(value: Any, info: ValidationInfo) -> Authentication:
@@ -35,7 +42,7 @@ def _as_authentication(value: Any, info: ValidationInfo) -> Authentication:
 
 
 class ClientOptions(_Settings):
-    """How brokers are reached, and how long is waited for what.
+    """How to reach brokers, with which timeouts and limits.
 
     Times are seconds as a number, or a timedelta.
     """
@@ -45,27 +52,27 @@ class ClientOptions(_Settings):
     authentication: Annotated[SkipValidation[Authentication], BeforeValidator(_as_authentication)] = Field(
         default_factory=NoAuthentication
     )
-    """Who we are to the brokers."""
+    """How the client authenticates to brokers."""
     tls: TlsOptions = Field(default_factory=TlsOptions)
     """For addresses that begin with ``pulsar+ssl://``."""
     connect_timeout: DelayField = timedelta(seconds=10)
-    """From the first byte to a broker until it has let us in."""
+    """From dialling a broker until it has accepted the connection."""
     request_timeout: DelayField = timedelta(seconds=30)
-    """How long the answer to a command may take."""
+    """How long the response to a command may take."""
     keep_alive: DelayField = timedelta(seconds=30)
-    """How often the broker is asked whether it is there; it counts as gone if it is silent until the next time."""
+    """Interval of pings; a broker that is silent from one ping to the next is treated as lost."""
     backoff_minimum: DelayField = timedelta(seconds=0.1)
-    """Before the first attempt to connect again, with jitter; it doubles with each."""
+    """Pause before the first attempt to reconnect, with jitter; it doubles with each attempt."""
     backoff_maximum: DelayField = timedelta(seconds=30)
-    """Most between two attempts."""
+    """Longest pause between two attempts."""
     max_redirects: int = Field(default=20, ge=0, le=1_000)
-    """How often brokers may send a lookup on to one another."""
+    """How often brokers may redirect a lookup."""
     max_message_bytes: int = Field(default=5 << 20, ge=1 << 10, le=512 << 20)
-    """Largest message, where the broker does not tell a limit of its own."""
+    """Largest message, if the broker does not announce a limit."""
     max_frame_bytes: int = Field(default=128 << 20, ge=1 << 10, le=1 << 30)
-    """Largest message whatever the broker tells; a larger one breaks the connection before memory is taken for it."""
+    """Largest message whatever limit the broker announces; a larger one closes the connection before it is read."""
     max_command_bytes: int = Field(default=DEFAULT_MAX_COMMAND_BYTES, ge=16 << 10, le=512 << 20)
-    """Largest command (a frame without its message); a larger one breaks the connection before it is read. Lists of
+    """Largest command (a frame without its message); a larger one closes the connection before it is read. Lists of
     topics are limited by ``max_topics`` instead."""
     max_metadata_bytes: int = Field(default=DEFAULT_MAX_METADATA_BYTES, ge=1 << 10, le=512 << 20)
     """Most bytes for keys and properties of a message; a message with more is unreadable."""
@@ -76,16 +83,16 @@ class ClientOptions(_Settings):
     max_topics: int = Field(default=DEFAULT_MAX_TOPICS, ge=1, le=10_000_000)
     """Most topics of a namespace, for patterns and ``client.topics``."""
     write_buffer_bytes: int = Field(default=8 << 20, ge=1 << 10)
-    """Producers wait while so much is on its way to one broker."""
+    """Producers wait while more bytes than this are unsent to one broker."""
     max_unsent_bytes: int = Field(default=256 << 20, ge=1 << 20)
-    """A broker that lets more than this pile up counts as gone."""
+    """The connection is closed if more bytes than this are unsent."""
     max_prefetched_bytes: int | None = Field(default=64 << 20, ge=0)
-    """Most memory for payloads that all consumers have fetched ahead; None or 0: bounded by their numbers only. One
-    message for each topic or partition is fetched whatever there is; see ``receiver_queue_size`` too."""
+    """Most memory for prefetched payloads of all consumers; None or 0: only their number is limited. One message for
+    each topic or partition is always fetched; see ``receiver_queue_size`` too."""
     listener_name: str | None = None
-    """The listener of brokers that advertise several."""
+    """Which listener to use, if brokers advertise several."""
 
-    if TYPE_CHECKING:  # times as numbers are good too, which a type checker cannot derive
+    if TYPE_CHECKING:  # numbers of seconds are accepted too, which a type checker cannot derive
 
         def __init__(self, **settings: Any) -> None: ...
 
@@ -106,3 +113,48 @@ class ClientOptions(_Settings):
     def backoff(self) -> Exponential:
         """Return how long to wait before the n-th attempt to reach a broker, from 0, in seconds."""
         return Exponential(self.backoff_minimum, self.backoff_maximum)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaInfo:
+    """One version of a topic's schema, as the broker stores it; pulsar-nack does not encode or decode with it.
+
+    :param type: ``"avro"``, ``"json"``, ``"protobuf"``, ``"protobuf_native"``, ``"string"``, ``"key_value"``, or the
+        protocol's number of another type
+    :param data: the definition, for instance the JSON of an Avro schema
+    :param name: as the broker shows it
+    :param properties: of the schema
+    :raises InvalidArgumentError: names the argument
+    """
+
+    type: str | int
+    data: bytes = b""
+    name: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        is_number = type(self.type) is int and abs(self.type) < 1 << 31
+        if not is_number and not (isinstance(self.type, str) and self.type in _SCHEMA_TYPES):
+            raise InvalidArgumentError(
+                "type", self.type, f"one of {', '.join(_SCHEMA_TYPES)}, or a number of the protocol"
+            )
+        if not isinstance(self.data, bytes):
+            raise InvalidArgumentError("data", self.data, "bytes")
+        if not is_text(self.name):
+            raise InvalidArgumentError("name", self.name, "a str without lone surrogates")
+        check_strings("properties", self.properties)
+
+    def to_protobuf(self) -> pb.Schema:
+        """Return the schema in the protocol's form."""
+        return pb.Schema(
+            name=self.name,
+            schema_data=self.data,
+            type=self.type if isinstance(self.type, int) else _SCHEMA_TYPES[self.type],
+            properties=[pb.KeyValue(key=key, value=value) for key, value in self.properties.items()],
+        )
+
+    @classmethod
+    def of(cls, schema: pb.Schema) -> Self:
+        """Return the schema that a broker sent."""
+        properties = {pair.key: pair.value for pair in schema.properties}
+        return cls(_SCHEMA_NAMES.get(schema.type, schema.type), schema.schema_data, schema.name, properties)

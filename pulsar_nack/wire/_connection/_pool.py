@@ -1,4 +1,4 @@
-"""The connections of a client: one for each broker, or for each broker behind a proxy, shared by all who want it."""
+"""The connections of a client: one for each broker, or for each broker behind a proxy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LOG: Final = logging.getLogger("pulsar_nack.wire")
 _MOST_LOST: Final = 1_000
 
 
-class _Place(NamedTuple):
-    """Where a connection leads: to a broker, at an address that is its own or a proxy's."""
+class _Endpoint(NamedTuple):
+    """A broker's address, and the address to dial: the same, or that of a proxy."""
 
     logical: Address
     physical: Address
@@ -50,12 +50,12 @@ class ClientStatistics:
 class Pool:
     """The connections of one client, in one event loop.
 
-    A connection stays until it breaks or the pool is closed. Several who want the same wait for one attempt, which goes
-    on when one of them is cancelled.
+    A connection stays open until it breaks or the pool is closed. Concurrent calls for the same one share one attempt,
+    which continues if one of them is cancelled.
 
-    :param url: the service URL; of several addresses one is chosen by chance, and another when it cannot be reached
-    :param dial: opens connections in another way than over the network, for tests
-    :param choose: what is drawn from a number of addresses, from 0
+    :param url: the service URL; it starts at a random address, and moves to the next if one cannot be reached
+    :param dial: opens connections other than over the network, for tests
+    :param choose: draws a random index below a number
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Pool:
         self._options = options or ClientOptions()
         self._dial = dial
         self._turn = choose(len(self._addresses))
-        self._open: dict[_Place, Connection] = {}
-        self._opening: dict[_Place, asyncio.Task[Connection]] = {}
+        self._open: dict[_Endpoint, Connection] = {}
+        self._opening: dict[_Endpoint, asyncio.Task[Connection]] = {}
         self.is_closed = False
-        self._lost: dict[_Place, tuple[float, Exception]] = {}
-        """Lost connections that are not restored yet: when they were lost, in the loop's time, and why."""
+        self._lost: dict[_Endpoint, tuple[float, Exception]] = {}
+        """Lost connections that are not restored yet: the loop time of the loss, and the error."""
         self._counts = {"connections_lost": 0, "reconnects": 0, "failed_connects": 0, "protocol_errors": 0}
 
     def __str__(self) -> str:
@@ -82,11 +82,11 @@ class Pool:
 
     @property
     def is_secure(self) -> bool:
-        """Return whether the service URL is one for TLS."""
+        """Return whether the service URL requires TLS."""
         return self._addresses[0].is_secure
 
     def connections(self) -> list[Connection]:
-        """Return those that are open."""
+        """Return the open connections."""
         return list(self._open.values())
 
     async def get(self, logical: str, physical: str | None = None) -> Connection:
@@ -96,18 +96,18 @@ class Pool:
         :raises BrokerError: what :meth:`Connection.open` raises; or the URL is invalid or has another scheme than the
             service URL
         """
-        broker = self._named(logical)
-        return await self._to(_Place(broker, broker if physical is None else self._named(physical)))
+        broker = self._parsed(logical)
+        return await self._connection_to(_Endpoint(broker, broker if physical is None else self._parsed(physical)))
 
-    def _named(self, url: str) -> Address:
-        """Parse an address that a broker has named; refuse it if the service URL differs in TLS."""
+    def _parsed(self, url: str) -> Address:
+        """Parse an address from a broker; refuse it if it differs from the service URL in TLS."""
         try:
             address = Address.parse(url)
         except InvalidArgumentError as error:
             raise BrokerError(f"{self}: a broker named an invalid address: {error}") from error
         if address.is_secure != self.is_secure:
             what = "without TLS" if self.is_secure else "with TLS"
-            raise BrokerError(f"{self}: a broker named {address}, which is {what}: it is not connected to")
+            raise BrokerError(f"{self}: a broker named {address}, which is {what}; the service URL differs")
         return address
 
     async def service(self) -> Connection:
@@ -116,84 +116,88 @@ class Pool:
         The same address is used until it cannot be reached, then the next one.
 
         :raises ClosedError: the pool is closed
-        :raises BrokerError: none could be reached; what the last one said
+        :raises BrokerError: none could be reached; the error of the last one
         """
         last: BrokerError | None = None
         for _ in self._addresses:
             turn = self._turn
             address = self._addresses[turn]
             try:
-                return await self._to(_Place(address, address))
+                return await self._connection_to(_Endpoint(address, address))
             except BrokerError as error:
                 last = error
-                if self._turn == turn:  # nobody else has moved on meanwhile
+                if self._turn == turn:  # no concurrent call has moved on
                     self._turn = (turn + 1) % len(self._addresses)
         assert last is not None
         raise last
 
     def avoid(self, connection: Connection) -> None:
-        """Ask another of the service's addresses from now on: this one does not do what it should."""
+        """Use the next service address from now on if this connection is the current one: it does not work well."""
         if self._addresses[self._turn] == connection.address:
             self._turn = (self._turn + 1) % len(self._addresses)
 
-    async def _to(self, place: _Place) -> Connection:
+    async def _connection_to(self, endpoint: _Endpoint) -> Connection:
         if self.is_closed:
             raise ClosedError("the client")
-        connection = self._open.get(place)
+        connection = self._open.get(endpoint)
         if connection is not None and connection.is_open:
             return connection
-        task = self._opening.get(place)
+        task = self._opening.get(endpoint)
         if task is None:
-            task = asyncio.create_task(self._connect(place), name=f"pulsar_nack.wire connecting to {place.physical}")
-            self._opening[place] = task
-            task.add_done_callback(_look_at)
+            task = asyncio.create_task(
+                self._connect(endpoint), name=f"pulsar_nack.wire connecting to {endpoint.physical}"
+            )
+            self._opening[endpoint] = task
+            task.add_done_callback(_retrieve_error)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if not task.cancelled() or (current is not None and current.cancelling()):  # we, not the attempt
+            if not task.cancelled() or (current is not None and current.cancelling()):  # this call, not the attempt
                 raise
             if self.is_closed:
                 raise ClosedError("the client") from None
-            raise ConnectionLostError(f"{place.physical}: connecting was cancelled") from None  # by an authentication
+            raise ConnectionLostError(
+                f"{endpoint.physical}: connecting was cancelled"
+            ) from None  # by an authentication
 
-    async def _connect(self, place: _Place) -> Connection:
-        def forget(closed: Connection) -> None:
-            if self._open.get(place) is closed:
-                del self._open[place]
-            if closed.lost_by is not None:
-                self._note_lost(place, closed.lost_by)
+    async def _connect(self, endpoint: _Endpoint) -> Connection:
+        def on_closed(closed: Connection) -> None:
+            if self._open.get(endpoint) is closed:
+                del self._open[endpoint]
+            if closed.loss_error is not None:
+                self._note_lost(endpoint, closed.loss_error)
 
         try:
             connection = await Connection.open(
-                place.physical, self._options, proxy_to=place.proxy_to, dial=self._dial, on_closed=forget
+                endpoint.physical, self._options, proxy_to=endpoint.proxy_to, dial=self._dial, on_closed=on_closed
             )
         except Exception as error:
             self._counts["failed_connects"] += 1
             self._counts["protocol_errors"] += isinstance(error, ProtocolError)
             raise
         finally:
-            del self._opening[place]
+            del self._opening[endpoint]
         if connection.is_open:
-            self._open[place] = connection
-            self._note_open(place)
+            self._open[endpoint] = connection
+            self._note_open(endpoint)
         return connection
 
-    def _note_lost(self, place: _Place, error: Exception) -> None:
+    def _note_lost(self, endpoint: _Endpoint, error: Exception) -> None:
         self._counts["connections_lost"] += 1
         self._counts["protocol_errors"] += isinstance(error, ProtocolError)
-        self._lost[place] = asyncio.get_running_loop().time(), error
+        self._lost[endpoint] = asyncio.get_running_loop().time(), error
         if len(self._lost) > _MOST_LOST:
             del self._lost[next(iter(self._lost))]
         _LOG.warning("connection lost: %s", error)
 
-    def _note_open(self, place: _Place) -> None:
-        lost_at, error = self._lost.pop(place, (0.0, None))
+    def _note_open(self, endpoint: _Endpoint) -> None:
+        lost_at, error = self._lost.pop(endpoint, (0.0, None))
         if error is not None:
             self._counts["reconnects"] += 1
             seconds = asyncio.get_running_loop().time() - lost_at
             _LOG.warning(
-                "%s: connected again, %.3g s after the connection was lost: %s", place.physical, seconds, error
+                "%s: connected again, %.3g s after the connection was lost: %s", endpoint.physical, seconds, error
             )
 
     def statistics(self) -> ClientStatistics:
@@ -201,7 +205,7 @@ class Pool:
         return ClientStatistics(connections=len(self._open), **self._counts)
 
     async def aclose(self) -> None:
-        """Close all connections and wait until they are gone. Idempotent."""
+        """Close all connections and wait until they are closed. Idempotent."""
         self.is_closed = True
         opening = list(self._opening.values())
         for task in opening:
@@ -211,7 +215,7 @@ class Pool:
         await asyncio.gather(*(connection.aclose() for connection in self.connections()))
 
 
-def _look_at(task: asyncio.Task[Connection]) -> None:
-    """Keep asyncio from reporting the error of an attempt whose waiters were all cancelled."""
+def _retrieve_error(task: asyncio.Task[Connection]) -> None:
+    """Keep asyncio from reporting the error of an attempt whose callers were all cancelled."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""TLS: settings, and the context that they make."""
+"""TLS settings, and the SSL context made from them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ FileField = Annotated[Path | None, BeforeValidator(_as_file)]
 
 
 class TlsOptions(_Settings):
-    """How brokers at ``pulsar+ssl://`` are trusted, and who we are to them.
+    """How to verify brokers at ``pulsar+ssl://``, and the client's certificate.
 
-    Without any setting the certificates that the system trusts count, and host names are checked.
+    By default the system's trusted certificates are used, and host names are checked.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -38,17 +38,17 @@ class TlsOptions(_Settings):
     trust_certs_file: FileField = None
     """Certificates of authorities to trust instead of the system's."""
     certificate_file: FileField = None
-    """Our own certificate, with its chain."""
+    """The client's certificate, with its chain."""
     key_file: FileField = None
-    """The key of our certificate; None: it is in the same file."""
+    """The key of the client's certificate; None: it is in the same file."""
     validate_hostname: bool = True
-    """Whether the broker's certificate must be for the host that was connected to."""
+    """Whether the broker's certificate must match its host name."""
     allow_insecure: bool = False
-    """True: any certificate will do. Whoever is between us and the broker can read and change everything."""
+    """Whether to accept any certificate. Then an attacker on the network can read and change everything."""
     context: InstanceOf[ssl.SSLContext] | None = None
-    """A context of your own; none of the other settings is looked at."""
+    """An SSL context to use instead of all other settings."""
 
-    if TYPE_CHECKING:  # paths as text are good too, which a type checker cannot derive
+    if TYPE_CHECKING:  # paths as text are accepted too, which a type checker cannot derive
 
         def __init__(self, **settings: Any) -> None: ...
 
@@ -60,10 +60,10 @@ class TlsOptions(_Settings):
 
 
 async def make_context(options: TlsOptions, certificate: tuple[Path, Path | None] | None = None) -> ssl.SSLContext:
-    """Return a context for one connection; the files are read anew, so renewed certificates count.
+    """Return a context for one connection; the files are read each time, so renewed certificates are used.
 
-    :param certificate: files of a certificate and key that come from the authentication; the settings' own come first
-    :raises InvalidArgumentError: a file is not there, or is not what it should be
+    :param certificate: paths of a certificate and key from the authentication; those of the settings take precedence
+    :raises InvalidArgumentError: a file is missing or invalid
     """
     if options.context is not None:
         return options.context

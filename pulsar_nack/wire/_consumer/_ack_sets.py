@@ -1,11 +1,10 @@
-"""Which messages of an entry are not acknowledged yet, as bits, and as the protocol has them. Pure.
+"""Ack sets: which members of a batch are not acknowledged yet, as an int and in the protocol's form. Pure.
 
-On the wire an ack set is words of 64 bits, signed, the lowest first; a bit that is set is a message that is NOT
-acknowledged. Here it is one int. The broker keeps what is in every set that it got, so a set may tell again what an
-earlier one told.
+On the wire an ack set is a list of signed 64-bit words, the lowest first; a set bit is a message that is NOT
+acknowledged. Here it is one int. The broker intersects all the sets that it gets, so a set may repeat an earlier one.
 
-A set here knows what was acknowledged through this consumer while it was subscribed, nothing from before: the
-subscription may have been moved back meanwhile, and then a set that is too small would acknowledge too much.
+A set here has what this consumer acknowledged in its present session, nothing from before: the subscription may have
+been moved back since then, and a set that is too small would acknowledge too much.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ...errors import BrokerError
 from ...ids import MessageId
 
 _WORD_BITS: Final = 64
-_MOST_ENTRIES: Final = 50_000
+_MAX_ENTRIES: Final = 50_000
 
 
 def words_of(remaining: int) -> list[int]:
@@ -39,31 +38,31 @@ def remaining_of(words: Sequence[int], size: int | None = None) -> int:
 
 
 def all_of(size: int) -> int:
-    """Return the set of a batch of which nothing is acknowledged."""
+    """Return the ack set of a batch of which no message is acknowledged."""
     return (1 << size) - 1
 
 
 class AckSets:
-    """Entries of which some messages are acknowledged, at most 50 000: the oldest are forgotten first.
+    """The ack sets of partly acknowledged entries, at most 50 000; beyond that the oldest are forgotten.
 
-    Forgetting is harmless: such an entry is not acknowledged as a whole here, and comes again.
+    Forgetting one is harmless: the entry is never acknowledged as a whole, so the broker sends it again.
     """
 
-    def __init__(self, most: int = _MOST_ENTRIES) -> None:
+    def __init__(self, max_entries: int = _MAX_ENTRIES) -> None:
         self.generation = 0
-        """Grows whenever something is forgotten."""
-        self._most = most
+        """Grows whenever a set is forgotten."""
+        self._max_entries = max_entries
         self._sets: dict[tuple[int, int], int] = {}
         self.sets: Mapping[tuple[int, int], int] = self._sets
-        """What remains of each entry."""
+        """The remaining members of each entry."""
 
     def __len__(self) -> int:
         return len(self._sets)
 
     def acked(self, message_id: MessageId) -> int:
-        """Note one acknowledged message; return what remains of its entry, 0: nothing.
+        """Note an acknowledged message; return the remaining members of its entry, 0: none.
 
-        :raises BrokerError: the id does not tell how many messages there are in its batch
+        :raises BrokerError: the id lacks the size of its batch
         """
         index, size = message_id.batch_index, message_id.batch_size
         position = (message_id.ledger, message_id.entry)
@@ -72,21 +71,21 @@ class AckSets:
                 self._sets.pop(position, None)
             return 0
         _check_size(message_id)
-        return self.narrow(position, ((1 << size) - 1) & ~(1 << index))
+        return self.intersect(position, ((1 << size) - 1) & ~(1 << index))
 
     def failed(self, message_id: MessageId, generation: int) -> None:
-        """Note that a message is not acknowledged after all: its entry is not to be done without it.
+        """Note that acknowledging a message failed: its entry is not complete without it.
 
-        :param generation: the one of these sets when it was noted as acknowledged; of an earlier one nothing is left
+        :param generation: that of these sets when the message was noted; one of an earlier generation is forgotten
         """
         if generation == self.generation and message_id.batch_index >= 0:
             position = (message_id.ledger, message_id.entry)
             self._sets[position] = self._sets.get(position, 0) | 1 << message_id.batch_index
 
     def acked_through(self, message_id: MessageId) -> int:
-        """Note that all up to a message are acknowledged, in its entry too; return what remains of that. O(entries).
+        """Note that all messages up to this one are acknowledged; return its entry's remaining members. O(entries).
 
-        :raises BrokerError: as :meth:`acked`
+        :raises BrokerError: the id lacks the size of its batch
         """
         index, size = message_id.batch_index, message_id.batch_size
         position = (message_id.ledger, message_id.entry)
@@ -98,22 +97,22 @@ class AckSets:
         if not remaining:
             self._sets.pop(position, None)
             return 0
-        return self.narrow(position, remaining)
+        return self.intersect(position, remaining)
 
-    def narrow(self, position: tuple[int, int], remaining: int) -> int:
-        """Note that no other messages of an entry than these remain; return what remains by all that is known."""
+    def intersect(self, position: tuple[int, int], remaining: int) -> int:
+        """Note that at most these members of an entry remain; return those that remain by all that is known."""
         known = self._sets.pop(position, None)
         if known is not None:
             remaining &= known
         if remaining:
             self._sets[position] = remaining
-            if len(self._sets) > self._most:
+            if len(self._sets) > self._max_entries:
                 del self._sets[next(iter(self._sets))]
                 self.generation += 1
         return remaining
 
     def forget(self) -> None:
-        """Forget all: from now on the broker may know less."""
+        """Forget all sets, because the broker may not have them any more."""
         self._sets.clear()
         self.generation += 1
 
@@ -121,5 +120,5 @@ class AckSets:
 def _check_size(message_id: MessageId) -> None:
     if message_id.batch_index >= message_id.batch_size:
         raise BrokerError(
-            f"{message_id!r} cannot be acknowledged: it does not tell how many messages its batch has (batch_size)"
+            f"{message_id!r} cannot be acknowledged: its batch_size, the number of messages in its batch, is missing"
         )

@@ -1,12 +1,12 @@
-"""The commands of a consumer, from what it knows; the frequent ones as bytes that are ready to be sent."""
+"""The commands that a consumer sends; the frequent ones as bytes that are ready to be sent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from ...ids import MessageId
-from .. import _pulsar_pb2 as pb
+from ...ids import MessageId, Position
+from .._protocol import _pulsar_pb2 as pb
 from .._protocol._frames import encode_command
 from ._ack_groups import AckGroup
 from ._ack_sets import all_of, words_of
@@ -24,10 +24,10 @@ _LARGEST: Final = 2**64 - 1
 def subscribe(
     topic: str, consumer_id: int, request_id: int, options: SubscribeOptions, *, start: MessageId | None, epoch: int
 ) -> pb.BaseCommand:
-    """Return the command that makes a consumer of a topic.
+    """Return the command that subscribes to a topic.
 
     :param start: the message before the first, where the subscription is not durable
-    :param epoch: of a consumer that gets all messages: how often it asked for all of them again
+    :param epoch: on Exclusive and Failover, how often the consumer asked for all messages again
     """
     command = pb.BaseCommand(type=pb.BaseCommand.SUBSCRIBE)
     what = command.subscribe
@@ -57,15 +57,13 @@ def subscribe(
 
 
 def flow(consumer_id: int, permits: int) -> bytes:
-    """Return the command that lets the broker send so many more messages."""
-    command = pb.BaseCommand(type=pb.BaseCommand.FLOW)
-    command.flow.consumer_id = consumer_id
-    command.flow.messagePermits = permits
-    return encode_command(command)
+    """Return the command that lets the broker send this many more messages."""
+    body = pb.CommandFlow(consumer_id=consumer_id, messagePermits=permits)
+    return encode_command(pb.BaseCommand(type=pb.BaseCommand.FLOW, flow=body))
 
 
 def acknowledge(consumer_id: int, group: AckGroup, request_id: int | None) -> bytes:
-    """Return the command that acknowledges a group; without ``request_id`` no receipt is asked for."""
+    """Return the command that acknowledges a group; without ``request_id`` the broker sends no receipt."""
     command = pb.BaseCommand(type=pb.BaseCommand.ACK)
     ack = command.ack
     ack.consumer_id = consumer_id
@@ -82,7 +80,7 @@ def acknowledge(consumer_id: int, group: AckGroup, request_id: int | None) -> by
 
 
 def redeliver(consumer_id: int, positions: Sequence[tuple[int, int]]) -> bytes:
-    """Return the command that has these entries sent again."""
+    """Return the command that requests the redelivery of these entries."""
     command = pb.BaseCommand(type=pb.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES)
     command.redeliverUnacknowledgedMessages.consumer_id = consumer_id
     add = command.redeliverUnacknowledgedMessages.message_ids.add
@@ -92,11 +90,10 @@ def redeliver(consumer_id: int, positions: Sequence[tuple[int, int]]) -> bytes:
 
 
 def rewind(consumer_id: int, epoch: int) -> bytes:
-    """Return the command that has all that is unacknowledged sent again, marked with the epoch."""
-    command = pb.BaseCommand(type=pb.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES)
-    command.redeliverUnacknowledgedMessages.consumer_id = consumer_id
-    command.redeliverUnacknowledgedMessages.consumer_epoch = epoch
-    return encode_command(command)
+    """Return the command that requests all unacknowledged messages again, marked with the epoch."""
+    body = pb.CommandRedeliverUnacknowledgedMessages(consumer_id=consumer_id, consumer_epoch=epoch)
+    kind = pb.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES
+    return encode_command(pb.BaseCommand(type=kind, redeliverUnacknowledgedMessages=body))
 
 
 def seek(consumer_id: int, request_id: int, position: MessageId | int) -> pb.BaseCommand:
@@ -116,38 +113,36 @@ def seek(consumer_id: int, request_id: int, position: MessageId | int) -> pb.Bas
 
 def unsubscribe(consumer_id: int, request_id: int) -> pb.BaseCommand:
     """Return the command that deletes the subscription."""
-    command = pb.BaseCommand(type=pb.BaseCommand.UNSUBSCRIBE)
-    command.unsubscribe.consumer_id = consumer_id
-    command.unsubscribe.request_id = request_id
-    return command
+    body = pb.CommandUnsubscribe(consumer_id=consumer_id, request_id=request_id)
+    return pb.BaseCommand(type=pb.BaseCommand.UNSUBSCRIBE, unsubscribe=body)
 
 
 def close(consumer_id: int, request_id: int) -> pb.BaseCommand:
     """Return the command that closes the consumer."""
-    command = pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER)
-    command.close_consumer.consumer_id = consumer_id
-    command.close_consumer.request_id = request_id
-    return command
+    body = pb.CommandCloseConsumer(consumer_id=consumer_id, request_id=request_id)
+    return pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER, close_consumer=body)
 
 
 def last_message_id(consumer_id: int, request_id: int) -> pb.BaseCommand:
-    """Return the question for the id of the topic's last message."""
-    command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID)
-    command.getLastMessageId.consumer_id = consumer_id
-    command.getLastMessageId.request_id = request_id
-    return command
+    """Return the command that asks for the id of the topic's last message."""
+    body = pb.CommandGetLastMessageId(consumer_id=consumer_id, request_id=request_id)
+    return pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID, getLastMessageId=body)
 
 
 def statistics(consumer_id: int, request_id: int) -> pb.BaseCommand:
-    """Return the question for what the broker counts of the consumer."""
-    command = pb.BaseCommand(type=pb.BaseCommand.CONSUMER_STATS)
-    command.consumerStats.consumer_id = consumer_id
-    command.consumerStats.request_id = request_id
-    return command
+    """Return the command that asks for the broker's statistics of the consumer."""
+    body = pb.CommandConsumerStats(consumer_id=consumer_id, request_id=request_id)
+    return pb.BaseCommand(type=pb.BaseCommand.CONSUMER_STATS, consumerStats=body)
+
+
+def position_of(data: pb.MessageIdData) -> Position:
+    """Return the position in an answer; the largest numbers of the protocol become negative ones."""
+    numbers = data.ledgerId, data.entryId
+    return Position(*(number - _LARGEST - 1 if number > _LARGEST // 2 else number for number in numbers))
 
 
 def _fill_id(data: pb.MessageIdData, message_id: MessageId) -> None:
-    """Fill in an id; -1, which is before all, is the largest number of the protocol."""
+    """Fill in an id; -1, the earliest position, is the largest number of the protocol."""
     data.ledgerId = message_id.ledger & _LARGEST
     data.entryId = message_id.entry & _LARGEST
     if message_id.partition >= 0:

@@ -1,56 +1,23 @@
-"""Which topics a consumer is for: names, or a pattern; and which topics and partitions that means at the moment."""
+"""The topics that a consumer subscribes to, as a list or a pattern; and the topics and partitions that match now."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from ...consumer._patterns import TopicPattern
 from ...errors import InvalidArgumentError, TopicNotFoundError
-from .._connection._together import together
-from .._protocol._topics import TopicName, TopicsMode, normalize, partition_name, split_partition
+from .._connection._lookup import Lookup
+from .._connection._retry import gather_or_cancel
+from .._protocol._topics import TopicName, normalize, partition_name, split_partition
 
 _SYSTEM_PREFIX: Final = "__"
 _DEFAULT_NAMESPACE: Final = "public/default"
 
 
-class Directory(Protocol):
-    """What tells about topics; a :class:`~pulsar_nack.wire._connection._lookup.Lookup` does."""
-
-    async def partitions(self, topic: str, *, create: bool = True) -> int:
-        """Return how many partitions a topic has, 0 if it has none; see the other one for ``create``."""
-        ...
-
-    async def topics(self, namespace: str, *, pattern: str | None = None, mode: TopicsMode = "persistent") -> list[str]:
-        """Return the topics of a namespace."""
-        ...
-
-
-class Selection(Protocol):
-    """Names of topics, now and later."""
-
-    @property
-    def label(self) -> str:
-        """Return what to call it."""
-        ...
-
-    @property
-    def only(self) -> str | None:
-        """Return the one topic that it is, with whatever partitions; None if there may be several."""
-        ...
-
-    async def members(self, directory: Directory) -> dict[str, int]:
-        """Return the full names of what to consume now, each with its number as a partition, -1 if it is none."""
-        ...
-
-    def may_grow(self, members: Iterable[str]) -> bool:
-        """Return whether there may be more later."""
-        ...
-
-
-class Named:
-    """Topics by their names; those with partitions may get more."""
+class TopicListSelection:
+    """A list of topics; partitioned ones may get more partitions."""
 
     def __init__(self, topics: Sequence[str]) -> None:
         self.topics = tuple(dict.fromkeys(map(_persistent, topics)))
@@ -60,24 +27,27 @@ class Named:
 
     @property
     def only(self) -> str | None:
-        """Return the topic if it is one."""
+        """Return the topic if the list has one, with any number of partitions; otherwise None."""
         return self.topics[0] if len(self.topics) == 1 else None
 
-    async def members(self, directory: Directory) -> dict[str, int]:
-        """Return the topics, or their partitions."""
-        return await _members(directory, self.topics)
+    async def members(self, lookup: Lookup) -> dict[str, int]:
+        """Return the full names of all topics, or of their partitions with the numbers; -1: no partition."""
+        found: dict[str, int] = {}
+        for members in await gather_or_cancel(_members_of(lookup, topic) for topic in self.topics):
+            found.update(members)
+        return found
 
     def may_grow(self, members: Iterable[str]) -> bool:
-        """Return whether one of them has partitions."""
+        """Return whether a topic is partitioned, and may get more partitions."""
         return any(member not in self.topics for member in members)
 
 
-class Matching:
-    """All topics of a namespace whose names match a pattern, those of tomorrow too.
+class PatternSelection:
+    """All topics of a namespace whose names match a pattern, also those created later.
 
-    The whole name has to match, ``persistent://tenant/namespace/name`` or without the beginning, as the pattern has it,
-    and of a topic with partitions that of the topic. A pattern that names no namespace is for ``public/default``. The
-    broker's own topics are left out.
+    The whole name has to match: ``persistent://tenant/namespace/name``, or without the beginning if the pattern has
+    none. Of a partitioned topic the topic's name counts. Without a namespace a pattern is for ``public/default``. The
+    broker's system topics are excluded.
     """
 
     def __init__(self, pattern: re.Pattern[str]) -> None:
@@ -88,11 +58,11 @@ class Matching:
         self.label = pattern.pattern
         self.only: str | None = None
 
-    async def members(self, directory: Directory) -> dict[str, int]:
-        """Return the topics that there are now, or their partitions."""
+    async def members(self, lookup: Lookup) -> dict[str, int]:
+        """Return the full names of the topics that exist now, or of their partitions with the numbers."""
         found: dict[str, int] = {}
         parts: dict[str, dict[str, int]] = {}
-        for name in await directory.topics(self.namespace, mode="persistent"):
+        for name in await lookup.topics(self.namespace, mode="persistent"):
             topic, number = split_partition(name)
             if not self._matches(topic):
                 continue
@@ -100,75 +70,69 @@ class Matching:
                 found[name] = number
             else:
                 parts.setdefault(topic, {})[name] = number
-        counts = await together(_count(directory, topic) for topic in parts)
+        counts = await gather_or_cancel(_count(lookup, topic) for topic in parts)
         for (topic, listed), count in zip(parts.items(), counts, strict=True):
             found |= {partition_name(topic, number): number for number in range(count)} or listed
         return found
 
     def matches(self, name: str) -> bool:
-        """Return whether a topic belongs to it, or a partition's topic does, by its full name."""
+        """Return whether a topic matches, by its full name or that of one of its partitions."""
         return self._matches(split_partition(name)[0])
 
     def _matches(self, topic: str) -> bool:
         name = TopicName.parse(topic)
-        is_of_broker = name.local.startswith(_SYSTEM_PREFIX)
-        return not is_of_broker and self._pattern.fullmatch(self._parts.subject(*name)) is not None
+        is_system_topic = name.local.startswith(_SYSTEM_PREFIX)
+        return not is_system_topic and self._pattern.fullmatch(self._parts.subject(*name)) is not None
 
     def may_grow(self, members: Iterable[str]) -> bool:  # noqa: ARG002
-        """Return True."""
+        """Return True: a matching topic may be created."""
         return True
 
 
-def selection_of(topic: str | Sequence[str] | re.Pattern[str]) -> Selection:
-    """Return what a user's argument means.
+Selection = TopicListSelection | PatternSelection
 
-    :raises InvalidArgumentError: no name, list of names or compiled pattern
+
+def selection_of(topic: str | Sequence[str] | re.Pattern[str]) -> Selection:
+    """Return the selection that a user's argument means.
+
+    :raises InvalidArgumentError: neither a name, a list of names, nor a compiled pattern
     """
     if isinstance(topic, re.Pattern):
         if not isinstance(topic.pattern, str):
             raise InvalidArgumentError("topic", topic, "a pattern of text")
-        return Matching(topic)
+        return PatternSelection(topic)
     if isinstance(topic, str):
-        return Named([topic])
+        return TopicListSelection([topic])
     if not isinstance(topic, Sequence):
         raise InvalidArgumentError("topic", topic, "a name, a list of names, or a pattern by re.compile")
-    return Named(topic)
+    return TopicListSelection(topic)
 
 
 def _persistent(topic: str) -> str:
-    """Return the full name of a topic whose messages have ids of their own: those of others cannot be told apart."""
+    """Return the full name of a persistent topic; refuse others, whose messages have no unique ids."""
     name = normalize(topic)
     if TopicName.parse(name).domain != "persistent":
-        raise InvalidArgumentError(
-            "topic", topic, "a persistent topic: the messages of others have no ids of their own"
-        )
+        raise InvalidArgumentError("topic", topic, "a persistent topic: messages of other topics have no unique ids")
     return name
 
 
 def name_of(topic: str, partition: int) -> str:
-    """Return the full name of a topic, or of its partition where the name does not tell it already."""
+    """Return the full name of a topic, or of its partition if the name is not that of the partition already."""
     name = str(TopicName.parse(topic))
     return partition_name(name, partition) if partition >= 0 and split_partition(name)[1] < 0 else name
 
 
-async def _count(directory: Directory, topic: str) -> int:
-    """Return how many partitions a topic has that was just listed, 0 if it has none, or is gone since."""
+async def _count(lookup: Lookup, topic: str) -> int:
+    """Return how many partitions a listed topic has, 0 if it is not partitioned, or was just deleted."""
     try:
-        return await directory.partitions(topic, create=False)
+        return await lookup.partitions(topic, create=False)
     except TopicNotFoundError:
         return 0
 
 
-async def _members(directory: Directory, topics: Sequence[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for members in await together(_members_of(directory, topic) for topic in topics):
-        found.update(members)
-    return found
-
-
-async def _members_of(directory: Directory, topic: str) -> Mapping[str, int]:
+async def _members_of(lookup: Lookup, topic: str) -> Mapping[str, int]:
     _, own = split_partition(topic)
     if own >= 0:
         return {topic: own}
-    count = await directory.partitions(topic)
+    count = await lookup.partitions(topic)
     return {partition_name(topic, number): number for number in range(count)} or {topic: -1}

@@ -1,4 +1,4 @@
-"""What a consumer of the native client can be told, for type checkers; and which of it goes where."""
+"""The settings of the native client's consumers and producers: their types, and which object takes each."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from ...ids import MessageId
     from ...ledger import LogStore
     from ...nack import HookLike
+    from .._connection._options import SchemaInfo
     from .._producer._options import AccessMode, Compression, ProducerOptions
     from .._producer._routing import Hashing, Router
-    from .._protocol._schema_info import SchemaInfo
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _OTHER_NAMES: Final = {"durable_subscription": "durable"}
-"""What is called otherwise here than in the options of a subscription, where the consumer has the name already."""
+"""Settings that have another name in :class:`SubscribeOptions`, because the consumer has that name already."""
 _OF_CONSUMER: Final = frozenset(inspect.signature(Consumer).parameters) - {"port"}
 OF_SUBSCRIPTION: Final = frozenset(each.name for each in fields(SubscribeOptions)) - {
     "subscription",
     "type",
     "durable",
 } | {*_OTHER_NAMES}
-"""What a subscription can be told beside its name and type."""
+"""The settings of a subscription, except its name and type."""
 
 
 class ConsumerSettings(TypedDict, total=False):
@@ -61,8 +61,8 @@ class ConsumerSettings(TypedDict, total=False):
     trace: ConsumerTrace | None
 
 
-class Settings(ConsumerSettings, total=False):
-    """Those, and what the broker is told when it is subscribed to."""
+class SubscribeSettings(ConsumerSettings, total=False):
+    """The settings of a consumer and of its subscription."""
 
     consumer_name: str | None
     initial_position: InitialPosition
@@ -107,19 +107,19 @@ class ProducerSettings(TypedDict, total=False):
     schema_info: SchemaInfo | None
 
 
-class Split(NamedTuple):
-    """Settings of the consumer, and of the subscription."""
+class SplitSettings(NamedTuple):
+    """The settings of the consumer and those of the subscription."""
 
     consumer: dict[str, Any]
     subscription: dict[str, Any]
 
 
-def split(settings: Mapping[str, Any]) -> Split:
-    """Return which settings go where.
+def split_settings(settings: Mapping[str, Any]) -> SplitSettings:
+    """Return the settings of the consumer and of the subscription apart.
 
-    :raises InvalidArgumentError: names one that there is not
+    :raises InvalidArgumentError: there is no setting of this name
     """
-    found = Split({}, {})
+    found = SplitSettings({}, {})
     for name, value in settings.items():
         if name in _OF_CONSUMER:
             found.consumer[name] = value
@@ -131,17 +131,17 @@ def split(settings: Mapping[str, Any]) -> Split:
 
 
 def client_options(options: Mapping[str, Any]) -> ClientOptions:
-    """Return checked options of a client.
+    """Return the checked options of a client.
 
-    :raises InvalidArgumentError: names the first that is wrong, or unknown
+    :raises InvalidArgumentError: names the first option that is wrong or unknown
     """
     return _checked(ClientOptions, options)
 
 
 def producer_options(options: Mapping[str, Any]) -> ProducerOptions:
-    """Return checked options of a producer.
+    """Return the checked options of a producer.
 
-    :raises InvalidArgumentError: names the first that is wrong, or unknown
+    :raises InvalidArgumentError: names the first option that is wrong or unknown
     """
     from .._producer._options import ProducerOptions
 

@@ -1,4 +1,4 @@
-"""What the broker is told when a topic is subscribed to, and how its messages are fetched."""
+"""The options of a subscription: how the broker sees the consumer, and how messages are fetched."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MOST_QUEUED: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class KeyShared:
-    """How keys are shared out among the consumers of a Key_Shared subscription.
+    """How keys are divided among the consumers of a Key_Shared subscription.
 
-    :param ranges: the hashes that this consumer takes, (first, last), of 0 to 65 535; none: the broker splits them
-    :param allow_out_of_order: keys may move to a new consumer before the old one has acknowledged what it got
-    :raises InvalidArgumentError: ranges that are none, or that overlap
+    :param ranges: the hashes that this consumer takes, as (first, last), from 0 to 65 535; empty: the broker decides
+    :param allow_out_of_order: keys may move to a new consumer before the old one has acknowledged their messages
+    :raises InvalidArgumentError: ranges are invalid or overlap
     """
 
     ranges: tuple[tuple[int, int], ...] = ()
@@ -52,22 +52,22 @@ class SubscribeOptions:
     :param consumer_name: how the broker shows this consumer; on Failover, names decide who is active on a partition
     :param initial_position: where a new subscription begins: at the ``"latest"`` message or the ``"earliest"``
     :param priority_level: consumers of a lower level get messages first
-    :param properties: of this consumer, as the broker shows them
-    :param subscription_properties: of the subscription, when this makes it
-    :param key_shared: how keys are shared out; None: the broker splits them
-    :param receiver_queue_size: most messages that are fetched ahead; 0: none is, so that a consumer holds nothing but
-        what it works on. Of one topic without partitions
-    :param batch_index_ack: tell the broker of single messages of a batch that are acknowledged; else an entry is
-        acknowledged once all its messages are
-    :param ack_group_ms: most that an acknowledgement waits for others to go with it
-    :param max_pending_chunked: most chunked messages of which some parts are here and others are not
-    :param max_chunked_bytes: most memory for their parts
-    :param chunk_timeout: how long their other parts may take; then those here are given back to the broker
+    :param properties: shown by the broker for this consumer
+    :param subscription_properties: set on the subscription if this consumer creates it
+    :param key_shared: how keys are divided among consumers; None: the broker decides
+    :param receiver_queue_size: most messages that are prefetched; 0: none, so that a consumer holds only messages in
+        flight. 0 is for one topic without partitions
+    :param batch_index_ack: acknowledge each message of a batch at the broker; if False, an entry is acknowledged once
+        all its messages are
+    :param ack_group_ms: how long an acknowledgement may wait for others to share its command
+    :param max_pending_chunked: most incomplete chunked messages
+    :param max_chunked_bytes: most memory for the chunks of incomplete messages
+    :param chunk_timeout: how long the other chunks of a message may take; then its chunks go back to the broker
     :param read_compacted: only the last message of each key, from a compacted topic
-    :param durable: the broker keeps the subscription; if not it begins at ``start_message_id`` each time
-    :param replicate_subscription_state: to other clusters
-    :param start_message_id: the message before the first one, where the subscription is not durable
-    :param create_topic: let the broker make the topic if it is not there, where it may
+    :param durable: the broker keeps the subscription; if False it begins at ``start_message_id`` each time
+    :param replicate_subscription_state: replicate the subscription to other clusters
+    :param start_message_id: the message before the first one; for non-durable subscriptions
+    :param create_topic: let the broker create a missing topic, if its policy allows it
     :raises InvalidArgumentError: names the option
     """
 
@@ -97,13 +97,13 @@ class SubscribeOptions:
             _check_name("consumer_name", self.consumer_name)
         _check_one_of("type", self.type, TYPES)
         _check_one_of("initial_position", self.initial_position, _POSITIONS)
-        _check_whole("priority_level", self.priority_level, 0, _INT32_MAX)
+        _check_int("priority_level", self.priority_level, 0, _INT32_MAX)
         check_strings("properties", self.properties)
         check_strings("subscription_properties", self.subscription_properties)
-        _check_whole("receiver_queue_size", self.receiver_queue_size, 0, _MOST_QUEUED)
-        _check_whole("ack_group_ms", self.ack_group_ms, 0, 10_000)
-        _check_whole("max_pending_chunked", self.max_pending_chunked, 1, 100_000)
-        _check_whole("max_chunked_bytes", self.max_chunked_bytes, 1, 2**40)
+        _check_int("receiver_queue_size", self.receiver_queue_size, 0, _MOST_QUEUED)
+        _check_int("ack_group_ms", self.ack_group_ms, 0, 10_000)
+        _check_int("max_pending_chunked", self.max_pending_chunked, 1, 100_000)
+        _check_int("max_chunked_bytes", self.max_chunked_bytes, 1, 2**40)
         if not delay_ms(self.chunk_timeout, "chunk_timeout"):
             raise InvalidArgumentError("chunk_timeout", self.chunk_timeout, "more than 0")
         for name in ("batch_index_ack", "read_compacted", "durable", "replicate_subscription_state", "create_topic"):
@@ -111,7 +111,7 @@ class SubscribeOptions:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse options that do not go with one another."""
+        """Refuse combinations of options that do not work."""
         if self.key_shared is not None and not isinstance(self.key_shared, KeyShared):
             raise InvalidArgumentError("key_shared", self.key_shared, "a KeyShared or None")
         if self.key_shared is not None and self.type != "key_shared":
@@ -125,7 +125,7 @@ class SubscribeOptions:
 
     @property
     def only_one_gets_messages(self) -> bool:
-        """Return whether one consumer gets all messages, in order: Exclusive and Failover."""
+        """Return whether one consumer gets all messages in order: on Exclusive and Failover."""
         return self.type in {"exclusive", "failover"}
 
 
@@ -140,7 +140,7 @@ def _as_ranges(value: object) -> tuple[tuple[int, int], ...]:
 
 
 def is_text(value: object) -> bool:
-    """Return whether something is text that can be sent: with no half of a surrogate pair."""
+    """Return whether a value is text that can be encoded: without lone surrogates."""
     return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
@@ -154,12 +154,12 @@ def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         raise InvalidArgumentError(name, value, f"one of {', '.join(known)}")
 
 
-def _check_whole(name: str, value: object, lowest: int, highest: int) -> None:
+def _check_int(name: str, value: object, lowest: int, highest: int) -> None:
     if type(value) is not int or not lowest <= value <= highest:
         raise InvalidArgumentError(name, value, f"an integer from {lowest} to {highest}")
 
 
 def check_strings(name: str, value: object) -> None:
-    """Check that this is a mapping of texts that can be sent."""
+    """Raise unless ``value`` is a mapping from text to text that can be encoded."""
     if not isinstance(value, Mapping) or not all(is_text(text) for pair in value.items() for text in pair):
         raise InvalidArgumentError(name, value, "a mapping from str to str")

@@ -11,8 +11,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from ..._delays import delay_ms
 from ...config import DelayField, _Settings
 from ...errors import InvalidArgumentError
-from .. import _pulsar_pb2 as pb
-from .._protocol._schema_info import SchemaInfo
+from .._connection._options import SchemaInfo
+from .._protocol import _pulsar_pb2 as pb
 from ._routing import Hashing
 
 Compression = Literal["none", "lz4", "zlib", "zstd", "snappy"]
@@ -34,54 +34,54 @@ _ACCESS_MODES: Final[dict[str, pb.ProducerAccessMode]] = {
 
 
 class ProducerOptions(_Settings):
-    """How messages are sent. Times are seconds as a number, or a timedelta."""
+    """How a producer sends messages. Times are seconds as a number, or a timedelta."""
 
     name: str | None = Field(default=None, min_length=1)
-    """The producer's name, one at a time on a topic; None: the broker makes one up. Deduplication goes by it."""
+    """The producer's name, unique on a topic; None: the broker makes one up. Deduplication uses it."""
     compression: Compression = "none"
     """All but zlib need the extra ``compression``."""
     batching: bool = False
-    """Whether several messages go as one entry, those that are sent within ``batch_delay``."""
+    """Whether to send messages within ``batch_delay`` of each other as one entry."""
     batch_by_key: bool = False
-    """Whether a batch has messages of one key only, which Key_Shared subscriptions need; makes batches smaller."""
+    """Whether each batch has messages of one key only, as Key_Shared subscriptions need; batches get smaller."""
     batch_delay: DelayField = timedelta(milliseconds=1)
     """How long the first message of a batch waits for others."""
     batch_max_messages: int = Field(default=1_000, ge=1, le=1_000_000)
     """Most messages of a batch."""
     batch_max_bytes: int = Field(default=128 << 10, ge=1, le=512 << 20)
-    """Most bytes of a batch before compression, more only if a single message is larger."""
+    """Most bytes of a batch before compression, exceeded only by a single larger message."""
     chunking: bool = False
-    """Whether a message that is too large for the broker goes in parts; without batching only."""
+    """Whether to send a message that is too large for the broker in chunks; not with batching."""
     chunk_max_bytes: int | None = Field(default=None, ge=1 << 10)
-    """Most bytes of a part; None: what the broker takes."""
+    """Most bytes of a chunk; None: the broker's limit."""
     max_pending_bytes: int = Field(default=64 << 20, ge=1)
-    """Sending waits while messages of so many bytes are unconfirmed."""
+    """Sending waits while this many bytes are unconfirmed."""
     max_pending_messages: int = Field(default=50_000, ge=1)
-    """Sending waits while so many messages are unconfirmed."""
+    """Sending waits while this many messages are unconfirmed."""
     send_timeout: DelayField | None = timedelta(seconds=30)
-    """A message that is not confirmed by then has failed, though it may have been stored; None: there is no limit."""
+    """A message that is unconfirmed for longer fails, though it may have been stored; None: no limit."""
     routing: Literal["round_robin", "single"] | Callable[[str | None, int], int] = "round_robin"
-    """Which partition takes a message without a key; or a function of key and number of partitions for all messages."""
+    """How to choose the partition of a message without a key; or a function of key and number of partitions for all."""
     hashing: Hashing = "java_string"
-    """How a key's partition is found; every client that sends to a topic has to do it in the same way."""
+    """How to map keys to partitions; all clients that send to a topic must use the same hash."""
     access_mode: AccessMode = "shared"
-    """Whether there may be other producers on the topic."""
+    """Whether other producers are allowed on the topic."""
     properties: dict[str, str] = Field(default_factory=dict)
     """Of the producer, as the broker shows them."""
     initial_sequence_id: int | None = Field(default=None, ge=0, le=2**63 - 1)
-    """The sequence id of the first message; None: after what the broker last had from a producer of this name."""
+    """The sequence id of the first message; None: the next one after the broker's last of this name."""
     initial_subscription: str | None = Field(default=None, min_length=1)
-    """A subscription that is made with the topic if that is not there yet."""
+    """A subscription to create together with a new topic."""
     schema_info: SchemaInfo | None = None
-    """The schema that the producer declares for its messages; you encode them. None: no schema."""
+    """The schema that the producer declares for its messages, which you encode; None: no schema."""
 
-    if TYPE_CHECKING:  # times as numbers are good too, which a type checker cannot derive
+    if TYPE_CHECKING:  # numbers of seconds are accepted too, which a type checker cannot derive
 
         def __init__(self, **settings: Any) -> None: ...
 
     @field_validator("send_timeout", mode="before")
     @classmethod
-    def _a_timeout(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_timeout(cls, value: Any, info: ValidationInfo) -> Any:
         field = info.field_name or "send_timeout"
         if value is None:
             return None
@@ -90,7 +90,7 @@ class ProducerOptions(_Settings):
         return value
 
     @model_validator(mode="after")
-    def _together(self) -> ProducerOptions:
+    def _check_combination(self) -> ProducerOptions:
         if self.batch_by_key and not self.batching:
             raise InvalidArgumentError("batch_by_key", self.batch_by_key, "False, as batching is off")
         if self.chunking and self.batching:
@@ -99,10 +99,10 @@ class ProducerOptions(_Settings):
 
     @property
     def compression_type(self) -> pb.CompressionType:
-        """Return the codec as the protocol has it."""
+        """Return the codec's number in the protocol."""
         return _COMPRESSIONS[self.compression]
 
     @property
     def access_mode_type(self) -> pb.ProducerAccessMode:
-        """Return the access mode as the protocol has it."""
+        """Return the access mode's number in the protocol."""
         return _ACCESS_MODES[self.access_mode]

@@ -1,33 +1,35 @@
-"""A message on its way to a topic: what the user gave, and the future that its receipt goes to."""
+"""Messages before they are encoded: checked, gathered in batches, and limited while they are unconfirmed."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ..._delays import Delay, delay_ms
 from ...errors import InvalidArgumentError
 from ...ids import MessageId
-from .. import _pulsar_pb2 as pb
+from .._protocol import _pulsar_pb2 as pb
 
 _INT64_MAX: Final = 2**63 - 1
-_OVERHEAD: Final = 64
-"""Bytes that a message takes at most beside what is counted; so that those without a payload are not for free."""
-
-_OF_A_PROPERTY: Final = 12
-"""Bytes that a property takes at most beside its name and value."""
+_MESSAGE_OVERHEAD: Final = 64
+"""Most bytes of a message that are not counted; so messages without a payload have a size too."""
+_PROPERTY_OVERHEAD: Final = 12
+"""Most bytes of a property beside its name and value."""
+_BATCHED_OVERHEAD: Final = 8
+"""Bytes of a message in a batch beside its size: the sizes of metadata and payload."""
 
 
 def epoch_ms() -> int:
-    """Return the wall clock, which publish and delivery times are told in."""
+    """Return the wall clock in ms, as publish and delivery times have it."""
     return time.time_ns() // 1_000_000
 
 
-class Outgoing:
-    """One message; checked when it is made.
+class OutgoingMessage:
+    """One message and the future of its receipt; the arguments are those of :meth:`Producer.send`.
 
     :raises InvalidArgumentError: names the argument
     """
@@ -73,31 +75,31 @@ class Outgoing:
             self.deliver_at_ms = _delivery_time(deliver_at_ms, deliver_after)
         self.sequence_id = None if sequence_id is None else _as_whole("sequence_id", sequence_id)
         self.replicate_to = None if replicate_to is None else _as_clusters(replicate_to)
-        self.size = len(self.data) + _OVERHEAD
+        self.size = len(self.data) + _MESSAGE_OVERHEAD
         if self.properties:
             self.size += _size_of(self.properties)
         if self.key or self.ordering_key:
             self.size += _bytes_of("key", self.key or "") + len(self.ordering_key or b"")
 
     @property
-    def goes_alone(self) -> bool:
-        """Return whether it cannot be in a batch: it has what a whole entry has."""
+    def is_never_batched(self) -> bool:
+        """Return whether it must be an entry with one message: it has fields that only entries have."""
         return self.deliver_at_ms is not None or self.replicate_to is not None
 
-    def fill(self, metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> None:
-        """Fill in what an entry and a message of a batch have both."""
+    def write_to(self, metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> None:
+        """Set the fields that entries and messages of a batch have in common."""
         if self.properties:
             add = metadata.properties.add
             for name, value in self.properties.items():
                 add(key=name, value=value)
-        self.fill_keys(metadata)
+        self.write_keys_to(metadata)
         if self.event_time_ms:
             metadata.event_time = self.event_time_ms
         if self.is_null:
             metadata.null_value = True
 
-    def fill_keys(self, metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> None:
-        """Fill in the keys alone, as an entry has them of the first of its messages."""
+    def write_keys_to(self, metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> None:
+        """Set the keys; the entry of a batch has those of its first message."""
         if self.key is not None:
             metadata.partition_key = self.key
             if self.is_key_encoded:
@@ -105,23 +107,144 @@ class Outgoing:
         if self.ordering_key is not None:
             metadata.ordering_key = self.ordering_key
 
-    def fill_entry(self, metadata: pb.MessageMetadata) -> None:
-        """Fill in all, where it is an entry by itself."""
-        self.fill(metadata)
+    def write_entry_to(self, metadata: pb.MessageMetadata) -> None:
+        """Set all fields of an entry with this one message."""
+        self.write_to(metadata)
         if self.deliver_at_ms is not None:
             metadata.deliver_at_time = self.deliver_at_ms
         if self.replicate_to is not None:
             metadata.replicate_to.extend(self.replicate_to)
 
-    def stored(self, message_id: MessageId) -> None:
-        """Hand over the id."""
+    def resolve(self, message_id: MessageId) -> None:
+        """Set the receipt's result."""
         if not self.receipt.done():
             self.receipt.set_result(message_id)
 
-    def failed(self, error: Exception) -> None:
-        """Hand over why it was not stored, or may not have been."""
+    def fail(self, error: Exception) -> None:
+        """Set the receipt's error: the message was not stored, or may not have been."""
         if not self.receipt.done():
             self.receipt.set_exception(error)
+
+
+class BatchContainer:
+    """The open batches: one, or one for each key. The owner closes them when their time is over.
+
+    :param max_messages: of a batch
+    :param max_bytes: of a batch, exceeded only by a single larger message; may be changed later
+    :param by_key: each batch has messages of one key; then batches are closed in the order of their first messages
+    """
+
+    def __init__(self, max_messages: int, max_bytes: int, *, by_key: bool) -> None:
+        self._max_messages = max_messages
+        self.max_bytes = max_bytes
+        self._by_key = by_key
+        self._open: dict[object, list[OutgoingMessage]] = {}
+        self._bytes: dict[object, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, message: OutgoingMessage) -> list[list[OutgoingMessage]]:
+        """Add a message; return the batches that are full now, to be sent in this order."""
+        key = (message.ordering_key, message.key) if self._by_key else None
+        full: list[list[OutgoingMessage]] = []
+        size = message.size + _BATCHED_OVERHEAD
+        taken = self._bytes.get(key, 0)
+        if taken and taken + size > self.max_bytes:
+            full.append(self._close(key))
+            taken = 0
+        self._open.setdefault(key, []).append(message)
+        self._bytes[key] = taken + size
+        if taken + size >= self.max_bytes or len(self._open[key]) >= self._max_messages:
+            full.append(self._close(key))
+        return full
+
+    def close_all(self) -> list[list[OutgoingMessage]]:
+        """Remove and return all batches, to be sent in this order."""
+        return [self._close(key) for key in list(self._open)]
+
+    def _close(self, key: object) -> list[OutgoingMessage]:
+        del self._bytes[key]
+        return self._open.pop(key)
+
+
+class PendingLimiter:
+    """Limits the number and bytes of unconfirmed messages; waiters are admitted in order.
+
+    A message larger than ``max_bytes`` is admitted when there is no other.
+    """
+
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.messages = 0
+        self.bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._error: Exception | None = None
+
+    def acquire_nowait(self, size: int) -> bool:
+        """Admit one message if it fits and nothing waits; return whether it was admitted."""
+        if self._waiting or not self._fits(size):
+            return False
+        self.messages += 1
+        self.bytes += size
+        return True
+
+    async def acquire(self, size: int) -> None:
+        """Wait until one message is admitted. A cancelled call admits none.
+
+        :raises Exception: that of :meth:`close`
+        """
+        if self._error is not None:
+            raise self._error
+        if self.acquire_nowait(size):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.release(size)
+            else:
+                self._admit()  # those behind may be smaller
+            raise
+
+    def waiting(self) -> list[asyncio.Future[None]]:
+        """Return the futures of the waiting calls; each is done when its call is admitted, failed or cancelled."""
+        return [turn for _, turn in self._waiting]
+
+    def release(self, size: int) -> None:
+        """Remove one message that was admitted."""
+        self.messages -= 1
+        self.bytes -= size
+        if self._waiting:
+            self._admit()
+
+    def close(self, error: Exception) -> None:
+        """Fail all waiters, and all later calls that would wait."""
+        self._error = error
+        while self._waiting:
+            _, turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_exception(error)
+
+    def _fits(self, size: int) -> bool:
+        return not self.messages or (self.messages < self.max_messages and self.bytes + size <= self.max_bytes)
+
+    def _admit(self) -> None:
+        while self._waiting:
+            size, turn = self._waiting[0]
+            if not turn.done():
+                if not self._fits(size):
+                    return
+                self.messages += 1
+                self.bytes += size
+                turn.set_result(None)
+            self._waiting.popleft()
+
+
+# --- checked arguments -----------------------------------------------------------------------------------------------
 
 
 def _as_bytes(data: object) -> bytes:
@@ -144,13 +267,13 @@ def _as_properties(properties: object) -> dict[str, str]:
 
 def _size_of(properties: Mapping[str, str]) -> int:
     return sum(
-        _bytes_of("properties", name) + _bytes_of("properties", value) + _OF_A_PROPERTY
+        _bytes_of("properties", name) + _bytes_of("properties", value) + _PROPERTY_OVERHEAD
         for name, value in properties.items()
     )
 
 
 def _bytes_of(field: str, text: str) -> int:
-    """Return how many bytes a text takes; one that cannot be encoded must not spoil the batch that it would be in."""
+    """Return the size of a text in UTF-8; refuse one that cannot be encoded before it fails its whole batch."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""A client's producer: of a topic, with whatever partitions."""
+"""A client's producer of a topic with all its partitions."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from typing import Any, Final, Self
 
 from ..._delays import Delay
 from ..._lifetime import ClosesWhenDropped, check_loop
-from ...errors import AlreadyEnteredError, BrokerError, ClosedError, WouldBlockError
+from ...consumer._port import Schema
+from ...consumer._producers import Producers, warn_without_schema
+from ...errors import AlreadyEnteredError, BrokerError, BrokerRefusedError, ClosedError, WouldBlockError
 from ...ids import MessageId
-from .._connection._core import Core
-from .._connection._refusals import as_text, told
-from .._connection._together import each_tried
+from .._connection._broker_errors import as_text, is_transient
+from .._connection._context import ClientContext
+from .._connection._options import SchemaInfo
+from .._connection._retry import gather_or_cancel, gather_settled, retry_transient, with_context
 from .._protocol._compression import require_compression
-from .._protocol._topics import partition_name
+from .._protocol._topics import normalize, partition_name
 from ._options import ProducerOptions
-from ._outgoing import Outgoing
-from ._pending_room import PendingRoom
-from ._routing import Routing
+from ._outgoing import OutgoingMessage, PendingLimiter
+from ._routing import PartitionRouter
 from ._topic_producer import TopicProducer
 
-_LOOK_AGAIN_S: Final = 60.0
-"""How often is looked for new partitions."""
+_DISCOVERY_S: Final = 60.0
+"""How often to look for new partitions."""
 
 _LOG: Final = logging.getLogger("pulsar_nack.wire")
 
@@ -33,44 +35,46 @@ class Producer(ClosesWhenDropped):
     """Sends messages to a topic. Get it from :meth:`Client.producer`; close it, or use it as ``async with``.
 
     Use it in the client's event loop. If you drop it without closing it, it warns (:class:`ResourceWarning`), sends
-    the messages that it has, and closes itself.
+    its queued messages and closes.
 
-    Messages are confirmed in the order in which they were sent to a partition. When a connection breaks, what is not
-    confirmed is sent again: it may then be stored twice, unless deduplication is on at the broker. Of a message in
-    chunks all of them are sent again. What fails while it connects again, credentials too, is tried again at longer and
-    longer intervals; ``send_timeout`` bounds how long a message waits for that.
+    Messages are confirmed in the order in which they were sent to a partition. When a connection breaks, unconfirmed
+    messages are sent again, chunked ones with all their chunks: they may be stored twice, unless the broker
+    deduplicates. Failures to reconnect, also of credentials, are retried at growing intervals; ``send_timeout`` bounds
+    how long a message waits.
     """
 
-    def __init__(self, core: Core, topic: str, options: ProducerOptions) -> None:
+    def __init__(self, context: ClientContext, topic: str, options: ProducerOptions) -> None:
         self.topic = topic
-        self._core = core
+        self._context = context
         self._options = options
-        self._routing = Routing(options.routing, options.hashing)
-        self._room = PendingRoom(options.max_pending_messages, options.max_pending_bytes)
+        self._router = PartitionRouter(options.routing, options.hashing)
+        self._pending = PendingLimiter(options.max_pending_messages, options.max_pending_bytes)
         self._producers: list[TopicProducer] = []
-        self._growing: asyncio.Task[None] | None = None
+        self._discovery: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, core: Core, topic: str, options: ProducerOptions) -> Self:
+    async def open(cls, context: ClientContext, topic: str, options: ProducerOptions) -> Self:
         """Connect to the brokers of all partitions.
 
         :param topic: the full name
-        :raises BrokerRefusedError: the broker said no
-        :raises BrokerError: it cannot be reached
-        :raises MissingExtraError: what its compression needs is not installed
+        :raises BrokerRefusedError: a broker refused
+        :raises BrokerError: a broker cannot be reached
+        :raises MissingExtraError: the package for the compression is not installed
         """
         require_compression(options.compression_type)
-        self = cls(core, topic, options)
-        ends_at = core.deadline()
+        self = cls(context, topic, options)
+        ends_at = context.deadline()
         try:
-            partitions = await core.patiently(lambda: core.lookup.partitions(topic), ends_at=ends_at)
+            partitions = await retry_transient(context, lambda: context.lookup.partitions(topic), ends_at=ends_at)
         except BrokerError as error:
-            raise told(f"producing to {topic}", error) from error
+            raise with_context(f"producing to {topic}", error) from error
         names = [partition_name(topic, number) for number in range(partitions)] if partitions else [topic]
         self._producers = await self._opened(names, ends_at)
         if partitions:
-            self._growing = core.loop.create_task(self._grow(), name=f"pulsar_nack.wire partitions of {topic}")
+            self._discovery = context.loop.create_task(
+                self._discover_partitions(), name=f"pulsar_nack.wire partitions of {topic}"
+            )
         self._inner = self
         return self._twin()
 
@@ -83,33 +87,33 @@ class Producer(ClosesWhenDropped):
         await self.aclose()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closing else f"{self._room.messages} messages unconfirmed"
+        state = "closed" if self._closing else f"{self._pending.messages} messages unconfirmed"
         return f"<Producer of {self.topic} as {self.name!r}, {state}>"
 
     @property
     def name(self) -> str:
-        """Return its name, which the broker made up unless it was given; of the first partition's producer."""
+        """Return its name, given or made up by the broker; with partitions, that of the first one's producer."""
         return self._producers[0].name if self._producers else self._options.name or ""
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the brokers of all partitions know it now."""
+        """Return whether it is connected to the brokers of all partitions."""
         return all(producer.is_connected for producer in self._producers)
 
     @property
     def last_sequence_id(self) -> int:
-        """Return the sequence id of the last message that was confirmed, of whichever partition; -1: none."""
-        return max((producer.last_sequence_id for producer in self._producers), default=-1)
+        """Return the highest sequence id of a confirmed message, in any partition; -1: none."""
+        return max((producer.queue.last_sequence_id for producer in self._producers), default=-1)
 
     @property
     def failed_attempts(self) -> int:
-        """Return how often it could not connect again to the broker of a partition, each try counted."""
+        """Return how many attempts to reconnect to the broker of a partition have failed."""
         return sum(producer.failed_attempts for producer in self._producers)
 
     @property
     def pending(self) -> int:
-        """Return how many messages are not confirmed."""
-        return self._room.messages
+        """Return how many messages are unconfirmed."""
+        return self._pending.messages
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
@@ -126,28 +130,28 @@ class Producer(ClosesWhenDropped):
         sequence_id: int | None = None,
         replicate_to: Sequence[str] | None = None,
     ) -> MessageId:
-        """Send a message; returns its id when the broker has stored it. Waits while there is no room for it.
+        """Send a message and return its id when the broker has stored it. Waits while too many are unconfirmed.
 
-        A call that is cancelled may have sent the message all the same.
+        A cancelled call may still send the message.
 
-        :param data: the payload; None: the message says that there is no value for its key
-        :param properties: as the application wants
+        :param data: the payload; None: the key has no value any more
+        :param properties: of the application
         :param key: decides on the partition, the order on Key_Shared, and what compaction keeps; bytes are encoded
         :param ordering_key: decides on the order on Key_Shared instead of ``key``
-        :param event_time_ms: what the application means by it, epoch ms
-        :param deliver_at_ms: hold it back on Shared and Key_Shared subscriptions until then, epoch ms
-        :param deliver_after: the same, in seconds from now
-        :param sequence_id: above that of the message before it in this partition, unless that one failed; a producer
-            may begin with what an earlier one of its name has sent. None: the next one
-        :param replicate_to: names of clusters; None: as the namespace has it
-        :return: of which ledger and entry are -1 if the broker has had a message of this sequence id already
+        :param event_time_ms: a time of the application, epoch ms
+        :param deliver_at_ms: hold the message back on Shared and Key_Shared subscriptions until then, epoch ms
+        :param deliver_after: hold it back for so long from now, in seconds
+        :param sequence_id: above that of the previous message in this partition, unless that one failed; a producer
+            may begin with one that an earlier producer of its name has sent. None: the next one
+        :param replicate_to: names of clusters; None: those of the namespace
+        :return: with ledger and entry -1 if the broker has had a message with this sequence id already
         :raises InvalidArgumentError: names the argument; or the message is too large
-        :raises BrokerRefusedError: the broker said no
-        :raises RequestTimeoutError: not confirmed within ``send_timeout``; it may be stored all the same
+        :raises BrokerRefusedError: the broker refused the message
+        :raises RequestTimeoutError: not confirmed within ``send_timeout``; it may still be stored
         :raises BrokerError: the broker's answers do not say whether it is stored
-        :raises ClosedError: it is closed, also before the message was confirmed; or it does not connect any more
+        :raises ClosedError: the producer was closed before the message was confirmed, or cannot reconnect
         """
-        message = Outgoing(
+        message = OutgoingMessage(
             data,
             properties=properties,
             key=key,
@@ -159,97 +163,96 @@ class Producer(ClosesWhenDropped):
             replicate_to=replicate_to,
         )
         self._check_open()
-        if not self._room.take_nowait(message.size):
-            await self._room.take(message.size)
+        if not self._pending.acquire_nowait(message.size):
+            await self._pending.acquire(message.size)
         return await self._enqueue(message)
 
     def send_nowait(self, data: bytes | bytearray | memoryview | None, **about: Any) -> asyncio.Future[MessageId]:
-        """Begin to send a message; return a future that gets what :meth:`send` returns or raises.
+        """Begin to send a message; return a future that gets the result or error of :meth:`send`.
 
         :param about: the other parameters of :meth:`send`
         :raises InvalidArgumentError: names the argument; or the message is too large
-        :raises WouldBlockError: there is no room; nothing is sent
-        :raises BrokerRefusedError: the broker does not take any for good
-        :raises ClosedError: it is closed
+        :raises WouldBlockError: too many messages are unconfirmed; nothing is sent
+        :raises BrokerRefusedError: the broker accepts nothing more from this producer
+        :raises ClosedError: the producer is closed
         """
-        message = Outgoing(data, **about)
+        message = OutgoingMessage(data, **about)
         self._check_open()
-        if not self._room.take_nowait(message.size):
-            raise WouldBlockError("the producer", wanted=1, room=max(self._room.max_messages - self._room.messages, 0))
+        if not self._pending.acquire_nowait(message.size):
+            raise WouldBlockError(
+                "the producer", wanted=1, room=max(self._pending.max_messages - self._pending.messages, 0)
+            )
         return self._enqueue(message)
 
-    def _enqueue(self, message: Outgoing) -> asyncio.Future[MessageId]:
-        """Hand a message that there is room for to the producer of a partition."""
-        receipt: asyncio.Future[MessageId] = self._core.loop.create_future()
+    def _enqueue(self, message: OutgoingMessage) -> asyncio.Future[MessageId]:
+        """Pass an admitted message to the producer of a partition."""
+        receipt: asyncio.Future[MessageId] = self._context.loop.create_future()
         message.receipt = receipt
+        if self._closing is not None:  # while the message waited
+            self._pending.release(message.size)
+            raise ClosedError("the producer")
         try:
-            self._check_open()
             producer = self._chosen(message)
             producer.check_open()
-            producer.send(message)
+            producer.queue.send(message)
         except BaseException:
-            self._room.give_back(message.size)
+            self._pending.release(message.size)
             raise
         return receipt
 
-    def _chosen(self, message: Outgoing) -> TopicProducer:
+    def _chosen(self, message: OutgoingMessage) -> TopicProducer:
         producers = self._producers
         if len(producers) == 1:
             return producers[0]
-        stays = self._is_filling if self._options.batching else _never
-        return producers[self._routing.partition(message.key, len(producers), stays=stays)]
+        return producers[self._router.partition(message.key, len(producers), is_filling=self._is_filling)]
 
     def _is_filling(self, partition: int) -> bool:
-        return self._producers[partition].is_filling
+        return bool(self._producers[partition].queue.batches)
 
-    def _on_done(self, message: Outgoing) -> None:
-        self._room.give_back(message.size)
+    def _on_done(self, message: OutgoingMessage) -> None:
+        self._pending.release(message.size)
 
     async def flush(self) -> None:
-        """Send what waits in batches, and return when all that was sent before is confirmed or has failed.
+        """Send all batches, and return when all messages so far are confirmed or have failed.
 
-        That includes calls of :meth:`send` that wait for room; each of them returns, or raises, for its own message.
+        That includes calls of :meth:`send` that still wait; each of them returns, or raises, for its own message.
         """
-        check_loop(self._core.loop, "the producer")
-        for turn in self._room.waiting():
+        check_loop(self._context.loop, "the producer")
+        for turn in self._pending.waiting():
             if not turn.done():
                 self._send_batches()
                 await asyncio.wait([turn])
         self._send_batches()
-        await asyncio.gather(*(producer.flush() for producer in self._producers))
+        await asyncio.gather(*(producer.queue.flush() for producer in self._producers))
 
     def _send_batches(self) -> None:
         for producer in self._producers:
-            producer.send_batches()
+            producer.queue.send_batches()
 
     # --- partitions ------------------------------------------------------------------------------------------------
 
     async def _opened(self, names: Sequence[str], ends_at: float | None = None) -> list[TopicProducer]:
-        """Return producers that are connected, or close all and raise what is wrong with one."""
-        made = [TopicProducer(self._core, name, self._options, self._on_done) for name in names]
+        """Return connected producers for topics or partitions; if one fails, close all and raise its error."""
+        made = [TopicProducer(self._context, name, self._options, self._on_done) for name in names]
         try:
-            async with asyncio.TaskGroup() as group:
-                for each in made:
-                    group.create_task(_open(each, ends_at), name=f"pulsar_nack.wire producing to {each.topic}")
-        except BaseException as error:
-            await each_tried(each.aclose() for each in made)  # whoever cancels may do so again
-            if isinstance(error, BaseExceptionGroup):
-                raise error.exceptions[0] from None
+            await gather_or_cancel((_open(each, ends_at) for each in made), most=len(made))
+        except BaseException:
+            await gather_settled(each.aclose() for each in made)  # the caller may be cancelled again
             raise
         return made
 
-    async def _grow(self) -> None:
-        """Produce to partitions that are added."""
+    async def _discover_partitions(self) -> None:
+        """Add producers for new partitions."""
         last_error = ""
-        while not self._core.pool.is_closed:
-            await asyncio.sleep(_LOOK_AGAIN_S)
+        while not self._context.pool.is_closed:
+            await asyncio.sleep(_DISCOVERY_S)
             known = len(self._producers)
             try:
-                partitions = await self._core.lookup.partitions(self.topic)
+                partitions = await self._context.lookup.partitions(self.topic)
                 names = [partition_name(self.topic, number) for number in range(known, partitions)]
                 self._producers += await self._opened(names)
                 last_error = ""
-            except Exception as error:  # noqa: BLE001 - also what an authentication of the user's raises
+            except Exception as error:  # noqa: BLE001 - also those of the user's authentication
                 if last_error != (last_error := repr(error)):
                     _LOG.warning("cannot look for new partitions of %s: %s", self.topic, as_text(error))
 
@@ -258,35 +261,34 @@ class Producer(ClosesWhenDropped):
     async def aclose(self) -> None:
         """Send all queued messages, wait for their receipts, a few seconds at most, and close. Idempotent, in any loop.
 
-
         :raises WrongLoopError: called in another event loop than the client's; all methods raise this
         """
         if self._closing is None or not self._closing.done():
-            check_loop(self._core.loop, "the producer")
+            check_loop(self._context.loop, "the producer")
         await asyncio.shield(self._begin_close())
 
     async def close(self) -> None:
-        """Close it; the same as :meth:`aclose`."""
+        """Close the producer, as :meth:`aclose` does."""
         await self.aclose()
 
     def _begin_close(self) -> asyncio.Task[None]:
         if self._closing is None:
-            self._room.close(ClosedError("the producer"))
+            self._pending.close(ClosedError("the producer"))
             closing = (self._inner or self)._close()
-            self._closing = self._core.loop.create_task(closing, name=f"pulsar_nack.wire closing {self.topic}")
+            self._closing = self._context.loop.create_task(closing, name=f"pulsar_nack.wire closing {self.topic}")
         return self._closing
 
     def _open_in(self) -> asyncio.AbstractEventLoop | None:
-        return None if self._closing is not None or self._core.pool.is_closed else self._core.loop
+        return None if self._closing is not None or self._context.pool.is_closed else self._context.loop
 
     async def _close(self) -> None:
-        if self._growing is not None:
-            self._growing.cancel()
-            await asyncio.wait([self._growing])
+        if self._discovery is not None:
+            self._discovery.cancel()
+            await asyncio.wait([self._discovery])
         await asyncio.gather(*(producer.aclose() for producer in self._producers))
 
     def _check_open(self) -> None:
-        check_loop(self._core.loop, "the producer")
+        check_loop(self._context.loop, "the producer")
         if self._closing is not None:
             raise ClosedError("the producer")
 
@@ -295,15 +297,11 @@ async def _open(producer: TopicProducer, ends_at: float | None) -> None:
     try:
         await producer.open(ends_at)
     except BrokerError as error:
-        raise told(f"producing to {producer.topic}", error) from error
-
-
-def _never(_: int) -> bool:
-    return False
+        raise with_context(f"producing to {producer.topic}", error) from error
 
 
 class Producing:
-    """What :meth:`Client.producer` returns: ``async with`` it, or ``await`` it and close the producer yourself."""
+    """Returned by :meth:`Client.producer`: use it as ``async with``, or await it and close the producer yourself."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, Producer]]) -> None:
         self._make = make
@@ -335,3 +333,53 @@ class Producing:
         producer, self._producer, self._is_entered = self._producer, None, False
         if producer is not None:
             await producer.aclose()
+
+
+class WirePublisher:
+    """The :class:`~pulsar_nack.OwnPublisher` of the native client, for dead letters; large messages go in chunks.
+
+    Each schema has its own producer, which registers the schema for the dead-letter topic: brokers that enforce schemas
+    refuse messages without.
+
+    :param initial_subscription: created together with a new dead-letter topic; None: no subscription
+    """
+
+    def __init__(self, context: ClientContext, initial_subscription: str | None = None) -> None:
+        self._context = context
+        self._options = ProducerOptions(chunking=True, initial_subscription=initial_subscription)
+        self._producers: Producers[tuple[str, Schema | None], Producer] = Producers(self._make)
+
+    async def _make(self, key: tuple[str, Schema | None]) -> Producer:
+        topic, schema = key
+        info = None if schema is None else await self._schema_info(schema)
+        options = self._options.model_copy(update={"schema_info": info})
+        return await Producer.open(self._context, normalize(topic), options)
+
+    async def _schema_info(self, schema: Schema) -> SchemaInfo | None:
+        try:
+            return await self._context.lookup.schema(*schema)
+        except BrokerRefusedError as error:
+            if is_transient(error):
+                raise
+            warn_without_schema(_LOG, schema, error)
+            return None
+
+    async def publish(self, topic: str, data: bytes | None, *, schema: Schema | None = None, **about: Any) -> MessageId:
+        """Publish a message.
+
+        :param about: ``properties``, ``key``, ``ordering_key`` and ``event_time_ms``, as :meth:`Producer.send`
+        :raises BrokerError: the broker refused, or cannot be reached
+        :raises InvalidArgumentError: the message, or the name of the topic
+        """
+        return await self._producers.use(
+            (topic, schema), lambda producer: producer.send(data, **about), is_spent=_is_spent
+        )
+
+    async def aclose(self) -> None:
+        """Close the producers."""
+        await self._producers.aclose()
+
+
+def _is_spent(error: Exception) -> bool:
+    """Return whether a producer may not recover: it was closed, or the broker refused."""
+    return isinstance(error, ClosedError | BrokerRefusedError)

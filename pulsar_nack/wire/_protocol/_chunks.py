@@ -1,15 +1,16 @@
-"""Chunked messages: their parts are gathered here until all are there. Pure.
+"""Assembles chunked messages: gathers the chunks of a message until all have arrived. Pure.
 
-Parts come in the order of their ids, those of several messages mixed, and again after a redelivery; a part that is here
-already changes nothing. The producer names a message by a uuid, and uses it again when it sends a message anew after it
-lost its connection: then the later parts count, and the earlier ones are acknowledged and asked for with them, since
+The chunks of one message arrive in order, mixed with those of others, and again after a redelivery; a chunk that is
+here already changes nothing. The producer names a message by a uuid, and uses it again when it resends the message
+after a lost connection. Then the later chunks count; the earlier ones are acknowledged and redelivered with them, since
 they are the same message.
 
-Memory is bounded by the number of unfinished messages, by the bytes and number of their parts, and by time. Publishers
-choose uuids, so of a long one only the beginning and a digest are kept. A message that finds no room, or takes too
-long, is given up: its parts go back to the broker, and nothing is acknowledged that was not delivered. The parts mostly
-come again, and each time the message gets more time: one that is never completed, since its producer is gone, costs
-less and less. Of a message larger than the whole limit only the parts are counted; it is delivered as unreadable.
+Memory is bounded by the number of partial messages, by the bytes and number of their chunks, and by time. Publishers
+choose uuids, so of a long one only the beginning and a digest are kept. A message for which there is no space, or that
+takes too long, is abandoned: its chunks are redelivered, and nothing is acknowledged that was not delivered. The chunks
+mostly come again, and each time the message gets more time, so one that is never completed, because its producer is
+gone, costs less and less. Of a message larger than the whole limit the chunks are only counted; it is delivered as
+unreadable.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from ..._foreign import MOST_SHOWN
 from ...ids import Position
 
 _PAUSE_MS: Final = 1_000
-"""At least so long parts that there was no room for stay with this consumer before they go back."""
+"""How long the chunks of a message without space wait at least before they are redelivered."""
 _MOST_DOUBLINGS: Final = 6
-_MOST_KNOWN: Final = 1_000
-"""Messages that were given up and are remembered."""
-_NOTED_BYTES: Final = 200
-"""Bookkeeping of a part, about; the number of parts is limited to ``max_bytes`` divided by this."""
-_LEAST_PARTS: Final = 5_000
-"""This many parts are allowed, however small ``max_bytes`` is."""
-_MOST_GIVEN_UP: Final = 10_000
-"""If more parts than this were given up, they go back at once, without the pause."""
+_MOST_REMEMBERED: Final = 1_000
+"""Abandoned messages that are remembered."""
+_OVERHEAD_BYTES: Final = 200
+"""Bookkeeping of a chunk, about; the number of chunks is limited to ``max_bytes`` divided by this."""
+_LEAST_CHUNKS: Final = 5_000
+"""This many chunks are allowed, however small ``max_bytes`` is."""
+_MOST_ABANDONED: Final = 10_000
+"""If more chunks than this were abandoned, they are redelivered at once, without the pause."""
 
 
 def short_uuid(uuid: str) -> str:
@@ -43,13 +44,13 @@ def short_uuid(uuid: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One entry that holds a part.
+class Chunk:
+    """One entry that holds a chunk.
 
     :param uuid: names the message
-    :param index: of the part, from 0; ``count`` is how many there are
-    :param total_bytes: of the whole message, as it was cut up
-    :param sequence_id: that of the message in its last part; our producers give the others that of the message before
+    :param index: of the chunk, from 0; ``count`` is how many there are
+    :param total_bytes: of the whole message, before it was cut into chunks
+    :param sequence_id: that of the message in its last chunk; our producers set the previous message's in the others
     """
 
     uuid: str
@@ -62,11 +63,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A message of which all parts are here.
+class AssembledMessage:
+    """A message with all its chunks.
 
-    :param positions: of all its parts in order, the last one last; also of those that were sent in vain, first
-    :param payload: what was cut up, None: too large to be kept
+    :param positions: of all its chunks in order, after those of superseded chunks
+    :param payload: of all chunks together, None: too large to be kept
     """
 
     positions: tuple[Position, ...]
@@ -75,179 +76,179 @@ class Whole:
 
 
 @dataclass(slots=True)
-class _Unfinished:
+class _PartialMessage:
     count: int
     total_bytes: int
     expires_at_ms: int
     is_kept: bool
-    parts: dict[int, tuple[Position, bytes]] = field(default_factory=dict)
+    chunks: dict[int, tuple[Position, bytes]] = field(default_factory=dict)
     superseded: set[Position] = field(default_factory=set)
     bytes: int = 0
     sequence_id: int = 0
 
     def positions(self) -> set[Position]:
-        return {position for position, _ in self.parts.values()} | self.superseded
+        return {position for position, _ in self.chunks.values()} | self.superseded
 
 
-class GivenUp(NamedTuple):
-    """A message that was given up: its parts that were here, of how many, and how often that has happened."""
+class AbandonedMessage(NamedTuple):
+    """A message that was abandoned ``times`` times, with ``received`` of ``expected`` chunks."""
 
     uuid: str
     positions: list[Position]
-    here: int
-    of: int
+    received: int
+    expected: int
     times: int
 
 
-class Chunks:
-    """The unfinished messages of one topic or partition.
+class ChunkAssembler:
+    """The partial messages of one topic or partition.
 
-    :param most: most unfinished messages; the oldest is given up for a new one
-    :param max_bytes: most memory for their parts
-    :param timeout_ms: how long the parts of one may take, from the first; twice as long each time it was given up
+    :param most: most partial messages; a new one replaces the oldest
+    :param max_bytes: most memory for their chunks
+    :param timeout_ms: how long a message may take from its first chunk; doubled each time it was abandoned
     """
 
     def __init__(self, most: int, max_bytes: int, timeout_ms: int) -> None:
         self.bytes = 0
         self._most = most
         self._max_bytes = max_bytes
-        self._parts = 0
-        self._max_parts = max(max_bytes // _NOTED_BYTES, _LEAST_PARTS)
+        self._chunk_count = 0
+        self._max_chunks = max(max_bytes // _OVERHEAD_BYTES, _LEAST_CHUNKS)
         self._timeout_ms = timeout_ms
-        self._unfinished: dict[str, _Unfinished] = {}
+        self._partial: dict[str, _PartialMessage] = {}
         self._expiries: list[tuple[int, int, str]] = []
-        self._begun = 0
-        self._given_up: list[GivenUp] = []
-        self._parts_given_up = 0
-        self._back_at_ms = 0
-        self._rounds = 0
-        self._times: dict[str, int] = {}
+        self._started = 0
+        self._abandoned: list[AbandonedMessage] = []
+        self._abandoned_chunks = 0
+        self._return_at_ms = 0
+        self._full_rounds = 0
+        self._times_abandoned: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._unfinished)
+        return len(self._partial)
 
-    def add(self, part: Part, now_ms: int) -> Whole | None:
-        """Take a part; return the message if it was the last one that was missing."""
-        message = self._unfinished.get(part.uuid)
-        if message is not None and (message.count, message.total_bytes) != (part.count, part.total_bytes):
-            self._give_up(part.uuid, now_ms + _PAUSE_MS)
+    def add(self, chunk: Chunk, now_ms: int) -> AssembledMessage | None:
+        """Add a chunk; return the message if that completes it."""
+        message = self._partial.get(chunk.uuid)
+        if message is not None and (message.count, message.total_bytes) != (chunk.count, chunk.total_bytes):
+            self._abandon(chunk.uuid, now_ms + _PAUSE_MS)
             message = None
         if message is None:
-            message = self._begin(part, now_ms)
-        self._put(message, part)
-        if len(message.parts) == message.count:
-            return self._finish(part.uuid, message)
-        while self.bytes > self._max_bytes or self._parts > self._max_parts:
-            self._give_up_oldest(now_ms)
+            message = self._begin(chunk, now_ms)
+        self._put(message, chunk)
+        if len(message.chunks) == message.count:
+            return self._finish(chunk.uuid, message)
+        while self.bytes > self._max_bytes or self._chunk_count > self._max_chunks:
+            self._abandon_oldest(now_ms)
         return None
 
-    def given_up(self, now_ms: int) -> list[GivenUp]:
-        """Give up what took too long; return what is to go back now."""
+    def take_abandoned(self, now_ms: int) -> list[AbandonedMessage]:
+        """Abandon messages that took too long; return the abandoned messages whose chunks are to be redelivered now."""
         while (next_at := self._next_expiry()) is not None and next_at <= now_ms:
-            self._give_up(self._expiries[0][2], now_ms)
-        if not self._given_up or now_ms < self._back_at_ms:
+            self._abandon(self._expiries[0][2], now_ms)
+        if not self._abandoned or now_ms < self._return_at_ms:
             return []
-        self._rounds += 1
-        given_up, self._given_up = self._given_up, []
-        self._parts_given_up = 0
-        return given_up
+        self._full_rounds += 1
+        abandoned, self._abandoned = self._abandoned, []
+        self._abandoned_chunks = 0
+        return abandoned
 
     def next_at(self) -> int | None:
-        """Return when :meth:`given_up` has something to return; None: never."""
+        """Return when :meth:`take_abandoned` has something to return, in ms; None: never."""
         expiry = self._next_expiry()
-        if not self._given_up:
+        if not self._abandoned:
             return expiry
-        return self._back_at_ms if expiry is None else min(self._back_at_ms, expiry)
+        return self._return_at_ms if expiry is None else min(self._return_at_ms, expiry)
 
     def _next_expiry(self) -> int | None:
         while self._expiries:
             expires_at_ms, _, uuid = self._expiries[0]
-            message = self._unfinished.get(uuid)
+            message = self._partial.get(uuid)
             if message is not None and message.expires_at_ms == expires_at_ms:
                 return expires_at_ms
             heappop(self._expiries)
         return None
 
     def positions(self) -> list[Position]:
-        """Return the entries that are here in part, or are to go back."""
-        unfinished = (message.positions() for message in self._unfinished.values())
-        given_up = (each.positions for each in self._given_up)
-        return [position for positions in (*given_up, *unfinished) for position in positions]
+        """Return the positions of all chunks here, also of those that are to be redelivered."""
+        partial = (message.positions() for message in self._partial.values())
+        abandoned = (each.positions for each in self._abandoned)
+        return [position for positions in (*abandoned, *partial) for position in positions]
 
     def clear(self) -> None:
-        """Drop all: the broker sends everything again."""
-        self._unfinished.clear()
+        """Drop all messages: the broker sends everything again."""
+        self._partial.clear()
         self._expiries.clear()
-        self._given_up.clear()
-        self._parts_given_up = 0
-        self.bytes = self._parts = 0
+        self._abandoned.clear()
+        self._abandoned_chunks = 0
+        self.bytes = self._chunk_count = 0
 
-    def _begin(self, part: Part, now_ms: int) -> _Unfinished:
-        if len(self._unfinished) >= self._most:
-            self._give_up_oldest(now_ms)
-        is_kept = part.total_bytes <= self._max_bytes
-        timeout_ms = self._timeout_ms << min(self._times.get(part.uuid, 0), _MOST_DOUBLINGS)
-        message = _Unfinished(part.count, part.total_bytes, now_ms + timeout_ms, is_kept)
-        self._unfinished[part.uuid] = message
-        self._begun += 1
-        heappush(self._expiries, (message.expires_at_ms, self._begun, part.uuid))
+    def _begin(self, chunk: Chunk, now_ms: int) -> _PartialMessage:
+        if len(self._partial) >= self._most:
+            self._abandon_oldest(now_ms)
+        is_kept = chunk.total_bytes <= self._max_bytes
+        timeout_ms = self._timeout_ms << min(self._times_abandoned.get(chunk.uuid, 0), _MOST_DOUBLINGS)
+        message = _PartialMessage(chunk.count, chunk.total_bytes, now_ms + timeout_ms, is_kept)
+        self._partial[chunk.uuid] = message
+        self._started += 1
+        heappush(self._expiries, (message.expires_at_ms, self._started, chunk.uuid))
         return message
 
-    def _put(self, message: _Unfinished, part: Part) -> None:
-        known = message.parts.get(part.index)
-        if known is not None and known[0] == part.position:
+    def _put(self, message: _PartialMessage, chunk: Chunk) -> None:
+        known = message.chunks.get(chunk.index)
+        if known is not None and known[0] == chunk.position:
             return
-        if known is not None and part.position < known[0]:
-            self._supersede(message, part.position)
+        if known is not None and chunk.position < known[0]:
+            self._supersede(message, chunk.position)
             return
-        payload = part.payload if message.is_kept else b""
+        payload = chunk.payload if message.is_kept else b""
         if known is not None:
             self._supersede(message, known[0])
             self._count(message, -len(known[1]))
         else:
-            self._parts += 1
-        message.parts[part.index] = (part.position, payload)
-        if part.index == message.count - 1:
-            message.sequence_id = part.sequence_id
+            self._chunk_count += 1
+        message.chunks[chunk.index] = (chunk.position, payload)
+        if chunk.index == message.count - 1:
+            message.sequence_id = chunk.sequence_id
         self._count(message, len(payload))
 
-    def _supersede(self, message: _Unfinished, position: Position) -> None:
-        self._parts += position not in message.superseded
+    def _supersede(self, message: _PartialMessage, position: Position) -> None:
+        self._chunk_count += position not in message.superseded
         message.superseded.add(position)
 
-    def _finish(self, uuid: str, message: _Unfinished) -> Whole:
+    def _finish(self, uuid: str, message: _PartialMessage) -> AssembledMessage:
         self._drop(uuid)
-        self._times.pop(uuid, None)
-        self._rounds = 0
-        parts = [message.parts[index] for index in range(message.count)]
-        superseded = sorted(message.superseded - {position for position, _ in parts})
-        payload = b"".join(payload for _, payload in parts) if message.is_kept else None
-        return Whole((*superseded, *(position for position, _ in parts)), payload, message.sequence_id)
+        self._times_abandoned.pop(uuid, None)
+        self._full_rounds = 0
+        chunks = [message.chunks[index] for index in range(message.count)]
+        superseded = sorted(message.superseded - {position for position, _ in chunks})
+        payload = b"".join(payload for _, payload in chunks) if message.is_kept else None
+        return AssembledMessage((*superseded, *(position for position, _ in chunks)), payload, message.sequence_id)
 
-    def _give_up_oldest(self, now_ms: int) -> None:
-        """Make room; what found none goes back together, and later each time until a message is completed."""
-        pause_ms = min(_PAUSE_MS << min(self._rounds, _MOST_DOUBLINGS), max(self._timeout_ms, _PAUSE_MS))
-        self._give_up(next(iter(self._unfinished)), now_ms + pause_ms)
+    def _abandon_oldest(self, now_ms: int) -> None:
+        """Make space. The chunks are redelivered together, after pauses that grow until a message is completed."""
+        pause_ms = min(_PAUSE_MS << min(self._full_rounds, _MOST_DOUBLINGS), max(self._timeout_ms, _PAUSE_MS))
+        self._abandon(next(iter(self._partial)), now_ms + pause_ms)
 
-    def _give_up(self, uuid: str, due_at_ms: int) -> None:
+    def _abandon(self, uuid: str, due_at_ms: int) -> None:
         message = self._drop(uuid)
-        times = self._times.pop(uuid, 0) + 1
-        self._times[uuid] = times
-        if len(self._times) > _MOST_KNOWN:
-            del self._times[next(iter(self._times))]
-        self._back_at_ms = min(self._back_at_ms, due_at_ms) if self._given_up else due_at_ms
-        given_up = GivenUp(uuid, sorted(message.positions()), len(message.parts), message.count, times)
-        self._given_up.append(given_up)
-        self._parts_given_up += len(given_up.positions)
-        if self._parts_given_up > _MOST_GIVEN_UP:
-            self._back_at_ms = 0  # now
+        times = self._times_abandoned.pop(uuid, 0) + 1
+        self._times_abandoned[uuid] = times
+        if len(self._times_abandoned) > _MOST_REMEMBERED:
+            del self._times_abandoned[next(iter(self._times_abandoned))]
+        self._return_at_ms = min(self._return_at_ms, due_at_ms) if self._abandoned else due_at_ms
+        abandoned = AbandonedMessage(uuid, sorted(message.positions()), len(message.chunks), message.count, times)
+        self._abandoned.append(abandoned)
+        self._abandoned_chunks += len(abandoned.positions)
+        if self._abandoned_chunks > _MOST_ABANDONED:
+            self._return_at_ms = 0  # now
 
-    def _drop(self, uuid: str) -> _Unfinished:
-        message = self._unfinished.pop(uuid)
+    def _drop(self, uuid: str) -> _PartialMessage:
+        message = self._partial.pop(uuid)
         self.bytes -= message.bytes
-        self._parts -= len(message.parts) + len(message.superseded)
+        self._chunk_count -= len(message.chunks) + len(message.superseded)
         return message
 
-    def _count(self, message: _Unfinished, change: int) -> None:
+    def _count(self, message: _PartialMessage, change: int) -> None:
         message.bytes += change
         self.bytes += change

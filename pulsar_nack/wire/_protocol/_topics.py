@@ -1,4 +1,4 @@
-"""Names of topics: short ones made whole, partitions, namespaces."""
+"""Names of topics, partitions and namespaces; short names are completed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple, Self
 from ...errors import InvalidArgumentError
 
 TopicsMode = Literal["persistent", "non_persistent", "all"]
-"""Which topics of a namespace are meant."""
+"""Which topics of a namespace to return."""
 
 _DOMAINS: Final = ("persistent", "non-persistent")
 _PARTITION: Final = re.compile(r"(.+)-partition-(0|[1-9][0-9]*)", re.DOTALL)
@@ -24,7 +24,7 @@ class TopicName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> Self:
-        """Take a name apart; a short one is in ``public/default``.
+        """Parse a name; a short one is in ``public/default``.
 
         :raises InvalidArgumentError: not a name of a topic
         """
@@ -43,9 +43,9 @@ class TopicName(NamedTuple):
 
 
 def normalize(name: str) -> str:
-    """Return the whole name of a topic that a user names: ``orders`` is ``persistent://public/default/orders``.
+    """Return the full name of a topic from a user: ``orders`` is ``persistent://public/default/orders``.
 
-    :raises InvalidArgumentError: not a name of a topic, or one with spaces or characters that are not seen
+    :raises InvalidArgumentError: not a name of a topic, or one with spaces or invisible characters
     """
     whole = str(TopicName.parse(name))
     if any(letter.isspace() or not letter.isprintable() for letter in whole):
@@ -64,7 +64,7 @@ def partition_name(topic: str, partition: int) -> str:
 
 
 def split_partition(topic: str) -> tuple[str, int]:
-    """Return the topic that this is a partition of, and which one; -1 and the name itself if it is none."""
+    """Return the partitioned topic and the index of a partition's name; other names are returned with -1."""
     found = _PARTITION.fullmatch(topic)
     return (topic, -1) if found is None else (found[1], int(found[2]))
 

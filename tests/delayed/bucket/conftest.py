@@ -13,7 +13,7 @@ from .homes import Home, LogHome, MemoryHome
 
 @pytest.fixture(params=["memory", "local"])
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the stages of a test lie in memory, or on logs in a folder each; return which."""
+    """Put the stages of a test in memory, or on logs in a folder each; return which."""
     numbers = count()
 
     def new_home() -> Home:

@@ -8,7 +8,7 @@ from copy import copy
 from random import Random
 
 from pulsar_nack import BucketDelayedDeliveryTracker, LedgerError, LogDelayedCursor, LogSnapshotStorage, Position
-from pulsar_nack.delayed.bucket._keys import named_snapshots
+from pulsar_nack.delayed.format import named_snapshots
 from pulsar_nack.testing import ManualClock
 from tests.crash_homes import AnyHome
 
@@ -175,7 +175,7 @@ class Run:
 
     async def check_storage(self) -> None:
         """Check that what is stored, named, and known is the same, and that nothing else lies about."""
-        await self.cursor._chores.done()
+        await self.cursor._tasks.wait_until_idle()
         ids = {named.snapshot_id for named in named_snapshots(self.cursor.properties())}
         assert {bucket.snapshot_id for bucket in self.tracker._index.buckets} == ids
         async with await self.home.open() as store:
@@ -195,8 +195,8 @@ class Run:
     def _note(self) -> None:
         """Learn which indexes are sealed: they are held, and not in memory only."""
         index = self.tracker._index
-        index.queue.turn(index.mutable)
-        unsealed = index.queue.runs([index.mutable, *index.sealings])
+        index.queue.change_tail_owner(index.mutable)
+        unsealed = index.queue.runs([index.mutable, *index.sealing])
         in_memory = {Position(ledger, entry) for run in unsealed for _, ledger, entry in run.rest()}
         self.model.sealed = self._held() - in_memory
 

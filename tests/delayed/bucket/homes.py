@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 from pulsar_nack import BucketSnapshotStorage, DelayedCursor, LogDelayedCursor, LogSnapshotStorage, Position
-from pulsar_nack.delayed.bucket._log_snapshot import Footer, decode_footer, split
-from pulsar_nack.delayed.bucket._log_storage import _NAME, _digest
+from pulsar_nack.delayed.format import (
+    SNAPSHOT_LOG_NAME,
+    Footer,
+    decode_footer,
+    split_entries,
+    subscription_digest,
+)
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger._files import Files, OsFiles
 from pulsar_nack.ledger._home import Home as Folder
@@ -75,7 +80,7 @@ class MemoryHome:
 
 
 class LogHome:
-    """On logs in a folder, opened anew each time, so that what counts is what lies there."""
+    """On logs in a folder, opened again each time, so that only what is stored counts."""
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self._files = files or OsFiles()
@@ -104,7 +109,7 @@ class LogHome:
 
 
 class Lying(MutableMapping[int, tuple[bytes, ...]]):
-    """The snapshots in a folder, whoever else has them open; what is set is written as the storage does."""
+    """The snapshots in a folder, even if another object has them open; set ones are written as the storage does."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -123,8 +128,8 @@ class Lying(MutableMapping[int, tuple[bytes, ...]]):
     def __setitem__(self, snapshot_id: int, entries: tuple[bytes, ...]) -> None:
         key = self.key(snapshot_id) if snapshot_id in self else ""
         self.pop(snapshot_id, None)
-        records, parts = split(entries, 1_000)
-        opened = self._folder.create(f"snapshot-{_digest('', '')}-{snapshot_id}")
+        records, parts = split_entries(entries, 1_000)
+        opened = self._folder.create(f"snapshot-{subscription_digest('', '')}-{snapshot_id}")
         assert opened.writer is not None
         opened.writer.append([*records, Footer(key, "", "", len(entries), parts).encode()])
         opened.writer.append([])
@@ -150,11 +155,13 @@ class Lying(MutableMapping[int, tuple[bytes, ...]]):
         return records[:-1], decode_footer(records[-1], name)
 
     def _names(self) -> dict[int, str]:
-        return {int(match[2]): match[0] for name in self._folder.names() if (match := _NAME.fullmatch(name))}
+        return {
+            int(match[2]): match[0] for name in self._folder.names() if (match := SNAPSHOT_LOG_NAME.fullmatch(name))
+        }
 
 
 class FaultyStorage:
-    """A storage that fails when it is told to; ``inner`` changes with each opening."""
+    """A storage that fails on demand; ``inner`` changes with each opening."""
 
     inner: BucketSnapshotStorage
 
@@ -202,7 +209,7 @@ class FaultyStorage:
 
 
 class FaultyCursor:
-    """A cursor that fails when it is told to; ``inner`` changes with each opening."""
+    """A cursor that fails on demand; ``inner`` changes with each opening."""
 
     inner: LogDelayedCursor
 

@@ -1,4 +1,4 @@
-"""A bucket tracker on a clock that is moved by hand, with a storage and a cursor that fail when they are told to."""
+"""A bucket tracker on a clock that is moved by hand, with a storage and a cursor that fail on demand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from pulsar_nack import BucketConfig, BucketDelayedDeliveryTracker, Position
-from pulsar_nack.delayed.bucket._queue import Owner
+from pulsar_nack.delayed.bucket._buckets import AnyBucket
 from pulsar_nack.testing import ManualClock
 
 from .homes import OTHER, Home, MemoryHome
@@ -131,7 +131,7 @@ class Stage:
         return await drain(self.tracker, batch)
 
     async def idle_except(self, name: str) -> None:
-        """Let everything go on until a call that is held up is all that is left."""
+        """Run everything until only a call that is held up is left."""
         while not self.storage.faults.calls[name]:
             await asyncio.sleep(0)
         for _ in range(50):
@@ -140,13 +140,13 @@ class Stage:
     def check(self) -> None:
         """Compare what is kept with what it is counted from."""
         index = self.tracker._index
-        owners: list[Owner] = [index.mutable, *index.sealings, *index.buckets]
-        index.queue.turn(index.mutable)
+        owners: list[AnyBucket] = [index.mutable, *index.sealing, *index.buckets]
+        index.queue.change_tail_owner(index.mutable)
         for owner in owners:
             assert owner.loaded == sum(len(run.columns) - run.at for run in index.queue.runs([owner])), owner
         for bucket in index.buckets:
             assert bucket.unloaded == sum(bucket.counts[bucket.next :])
-            assert not bucket.is_gone
+            assert not bucket.is_dropped
             assert bucket.is_merging or not bucket.is_used_up
         assert index.buckets == sorted(index.buckets, key=lambda each: (each.start, each.end, each.snapshot_id))
         assert len(index.pending) == len(set(index.pending))

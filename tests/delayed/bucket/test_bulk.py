@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import ClosedError, InvalidArgumentError, Position
-from pulsar_nack.delayed.bucket._columns import Columns, Index
-from pulsar_nack.delayed.bucket._merge import MergeFeed
-from pulsar_nack.delayed.bucket._mutable import MutableBucket
-from pulsar_nack.delayed.bucket._pending import Pending
+from pulsar_nack.delayed.bucket._buckets import MutableBucket
+from pulsar_nack.delayed.bucket._merge import StreamMerger
 from pulsar_nack.delayed.bucket._queue import DueQueue, in_order
+from pulsar_nack.delayed.format import BulkPositionSet, Columns, Index
 from pulsar_nack.index import EntrySets
 from tests.for_each import for_each
 from tests.tiers import size
@@ -150,12 +149,12 @@ async def test_many_after_closing() -> None:
 @given(INDEXES, INDEXES)
 def test_what_is_pending(first: list[Index], second: list[Index]) -> None:
     """Sets that are filled, joined and emptied in bulk are what they are when filled one by one."""
-    held, other, model = Pending(), Pending(), {index[1:] for index in first}
+    held, other, model = BulkPositionSet(), BulkPositionSet(), {index[1:] for index in first}
     held.add_all(first)
     other.add_all(second)
     assert set(held) == model
     assert len(held) == len(model)
-    assert held.living(second) == [index for index in second if index[1:] in model]
+    assert held.held_of(second) == [index for index in second if index[1:] in model]
     assert held.includes(other) == ({index[1:] for index in second} <= model)
     new = {index[1:] for index in second} - model
     assert held.take_over(other) == len(new)
@@ -170,7 +169,7 @@ def test_what_is_pending(first: list[Index], second: list[Index]) -> None:
 @given(INDEXES, INDEXES)
 def test_bitmaps_are_joined(first: list[Index], second: list[Index]) -> None:
     """Portable bitmaps are joined without measuring; compressing later finds the sizes, a few ledgers at a time."""
-    held, other, both = Pending(), Pending(), Pending()
+    held, other, both = BulkPositionSet(), BulkPositionSet(), BulkPositionSet()
     held.add_all(first)
     other.add_all(second)
     both.add_all([*first, *second])
@@ -185,7 +184,7 @@ def test_bitmaps_are_joined(first: list[Index], second: list[Index]) -> None:
 @pytest.mark.parametrize("ledger", [1, 2])
 def test_bad_bitmaps_are_not_joined(ledger: int) -> None:
     """Bytes that are no bitmap change nothing, also where nothing was held of the ledger."""
-    held = Pending()
+    held = BulkPositionSet()
     held.add(1, 5)
     with pytest.raises(ValueError, match="4 bytes that are not"):
         held.join(ledger, b"\x01\x02\x03\x04")
@@ -195,7 +194,7 @@ def test_bad_bitmaps_are_not_joined(ledger: int) -> None:
 
 def test_entries_that_are_not_all_new() -> None:
     """Entries are added as a whole only where none is held and none comes twice."""
-    held = Pending()
+    held = BulkPositionSet()
     assert held.add_new(1, array("I", [1, 2]))
     assert not held.add_new(1, array("I", [2, 3]))
     assert not held.add_new(2, array("I", [4, 4]))
@@ -205,7 +204,7 @@ def test_entries_that_are_not_all_new() -> None:
 
 def test_many_ledgers_are_taken_over_at_once() -> None:
     """Beyond some ledgers that both have sizes are not measured; they are no smaller than they should be."""
-    one, other, measured = Pending(), Pending(), EntrySets()
+    one, other, measured = BulkPositionSet(), BulkPositionSet(), EntrySets()
     for ledger in range(100):
         for entry in range(0, 50, 2):
             one.add(ledger, entry)
@@ -220,7 +219,7 @@ def test_many_ledgers_are_taken_over_at_once() -> None:
 @pytest.mark.parametrize("singly", [True, False])
 def test_bitmaps_do_not_grow_while_they_are_emptied(singly: bool) -> None:
     """However scattered what is taken out lies, a ledger takes no more than a bit an entry, and that is counted."""
-    held, ledgers = Pending(), size(20, fast=4)
+    held, ledgers = BulkPositionSet(), size(20, fast=4)
     for ledger in range(ledgers):
         held.add_new(ledger, array("I", range(50_000)))
     scattered = [(0, number % ledgers, number // ledgers * 7_919 % 50_000) for number in range(ledgers * 25_000)]
@@ -255,12 +254,12 @@ def test_many_are_taken_from_the_queue(runs: list[list[Index]], tail: list[Index
         found += [(index[0], index[1], index[2]) for index in taken]
     assert found == [index for index in everything if index[0] <= until]
     assert sum(owner.loaded for owner in owners) == len(everything) - len(found)
-    queue.turn(owners[0])
+    queue.change_tail_owner(owners[0])
     assert list(in_order(queue.runs(owners))) == everything[len(found) :]
 
 
 def test_runs_that_follow_each_other_are_one() -> None:
-    """A long run of what was added is cut, so that its memory is let go bit by bit."""
+    """A long run of added indexes is cut, so that its memory is released bit by bit."""
     owner = MutableBucket()
     queue = DueQueue(owner)
     indexes = [(at, 1, at) for at in range(20_000)]
@@ -283,7 +282,7 @@ def test_few_at_a_time_are_kept_together() -> None:
     assert owner.loaded == 10_000
     assert len(queue.runs([owner])) == 4
     assert queue.bytes < 24 * 10_000 + 4 * 400 + 2_048 * 170
-    queue.turn(MutableBucket())
+    queue.change_tail_owner(MutableBucket())
     assert list(in_order(queue.runs([owner]))) == sorted(indexes)
 
 
@@ -300,7 +299,7 @@ def test_many_runs_that_lie_over_each_other() -> None:
 
 def test_which_piece_comes_first() -> None:
     """The next piece of a source comes before the others when it ends before all that they have or will have."""
-    feed = MergeFeed(2)
+    feed = StreamMerger(2)
     assert feed.is_first(0, 9, [5, 10])
     assert not feed.is_first(0, 10, [5, 10])
     feed.feed(1, Columns([(12, 1, 1)]))

@@ -38,7 +38,7 @@ def test_crash_while_recovering(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds((30, 1, 31)))
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_after_failures(kind: str, seed: int) -> None:
-    """D27: the store refuses something, the run goes on, and stops later: what was reported is there all the same."""
+    """D27: the store refuses something, the run goes on, and stops later: what was reported as durable is there."""
     fail_everywhere(lambda random: start(kind, seed, random), seed, 7, most=32)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsar_nack import InjectedError, Position
-from pulsar_nack.delayed.bucket._wire import SegmentRow, decode_metadata, encode_indexes, encode_metadata
+from pulsar_nack.delayed.format import SegmentRow, decode_metadata, encode_indexes, encode_metadata
 from pulsar_nack.index import EntrySets
 
 from .stage import Stage, positions
@@ -267,7 +267,7 @@ async def test_what_was_cleared_does_not_come_back(held: str | None, caplog: pyt
 
 
 async def test_a_clear_that_no_cursor_takes(caplog: pytest.LogCaptureFixture) -> None:
-    """O22: where even the cursor can be told nothing, the log says that the messages will be held again."""
+    """O22: if even the cursor cannot be written, the log says that the messages will be held again."""
     stage = Stage()
     async with stage.run():
         await stage.fill(1, 11)
@@ -417,7 +417,7 @@ async def test_damaged_snapshots(damage: str) -> None:
 
 @pytest.mark.parametrize("when", ["loading", "recovering", "merging"])
 async def test_segments_that_were_cut_between_two_indexes(when: str) -> None:
-    """A segment that has less than the metadata tell is damaged, though it can be read: nothing is held for ever."""
+    """A segment with fewer indexes than the metadata say is damaged, even if readable: nothing is held for ever."""
     stage = Stage(step=1000, prefetch=0)
     async with stage.run():
         await stage.fill(1, 11)
@@ -508,7 +508,7 @@ async def test_a_crash_at_each_step(where: str, when: str, name: str, number: in
 
 
 async def test_recovery_that_is_slow() -> None:
-    """Opening does not wait for ever for storage; what is read anew in the meantime counts once."""
+    """Opening does not wait for ever for storage; what is read again in the meantime counts once."""
     stage = Stage()
     async with stage.run():
         await stage.fill(1, 6)

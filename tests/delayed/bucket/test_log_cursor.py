@@ -199,7 +199,7 @@ async def test_writing_anew_that_fails(store: LocalLogStore, files: FaultyFiles,
 
 
 async def test_disk_full(store: LocalLogStore, files: FaultyFiles) -> None:
-    """On a full disk each change gets an error of its own, nothing changes, and it goes on when there is room."""
+    """On a full disk each change gets an error, nothing changes, and it works again when there is room."""
     cursor = await LogDelayedCursor.open(store)
     await cursor.put_property("a", "1")
     files.fail(errno.ENOSPC, "write", times=math.inf)
@@ -219,7 +219,7 @@ async def test_disk_full(store: LocalLogStore, files: FaultyFiles) -> None:
 
 
 async def test_one_owner(store: LocalLogStore) -> None:
-    """A second opener is told so, also after the log was written anew; other names are other cursors."""
+    """A second opener gets an error, also after a compaction; other names are other cursors."""
     async with await LogDelayedCursor.open(store, compact_at=300) as cursor:
         for i in range(40):
             await cursor.put_property("k", str(i))
@@ -258,7 +258,7 @@ HEAD = {"format": 1}
     ],
 )
 async def test_what_is_no_cursor(store: LocalLogStore, records: tuple[object, ...]) -> None:
-    """A log that something else wrote, or that lacks its end, is refused with an error, left as it is, and let go."""
+    """A log that something else wrote, or that lacks its end, is refused with an error, left as it is, and closed."""
     await write(store, "cursor-1", *records)
     for _ in range(2):
         with pytest.raises(LogCorruptedError, match="cursor-1"):

@@ -24,7 +24,7 @@ from pulsar_nack import (
     SnapshotNotFoundError,
     SupportsSnapshotListing,
 )
-from pulsar_nack.delayed.bucket._log_snapshot import Footer, decode_footer, groups, split
+from pulsar_nack.delayed.format import Footer, decode_footer, group_records, split_entries
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, ManualClock, MemoryFiles, OsFiles
 
@@ -33,7 +33,7 @@ ENTRIES = (b"metadata", [b"one", b"", b"three" * 100])
 
 @pytest.fixture
 def files() -> FaultyFiles:
-    """Return real files that fail when they are told to."""
+    """Return real files that fail on demand."""
     return FaultyFiles(OsFiles())
 
 
@@ -62,7 +62,7 @@ def the_file(tmp_path: Path) -> Path:
     return file
 
 
-async def anew(store: LocalLogStore) -> LogSnapshotStorage:
+async def reopened(store: LocalLogStore) -> LogSnapshotStorage:
     """Return another storage on the same store, as after a restart."""
     storage = LogSnapshotStorage(store)
     await storage.start()
@@ -74,7 +74,7 @@ async def test_what_was_stored_is_read(storage: LogSnapshotStorage, store: Local
     assert isinstance(storage, BucketSnapshotStorage)
     assert isinstance(storage, SupportsSnapshotListing)
     snapshot_id = await make(storage)
-    for each in (storage, await anew(store)):
+    for each in (storage, await reopened(store)):
         assert await each.get_bucket_snapshot_metadata(snapshot_id) == b"metadata"
         assert await each.get_bucket_snapshot_segment(snapshot_id, 1, 3) == ENTRIES[1]
         assert await each.get_bucket_snapshot_segment(snapshot_id, 3, 3) == [ENTRIES[1][2]]
@@ -88,7 +88,7 @@ async def test_what_was_stored_is_read(storage: LogSnapshotStorage, store: Local
 
 
 async def test_more_than_a_log_takes_at_once(store: LocalLogStore) -> None:
-    """Entries of more than 16 MiB, each and together, are stored all the same."""
+    """Entries of more than 16 MiB, each and together, are stored."""
     async with LogSnapshotStorage(store) as storage:
         large = [bytes([i]) * (9 << 20) for i in range(2)] + [b"x" * (17 << 20)]
         snapshot_id = await storage.create_bucket_snapshot(large[2], large, "key", "", "")
@@ -112,7 +112,7 @@ async def test_ids_are_not_used_again(store: LocalLogStore) -> None:
 
 
 async def test_deletes(storage: LogSnapshotStorage, store: LocalLogStore) -> None:
-    """What was deleted is gone for all calls and from the store; what is not there is told."""
+    """A deleted snapshot is gone for all calls and from the store; a missing one raises an error."""
     snapshot_id = await make(storage)
     await storage.get_bucket_snapshot_metadata(snapshot_id)
     await storage.delete_bucket_snapshot(snapshot_id)
@@ -132,7 +132,7 @@ async def test_lists_those_of_a_cursor(storage: LogSnapshotStorage, store: Local
     mine = [await make(storage), await make(storage)]
     other = await make(storage, cursor="d")
     await make(storage, "t,c", "")
-    for each in (storage, await anew(store)):
+    for each in (storage, await reopened(store)):
         assert await each.list_bucket_snapshots("t", "c") == mine
         assert await each.list_bucket_snapshots("t", "d") == [other]
         assert await each.list_bucket_snapshots("", "") == []
@@ -148,7 +148,7 @@ async def test_unfinished_ones_are_listed_once_nobody_makes_them(store: LocalLog
     assert listed in ([], [await task])
     name = f"snapshot-{(await store.names())[0].split('-')[1]}-5"
     await (await store.create(name)).aclose()
-    storage = await anew(store)
+    storage = await reopened(store)
     assert await storage.list_bucket_snapshots("t", "c") == [5, task.result()]
     with pytest.raises(SnapshotFormatError, match="never finished"):
         await storage.get_bucket_snapshot_metadata(5)
@@ -211,25 +211,25 @@ async def test_cancelled_reads(storage: LogSnapshotStorage) -> None:
         tasks[0].cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert results[1:] == [b"metadata"] * 2
-        storage._handles.drop_all()
+        storage._open_snapshots.drop_all()
 
 
 async def test_few_are_open(storage: LogSnapshotStorage, files: FaultyFiles) -> None:
-    """Not more than the bound stay open, the last ones used; reading many at a time works all the same."""
+    """At most the limit stay open, the last ones used; many can still be read at the same time."""
     ids = [await make(storage) for _ in range(6)]
     await asyncio.gather(*(storage.get_bucket_snapshot_metadata(each) for each in ids * 3))
-    assert len(storage._handles) == 2
+    assert len(storage._open_snapshots) == 2
     for each in (ids[0], ids[1], ids[0]):
         await storage.get_bucket_snapshot_metadata(each)
     opened = files.history.count("open")
     await storage.get_bucket_snapshot_segment(ids[0], 1, 3)
     assert files.history.count("open") == opened + 1  # the read itself; opening looks at the file first
     await storage.delete_bucket_snapshot(ids[0])
-    assert len(storage._handles) == 1
+    assert len(storage._open_snapshots) == 1
 
 
 async def test_a_failed_opening_is_tried_again(storage: LogSnapshotStorage, files: FaultyFiles) -> None:
-    """A snapshot that could not be opened is opened anew by the next call."""
+    """A snapshot that could not be opened is opened again by the next call."""
     snapshot_id = await make(storage)
     files.fail(errno.EIO, "open")
     with pytest.raises(LogStorageError, match="Input/output error"):
@@ -239,7 +239,7 @@ async def test_a_failed_opening_is_tried_again(storage: LogSnapshotStorage, file
 
 async def test_closed(store: LocalLogStore) -> None:
     """After closing calls are refused; closing twice is harmless; the store stays open."""
-    storage = await anew(store)
+    storage = await reopened(store)
     snapshot_id = await make(storage)
     await storage.close()
     await storage.close()
@@ -267,12 +267,12 @@ async def test_bad_arguments(storage: LogSnapshotStorage, store: LocalLogStore) 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.99])
 async def test_damaged(storage: LogSnapshotStorage, store: LocalLogStore, tmp_path: Path, part: float) -> None:
-    """A changed byte anywhere is noticed, and told as damage of this snapshot; it can be deleted."""
+    """A changed byte anywhere is detected, and reported as damage of this snapshot; it can be deleted."""
     snapshot_id = await make(storage)
     data = bytearray(the_file(tmp_path).read_bytes())
     data[int(part * len(data))] ^= 1
     the_file(tmp_path).write_bytes(data)
-    for each in (storage, await anew(store)):
+    for each in (storage, await reopened(store)):
         with pytest.raises(SnapshotFormatError, match=rf"snapshot {snapshot_id}"):
             await each.get_bucket_snapshot_segment(snapshot_id, 0, 3)
     await storage.delete_bucket_snapshot(snapshot_id)
@@ -287,7 +287,7 @@ async def test_cut_anywhere(storage: LogSnapshotStorage, store: LocalLogStore, t
     for size in [0, *range(5, len(data), 37), len(data) - 1]:
         file.write_bytes(data[:size])
         with pytest.raises(SnapshotFormatError, match=rf"snapshot {snapshot_id}"):
-            await (await anew(store)).get_bucket_snapshot_metadata(snapshot_id)
+            await (await reopened(store)).get_bucket_snapshot_metadata(snapshot_id)
 
 
 async def test_foreign_files(storage: LogSnapshotStorage, tmp_path: Path) -> None:
@@ -328,16 +328,16 @@ async def test_sealed_logs_that_are_no_snapshots(store: LocalLogStore, footer: b
         await log.append_many([b"metadata", footer if isinstance(footer, bytes) else json.dumps(footer).encode()])
         await log.seal()
     with pytest.raises(SnapshotFormatError, match="snapshot 5: its"):
-        await (await anew(store)).get_bucket_snapshot_metadata(5)
+        await (await reopened(store)).get_bucket_snapshot_metadata(5)
 
 
 async def test_a_later_release(store: LocalLogStore) -> None:
-    """A snapshot that a later release wrote is told apart from a damaged one."""
+    """A snapshot that a later release wrote is distinguished from a damaged one."""
     async with await store.create(f"snapshot-{'0' * 32}-5") as log:
         await log.append_many([b"metadata", json.dumps({"format": 2}).encode()])
         await log.seal()
     with pytest.raises(LogVersionError, match="version 2"):
-        await (await anew(store)).get_bucket_snapshot_metadata(5)
+        await (await reopened(store)).get_bucket_snapshot_metadata(5)
 
 
 async def test_holds_on_simulated_files_too() -> None:
@@ -347,15 +347,15 @@ async def test_holds_on_simulated_files_too() -> None:
     store = await LocalLogStore.open(folder, files=files)
     snapshot_id = await make(LogSnapshotStorage(store))
     async with await LocalLogStore.open(folder, files=files.after_crash()) as store:
-        assert await (await anew(store)).get_bucket_snapshot_segment(snapshot_id, 1, 3) == ENTRIES[1]
+        assert await (await reopened(store)).get_bucket_snapshot_segment(snapshot_id, 1, 3) == ENTRIES[1]
 
 
 def test_splits_and_groups() -> None:
     """Records are no larger than asked for, groups neither but for a single record, and nothing is lost of them."""
-    records, parts = split([b"abc", b"", b"0123456789", b"x"], 4)
+    records, parts = split_entries([b"abc", b"", b"0123456789", b"x"], 4)
     assert (records, parts) == ([b"abc", b"", b"0123", b"4567", b"89", b"x"], {2: 3})
-    assert list(groups(records, 12)) == [[b"abc", b""], [b"0123"], [b"4567"], [b"89", b"x"]]
-    assert list(groups([], 12)) == []
+    assert list(group_records(records, 12)) == [[b"abc", b""], [b"0123"], [b"4567"], [b"89", b"x"]]
+    assert list(group_records([], 12)) == []
     footer = Footer("k", "t", "c", 4, parts)
     assert decode_footer(footer.encode(), "log") == footer
     assert footer.records == len(records)

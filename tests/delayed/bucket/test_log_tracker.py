@@ -26,7 +26,7 @@ from pulsar_nack import (
     SnapshotNotFoundError,
     WallClock,
 )
-from pulsar_nack.delayed.bucket._log_snapshot import decode_footer
+from pulsar_nack.delayed.format import decode_footer
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.ledger._record import SEGMENT_HEADER_SIZE
 from pulsar_nack.testing import FaultyFiles, ManualClock, OsFiles
@@ -40,7 +40,7 @@ async def open_local(path: Path, clock: ManualClock | None = None, **settings: A
 
 
 async def filled(path: Path, last: int = 11) -> None:
-    """Let a tracker leave buckets of five in a folder: (i, i) is due at 10 i."""
+    """Make a tracker leave buckets of five in a folder: (i, i) is due at 10 i."""
     async with await open_local(path) as tracker:
         for i in range(1, last + 1):
             assert tracker.add_message(i, i, 10 * i)
@@ -210,7 +210,7 @@ async def test_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["changed", "cut", "gone", "without end", "foreign"])
 async def test_damaged_snapshots(tmp_path: Path, how: str) -> None:
-    """A snapshot that is damaged is dropped, and named in the statistics; its messages are added anew; others stay."""
+    """A snapshot that is damaged is dropped, and named in the statistics; its messages are added again; others stay."""
     await filled(tmp_path)
     file = snapshot_files(tmp_path)[0]
     data = file.read_bytes()
@@ -235,7 +235,7 @@ async def test_damaged_snapshots(tmp_path: Path, how: str) -> None:
 
 
 async def test_snapshots_of_a_later_release(tmp_path: Path) -> None:
-    """A snapshot that a later release wrote is kept, and named; its messages are added anew, and come once."""
+    """A snapshot that a later release wrote is kept, and named; its messages are added again, and come once."""
     await filled(tmp_path)
     async with await LocalLogStore.open(tmp_path) as store:
         name = next(name for name in await store.names() if name.startswith("snapshot-"))

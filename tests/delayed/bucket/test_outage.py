@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pulsar_nack import BucketDelayedDeliveryTracker, InjectedError, Position
-from pulsar_nack.delayed.bucket._jobs import MOST_READING
+from pulsar_nack.delayed.bucket._snapshots import MAX_READS
 from pulsar_nack.testing import ManualClock, MemoryDelayedCursor, MemorySnapshotStorage
 from tests.patience import patience
 from tests.tiers import size
@@ -75,7 +75,7 @@ class Outage:
         self.tracker = await self.open()
 
     async def go_on(self, until: int) -> None:
-        """Let time pass, and take out what comes."""
+        """Advance the time, and take what is due."""
         self.clock.set(FIRST_AT - 5_000)
         while self.clock.now_ms() < until:
             self.clock.advance(50)
@@ -172,7 +172,7 @@ async def test_a_backlog_on_slow_storage() -> None:
         assert reads["segment"] == 1
         stage.clock.advance(1)
         await stage.idle_except("segment")
-        assert reads["segment"] == 2 + MOST_READING
+        assert reads["segment"] == 2 + MAX_READS
         gate.set()
         await stage.idle()
         assert reads["segment"] == 20

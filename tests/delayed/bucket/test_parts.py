@@ -10,14 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import BucketConfig
-from pulsar_nack.delayed.bucket._columns import Columns, Index
-from pulsar_nack.delayed.bucket._immutable import ImmutableBucket
-from pulsar_nack.delayed.bucket._keys import NamedSnapshot, free_key, named_snapshots
-from pulsar_nack.delayed.bucket._merge import MergeFeed, choose_pair
-from pulsar_nack.delayed.bucket._mutable import MutableBucket, SealRule
+from pulsar_nack.delayed.bucket._buckets import ImmutableBucket, MutableBucket, SealRule
+from pulsar_nack.delayed.bucket._merge import StreamMerger, choose_pair
 from pulsar_nack.delayed.bucket._queue import TAIL, DueQueue
-from pulsar_nack.delayed.bucket._segments import Snapshot, SnapshotBuilder
-from pulsar_nack.delayed.bucket._wire import decode_metadata, decode_segment
+from pulsar_nack.delayed.bucket._snapshot_builder import NewSnapshot, SnapshotBuilder
+from pulsar_nack.delayed.format import (
+    Columns,
+    Index,
+    NamedSnapshot,
+    decode_metadata,
+    decode_segment,
+    free_key,
+    named_snapshots,
+)
 from pulsar_nack.index import NEVER
 from tests.for_each import for_each
 
@@ -29,7 +34,7 @@ def bucket_of(start: int, end: int, size: int, snapshot_id: int = 1) -> Immutabl
     return ImmutableBucket(f"{start}_{end}", snapshot_id, (start, end), mins=[10], maxs=[20], counts=[size])
 
 
-def cut(times: list[int], step: int, most: int, piece: int = 100) -> Snapshot:
+def cut(times: list[int], step: int, most: int, piece: int = 100) -> NewSnapshot:
     """Cut indexes with these times, given in pieces."""
     builder = SnapshotBuilder(step, most)
     indexes = [(at, 1, entry) for entry, at in enumerate(times)]
@@ -66,7 +71,7 @@ def test_segments(times: list[int], step: int, most: int, counts: list[int]) -> 
 
 @given(st.lists(st.integers(0, 200)), st.integers(1, 50), st.sampled_from([-1, 1, 2, 7]), st.integers(1, 20))
 def test_segments_say_what_is_in_them(times: list[int], step: int, most: int, piece: int) -> None:
-    """However the indexes are given, each is in one segment, and times, sizes and bitmaps tell which."""
+    """However the indexes are given, each is in one segment, and times, sizes and bitmaps say which."""
     times.sort()
     snapshot = cut(times, step, most, piece)
     segments = [read(segment) for segment in snapshot.segments]
@@ -105,7 +110,7 @@ def test_queue_gives_the_earliest(steps: list[Index | list[Index] | None]) -> No
         assert queue.earliest == (model[0][0] if model else NEVER)
         assert [owner.loaded for owner in owners] == counts
         assert (queue.bytes > 0) == bool(model)
-    queue.turn(owners[1])
+    queue.change_tail_owner(owners[1])
     assert sum(len(list(run.rest())) for run in queue.runs([owners[0]])) == counts[0]
     queue.drop([owners[0]])
     assert (owners[0].loaded, owners[1].loaded) == (0, counts[1])
@@ -115,7 +120,7 @@ def test_queue_gives_the_earliest(steps: list[Index | list[Index] | None]) -> No
 
 
 def test_queue_folds_a_full_tail() -> None:
-    """What was added is kept in columns but for the last few, and comes out in order all the same."""
+    """Added indexes are kept in columns except the last few, and come out in order."""
     owner = MutableBucket()
     queue = DueQueue(owner)
     for number in range(3 * TAIL + 5):
@@ -151,7 +156,7 @@ def test_merge_of_pieces(sources: list[list[list[Index]]]) -> None:
     for source, ordered in zip(sources, flat, strict=True):
         left = iter(ordered)
         pieces.append([[next(left) for _ in piece] for piece in source])
-    feed, merged = MergeFeed(len(sources)), list[Index]()
+    feed, merged = StreamMerger(len(sources)), list[Index]()
     while True:
         while (wanted := feed.wanted()) is not None:
             feed.feed(wanted, Columns(pieces[wanted].pop(0)) if pieces[wanted] else None)
@@ -198,7 +203,7 @@ def test_names_that_are_none(key: str, value: str) -> None:
 
 def test_when_to_seal() -> None:
     """A bucket with enough indexes is sealed at a new ledger, at its largest size, or when it is old; never before."""
-    rule = SealRule(least=3, most=5, oldest_ms=100)
+    rule = SealRule(min_size=3, max_size=5, max_age_ms=100)
     bucket = MutableBucket()
     for number in range(3):
         bucket.add(7, 1_000 + number)
@@ -218,19 +223,19 @@ def test_rule_of_a_config() -> None:
     """The rule is read from the config; a bucket is never sealed below the least size."""
     assert SealRule.of(BucketConfig()) == SealRule(50_000, 100_000, 300_000)
     config = BucketConfig(delayed_delivery_min_index_count_per_bucket=70, max_indexes_per_bucket=50)
-    assert SealRule.of(config).most == 70
+    assert SealRule.of(config).max_size == 70
 
 
 def test_a_bucket_is_used_up_segment_by_segment() -> None:
     """The next segment is wanted when half of the one in use is gone; sizes follow."""
     bucket = ImmutableBucket("k", 1, (1, 2), mins=[10, 20, 30], maxs=[19, 29, 39], counts=[4, 2, 1])
     assert (bucket.size, bucket.next_at, bucket.following_at) == (7, 10, 20)
-    assert bucket.wants_more
-    bucket.took_next(4)
+    assert bucket.can_load_next
+    bucket.note_loaded(4)
     bucket.loaded = 4
-    assert (bucket.size, bucket.next_at, bucket.wants_more) == (7, 20, False)
+    assert (bucket.size, bucket.next_at, bucket.can_load_next) == (7, 20, False)
     bucket.loaded = 2
-    assert bucket.wants_more
+    assert bucket.can_load_next
     assert [bucket.first_reaching(at) for at in (5, 29, 30, 39, 40)] == [1, 1, 2, 2, 3]
     bucket.skip_to(3)
     assert (bucket.size, bucket.next_at, bucket.following_at, bucket.is_used_up) == (2, NEVER, NEVER, False)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 class Pair:
-    """Two subscriptions a and b of one index, their mark-delete positions, and how often each was told."""
+    """Two subscriptions a and b of one index, their mark-delete positions, and how often each was called."""
 
     def __init__(self, shared: SharedDelayedIndex, clock: ManualClock) -> None:
         self.shared = shared
@@ -99,7 +99,7 @@ async def test_what_one_dispatches_at_once_reaches_the_other() -> None:
 
 
 async def test_tells_those_that_get_something_early() -> None:
-    """Not strict, a subscription that takes messages out ahead of their time has the other one told."""
+    """Not strict, a subscription that takes messages ahead of their time causes a call to the other one."""
     async with pair(strict=False, tick=100) as both:
         both.a.add_message(1, 1, 150)
         both.clock.set(60)

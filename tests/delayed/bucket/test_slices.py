@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pulsar_nack import Position, SnapshotFormatError
-from pulsar_nack.delayed.bucket._jobs import MOST_READING
-from pulsar_nack.delayed.bucket._wire import decode_metadata, encode_metadata
+from pulsar_nack.delayed.bucket._snapshots import MAX_READS
+from pulsar_nack.delayed.format import decode_metadata, encode_metadata
 
 from .stage import Stage, positions
 
@@ -123,7 +123,7 @@ async def sealing(**settings: Any) -> AsyncIterator[Stage]:
                 ledger, range(100), [10**6 + ledger * 7 % 30 + 50 * entry for entry in range(100)]
             )
         stage.add(31, 0, 10**7)
-        assert len(stage.tracker._index.sealings) == 1
+        assert len(stage.tracker._index.sealing) == 1
         yield stage
 
 
@@ -201,7 +201,7 @@ async def three_buckets(*, in_order: bool, count: int = 2_000) -> Stage:
 
 
 async def test_segments_are_copied() -> None:
-    """Buckets that follow each other in time are merged segment by segment, nothing in them is looked at."""
+    """Buckets that follow each other in time are merged segment by segment, without decoding them."""
     stage = await three_buckets(in_order=True)
     before = [entry for entries in stage.storage.snapshots.values() for entry in entries[1:]]
     async with stage.run(most_buckets=1):
@@ -242,7 +242,7 @@ async def test_segments_that_lie_over_each_other_are_cut_anew() -> None:
 
 
 async def test_segments_of_which_something_went_are_not_copied() -> None:
-    """A segment that holds what is acknowledged or delivered by now is cut anew, without it."""
+    """A segment with messages that are acknowledged or delivered by now is rebuilt without them."""
     stage = await three_buckets(in_order=True)
     async with stage.run():
         await stage.mark_delete(1, 699)
@@ -299,7 +299,7 @@ async def test_close_between_slices_of_a_merge(turn: int, in_order: bool) -> Non
 
 
 async def test_a_segment_that_cannot_be_copied_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment that the storage calls damaged is merged from what the metadata tell: nothing is lost, some is late."""
+    """A segment that the storage calls damaged is merged from the metadata: nothing is lost, some messages are late."""
     stage = await three_buckets(in_order=True)
     (damaged, *_) = stage.storage.snapshots
     get = stage.storage.get_bucket_snapshot_segment
@@ -322,7 +322,7 @@ async def test_a_segment_that_cannot_be_copied_is_made_up(monkeypatch: pytest.Mo
 
 
 async def many_buckets(count: int) -> Stage:
-    """Store so many buckets of five."""
+    """Store ``count`` buckets of five."""
     stage = Stage()
     async with stage.run():
         await stage.fill(1, 5 * count + 1)
@@ -337,7 +337,7 @@ async def test_some_snapshots_are_read_at_a_time() -> None:
     gate = stage.storage.faults.hold("metadata")
     task = asyncio.create_task(stage.run().__aenter__())
     await stage.idle_except("metadata")
-    assert stage.storage.faults.calls["metadata"] == MOST_READING
+    assert stage.storage.faults.calls["metadata"] == MAX_READS
     gate.set()
     await task
     assert stage.count == 100
@@ -428,13 +428,13 @@ async def test_some_segments_are_loaded_at_a_time() -> None:
         gate = stage.storage.faults.hold("segment")
         stage.clock.set(10_005)
         await stage.idle_except("segment")
-        assert stage.storage.faults.calls["segment"] == MOST_READING
+        assert stage.storage.faults.calls["segment"] == MAX_READS
         stage.clock.advance(99)
         await stage.idle_except("segment")
-        assert stage.storage.faults.calls["segment"] == MOST_READING
+        assert stage.storage.faults.calls["segment"] == MAX_READS
         stage.clock.advance(1)
         await stage.idle_except("segment")
-        assert stage.storage.faults.calls["segment"] == 3 * MOST_READING
+        assert stage.storage.faults.calls["segment"] == 3 * MAX_READS
         gate.set()
         await stage.idle()
         assert len(set(await stage.drain())) == 400

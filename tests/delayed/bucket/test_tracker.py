@@ -219,7 +219,7 @@ async def test_trim_is_noticed() -> None:
 
 
 async def test_last_of_a_segment_is_passed() -> None:
-    """D30: when the last index of a segment is below the cursor's ledger the next one is loaded all the same."""
+    """D30: when the last index of a segment is below the cursor's ledger the next one is still loaded."""
     async with Stage(prefetch=0).run() as stage:
         await stage.fill(1, 6)
         await stage.idle()
@@ -234,7 +234,7 @@ async def test_last_of_a_segment_is_passed() -> None:
 
 
 async def test_one_ledger_is_sealed_by_size() -> None:
-    """D31: one endless ledger is sealed by size; the buckets have names of their own and all come back."""
+    """D31: one endless ledger is sealed by size; the buckets have different names and all come back."""
     count = size(200_000, fast=20_000)
     stage = Stage(least=count // 10, step=300_000, most_indexes=count // 40)
     async with stage.run():

@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_nack import BucketDelayedDeliveryTracker, MissingExtraError, SnapshotFormatError
-from pulsar_nack.delayed.bucket._columns import Columns, Index
-from pulsar_nack.delayed.bucket._wire import (
+from pulsar_nack.delayed.format import (
     STEP,
+    Columns,
+    Index,
     SegmentRow,
     decode_metadata,
     decode_segment,
     encode_indexes,
     encode_metadata,
-    messages,
+    snapshot_protobuf,
 )
 from pulsar_nack.index import EntrySets
 from pulsar_nack.testing import MemoryDelayedCursor, MemorySnapshotStorage
@@ -86,7 +87,7 @@ def test_reads_the_older_form() -> None:
     ],
 )
 def test_segments_that_are_none(bad: bytes) -> None:
-    """Bytes that are truncated, damaged or of another kind are told apart from segments."""
+    """Bytes that are truncated, damaged or of another kind are not taken for segments."""
     with pytest.raises(SnapshotFormatError, match="snapshot segment"):
         read(bad)
 
@@ -121,8 +122,8 @@ def test_random_bytes_never_surprise(data: bytes) -> None:
 
 async def test_says_which_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without protobuf, opening a tracker names the extra that installs it."""
-    messages.cache_clear()
-    monkeypatch.delattr("pulsar_nack.delayed.bucket._snapshot_pb2", raising=False)
-    monkeypatch.setitem(sys.modules, "pulsar_nack.delayed.bucket._snapshot_pb2", None)
+    snapshot_protobuf.cache_clear()
+    monkeypatch.delattr("pulsar_nack.delayed.format._snapshot_pb2", raising=False)
+    monkeypatch.setitem(sys.modules, "pulsar_nack.delayed.format._snapshot_pb2", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pulsar-nack\[bucket\]'"):
         await BucketDelayedDeliveryTracker.open(MemorySnapshotStorage(), MemoryDelayedCursor())

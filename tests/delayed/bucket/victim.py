@@ -22,8 +22,8 @@ def say(what: str, *numbers: int) -> None:
 def say_sealed(tracker: LogBucketTracker, said: set[Position]) -> None:
     """Print what is on storage and was not yet printed."""
     index = tracker._index
-    index.queue.turn(index.mutable)
-    unsealed = index.queue.runs([index.mutable, *index.sealings])
+    index.queue.change_tail_owner(index.mutable)
+    unsealed = index.queue.runs([index.mutable, *index.sealing])
     in_memory = {Position(ledger, entry) for run in unsealed for _, ledger, entry in run.rest()}
     for position in sorted({Position(*each) for each in index.pending} - in_memory - said):
         say("sealed", *position)

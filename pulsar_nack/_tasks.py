@@ -1,0 +1,101 @@
+"""Background tasks that have an owner: it waits for them, or cancels them together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from ._wake_up import WakeUp, interval_clock
+from .backoff import Exponential
+from .clock import Clock, WallClock
+
+_T = TypeVar("_T")
+_BACKOFF: Final = Exponential(0.1, 30)
+
+
+class TaskOwner:
+    """Owns tasks. A task is busy until it ends, except while it backs off before its next attempt.
+
+    :param clock: measures backoff; a clock that may be set, such as the default, is replaced by the loop's
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = WallClock() if clock is None else clock
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._busy = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Run a coroutine in the background. Its error goes to the loop's exception handler."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        self._enter()
+        task.add_done_callback(self._ended)
+        return task
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Run a coroutine for a caller, who awaits the task shielded. If the caller is gone, the error is dropped."""
+        task = self.start(work)
+        task.add_done_callback(_retrieve_error)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._leave()
+
+    async def retry(self, attempt: Callable[[], Awaitable[bool]]) -> None:
+        """Repeat an attempt, with backoff, until it returns True."""
+        failures = 0
+        while not await attempt():
+            failures += 1
+            await self.back_off(failures)
+
+    async def back_off(self, failures: int) -> None:
+        """Wait before the next attempt: about 0.1 s after the first failure, twice as long each time, at most 30 s."""
+        woken = asyncio.get_running_loop().create_future()
+
+        def wake(_: int) -> None:
+            if not woken.done():
+                self._enter()
+                woken.set_result(None)
+
+        clock = interval_clock(self._clock)
+        wake_up = WakeUp(clock, wake)
+        now_ms = clock.now_ms()
+        wake_up.set(now_ms + round(float(_BACKOFF(failures - 1)) * 1000), now_ms)
+        self._leave()
+        try:
+            await woken
+        finally:
+            wake_up.cancel()
+            if woken.cancelled():
+                self._enter()
+
+    async def wait_until_idle(self) -> None:
+        """Wait until every task has ended or backs off."""
+        while not self._is_idle.is_set():
+            await self._is_idle.wait()
+            await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _enter(self) -> None:
+        self._busy += 1
+        self._is_idle.clear()
+
+    def _leave(self) -> None:
+        self._busy -= 1
+        if not self._busy:
+            self._is_idle.set()
+
+
+def _retrieve_error(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,281 @@
+"""Acknowledged messages that the broker may not know of: if one is delivered, it is acknowledged again and hidden.
+
+This is not a copy of the subscription's cursor. The acknowledgements are kept in *slices* of time, each with the
+acknowledged ranges of some ledgers::
+
+    slice       0        1        2   ...   8          each spans an 8th of ``memory_ms``
+    ledger 7    0-41     42-77    78-102               a run of any length is one range
+    ledger 9             3, 5-8                        other consumers got the rest
+
+A slice is dropped once its newest acknowledgement is ``memory_ms`` old: by then the broker has it. Otherwise a Shared
+subscription would leave holes forever, where other consumers acknowledge. Partly acknowledged batches are kept until
+they are complete, whatever their age, because the broker need not know of any of their acknowledgements before that. A
+cumulative acknowledgement is a mark for its partition.
+
+If the broker keeps what it has confirmed, as over the native wire, only those batches are remembered (``memory_ms`` is
+0): a message that was confirmed and is delivered after a restart was replayed, or the broker has lost the
+acknowledgement.
+
+Acknowledgements age only while the consumer runs and is connected. One that was not sent before the process or the
+connection ended may not have reached the broker, and its message is redelivered when the consumer is back, after a
+second or a week. So each time offline makes all of them new again. Hence *uptime*: epoch ms less the time offline and
+the age that acknowledgements had before.
+
+Rejected: one cursor that is written with each acknowledgement. It can drop a single entry only by moving its
+mark-delete position, which would hide messages that were never acknowledged. And it writes the state of a whole ledger
+where the journal appends 49 bytes, in the same write as nacks and attempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ...ids import MessageId
+from .._batches import EntryKey, entry_key, is_member, is_same_topic, is_through
+from ._records import BatchAcks, Change, RangeAcks, RecordKind, batch_bytes
+from ._slices import AckSlices
+
+SLICES: Final = 8
+_MAX_BATCH: Final = 1 << 20
+"""Far more than a broker takes; an id with a larger batch is not from a broker."""
+_MAX_MARKS: Final = 10_000
+
+
+@dataclass(slots=True)
+class _Batch:
+    topic: str | None
+    size: int
+    acked: int
+    uptime_ms: int
+
+    @property
+    def is_done(self) -> bool:
+        return self.acked.bit_count() >= self.size
+
+    @property
+    def bytes(self) -> int:
+        return batch_bytes(self.topic, self.size)
+
+
+class AckedMessages:
+    """Recent acknowledgements. Calls are O(slices) except where noted.
+
+    :param memory_ms: how long they are remembered, up to an 8th longer; 0: not at all, since the broker has confirmed
+        them when they are added
+    :param keeps_members: whether the broker is informed of a batch only when all its messages are acknowledged; False:
+        of each message
+    """
+
+    def __init__(self, memory_ms: int, *, keeps_members: bool = True) -> None:
+        self._memory_ms = memory_ms
+        self._keeps_members = keeps_members
+        self.slice_ms = max(memory_ms // SLICES, 1)
+        """The span of a slice."""
+        self._entries = AckSlices(self.slice_ms)
+        self._batches: dict[EntryKey, _Batch] = {}
+        self._batch_bytes = 0
+        self._marks: dict[tuple[str | None, int], tuple[MessageId, int]] = {}
+        self._offline_ms = 0
+
+    def __len__(self) -> int:
+        """Return about the number of all records."""
+        return len(self._entries) + len(self._batches) + len(self._marks)
+
+    @property
+    def bytes(self) -> int:
+        """Return about the size of all records in bytes. O(1)."""
+        return self._entries.bytes + self._batch_bytes
+
+    @property
+    def entries(self) -> int:
+        """Return the number of entries that are acknowledged, at least in part. O(ledgers)."""
+        return self._entries.entries + len(self._batches)
+
+    @property
+    def has_expiring(self) -> bool:
+        """Return whether some acknowledgements expire."""
+        return bool(len(self._entries) or self._marks)
+
+    def skip_time(self, from_ms: int, to_ms: int) -> None:
+        """Exclude a time offline from the ages, and set all ages to zero. O(marks)."""
+        self.drop_old(from_ms)
+        times = [from_ms - self._offline_ms, *(uptime_ms for _, uptime_ms in self._marks.values())]
+        if self._entries.oldest_ms is not None:
+            times.append(self._entries.oldest_ms)
+        self._offline_ms = to_ms - min(times)
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def is_acked(self, message_id: MessageId, now_ms: int) -> bool:
+        """Return whether a message was acknowledged, so that its acknowledgement has to be repeated."""
+        uptime_ms = now_ms - self._offline_ms
+        self._entries.drop_before(uptime_ms - self._memory_ms)
+        batch = self._batches.get(entry_key(message_id))
+        if batch is not None and message_id.batch_index >= 0:
+            return bool(batch.acked >> message_id.batch_index & 1)
+        return message_id in self._entries or self._is_below_mark(message_id, uptime_ms)
+
+    def is_in_hole(self, message_id: MessageId) -> bool:
+        """Return whether higher entries of the ledger are acknowledged, so that this message fills a hole."""
+        return self._entries.has_higher(message_id)
+
+    def adds_nothing(self, message_id: MessageId) -> bool:
+        """Return whether the acknowledgement of this message needs no new range and no new batch."""
+        if is_member(message_id):
+            return entry_key(message_id) in self._batches
+        return self._entries.extends_range(message_id)
+
+    def _is_below_mark(self, message_id: MessageId, uptime_ms: int) -> bool:
+        mark = self._marks.get((message_id.topic, message_id.partition))
+        return mark is not None and mark[1] >= uptime_ms - self._memory_ms and is_through(message_id, mark[0])
+
+    # --- adding ------------------------------------------------------------------------------------------------------
+
+    def add(self, message_id: MessageId, at_ms: int) -> None:
+        """Add an acknowledgement.
+
+        A message of a batch is ignored if the batch size is unknown, or smaller than the batch index.
+        """
+        uptime_ms = at_ms - self._offline_ms
+        self._entries.drop_before(uptime_ms - self._memory_ms)
+        if message_id.entry < 0:
+            return
+        if not is_member(message_id):
+            self._drop_batch(entry_key(message_id))
+            self._add_entry(message_id, uptime_ms)
+        elif message_id.batch_index < message_id.batch_size <= _MAX_BATCH and message_id not in self._entries:
+            self._add_member(message_id, uptime_ms)
+
+    def _add_entry(self, message_id: MessageId, uptime_ms: int) -> None:
+        if self._memory_ms:
+            self._entries.add(message_id, uptime_ms)
+
+    def _add_member(self, message_id: MessageId, uptime_ms: int) -> None:
+        key = entry_key(message_id)
+        batch = self._drop_batch(key) or _Batch(message_id.topic, message_id.batch_size, 0, uptime_ms)
+        batch.acked |= 1 << message_id.batch_index
+        batch.size = max(batch.size, message_id.batch_size)
+        batch.uptime_ms = uptime_ms
+        if batch.is_done:
+            self._add_entry(message_id, uptime_ms)
+        else:
+            self._put_batch(key, batch)
+
+    def _put_batch(self, key: EntryKey, batch: _Batch) -> None:
+        self._batches[key] = batch
+        self._batch_bytes += batch.bytes
+
+    def _drop_batch(self, key: EntryKey) -> _Batch | None:
+        batch = self._batches.pop(key, None)
+        if batch is not None:
+            self._batch_bytes -= batch.bytes
+        return batch
+
+    def add_up_to(self, message_id: MessageId, at_ms: int) -> None:
+        """Add a cumulative acknowledgement. O(batches)."""
+        self._marks.pop((message_id.topic, message_id.partition), None)
+        if self._memory_ms:
+            self._marks[message_id.topic, message_id.partition] = (message_id, at_ms - self._offline_ms)
+        if len(self._marks) > _MAX_MARKS:
+            del self._marks[next(iter(self._marks))]
+        here = entry_key(message_id)
+        for key, batch in list(self._batches.items()):
+            is_before = key < here and is_same_topic(MessageId(*key, topic=batch.topic), message_id)
+            if is_before or (key == here and message_id.batch_index < 0):
+                self._drop_batch(key)
+
+    def load(self, item: BatchAcks | RangeAcks) -> None:
+        """Add the acknowledged messages of a batch, or ranges of a ledger. O(ranges)."""
+        uptime_ms = item.at_ms - self._offline_ms
+        if isinstance(item, RangeAcks):
+            if self._memory_ms:
+                self._entries.load(item.id, uptime_ms, item.ranges)
+            return
+        batch = _Batch(item.id.topic, item.id.batch_size, item.acked, uptime_ms)
+        self._drop_batch(entry_key(item.id))
+        if batch.is_done:
+            self._add_entry(item.id, uptime_ms)
+        else:
+            self._put_batch(entry_key(item.id), batch)
+
+    def forget(self, message_id: MessageId) -> None:
+        """Remove the acknowledgement of a message: it was replayed."""
+        key = entry_key(message_id)
+        batch = self._drop_batch(key) if key in self._batches else None
+        size = message_id.batch_size
+        if self._entries.discard(message_id) and is_member(message_id) and size <= _MAX_BATCH:
+            batch = _Batch(message_id.topic, size, (1 << size) - 1, self._entries.last_ms)
+        if batch is None:
+            return
+        batch.acked &= ~(1 << message_id.batch_index) if message_id.batch_index >= 0 else 0
+        if batch.acked:
+            self._put_batch(key, batch)
+
+    def confirm(self) -> None:
+        """Drop what the broker has stored now: all but messages that are acknowledged to it with their batch."""
+        self._entries.clear()
+        self._marks.clear()
+        if not self._keeps_members:
+            self.clear()
+
+    def clear(self) -> None:
+        """Drop all acknowledgements."""
+        self._entries.clear()
+        self._batches.clear()
+        self._marks.clear()
+        self._batch_bytes = 0
+
+    # --- dropping ----------------------------------------------------------------------------------------------------
+
+    def drop_old(self, now_ms: int, ttl_ms: int | None = None) -> None:
+        """Drop what is older than ``memory_ms``, and batches without a new acknowledgement for ``ttl_ms``.
+
+        O(dropped batches).
+        """
+        uptime_ms = now_ms - self._offline_ms
+        oldest_ms = uptime_ms - self._memory_ms
+        self._entries.drop_before(oldest_ms)
+        self._marks = {key: mark for key, mark in self._marks.items() if mark[1] >= oldest_ms}
+        while (
+            ttl_ms is not None
+            and self._batches
+            and (first := next(iter(self._batches.items())))[1].uptime_ms < uptime_ms - ttl_ms
+        ):
+            self._drop_batch(first[0])
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def records(self) -> Iterator[Change | BatchAcks | RangeAcks]:
+        """Return the records of all acknowledgements, with the time offline added back; they may change meanwhile.
+
+        Batches come before the ranges, so that a batch that becomes complete meanwhile is in the ranges. Batches also
+        come after the ranges: a complete batch of which a message was replayed meanwhile is a batch again.
+        """
+        written = set(self._batches)
+        yield from self.batches()
+        yield from self._entries.records(self._offline_ms)
+        yield from self._batch_records([each for each in self._batches.items() if each[0] not in written])
+        yield from self.marks()
+
+    def batches(self) -> Iterator[BatchAcks]:
+        """Return the partly acknowledged batches."""
+        yield from self._batch_records(list(self._batches.items()))
+
+    def marks(self) -> Iterator[Change]:
+        """Return the cumulative acknowledgements."""
+        for message_id, uptime_ms in list(self._marks.values()):
+            at_ms = uptime_ms + self._offline_ms
+            yield Change(RecordKind.CUMULATIVE_ACK, message_id, at_ms, at_ms)
+
+    def _batch_records(self, some: list[tuple[EntryKey, _Batch]]) -> Iterator[BatchAcks]:
+        for key, batch in some:
+            message_id = MessageId(*key, batch_size=batch.size, topic=batch.topic)
+            yield BatchAcks(message_id, batch.uptime_ms + self._offline_ms, batch.acked)
+
+    def _check(self) -> None:
+        """Assert every invariant; for tests."""
+        self._entries._check()
+        assert self._batch_bytes == sum(batch.bytes for batch in self._batches.values())
+        assert all(0 < batch.acked.bit_count() < batch.size for batch in self._batches.values())

@@ -1,0 +1,187 @@
+"""Pending messages: nacked or delivered, and not acknowledged. Packed in 20 to 50 bytes each if they are dense.
+
+A page has sorted columns for 256 entries of a ledger: a key made of the entry and the batch index, a time, and a
+count. Finding a message takes one lookup in a dict and a binary search, and a page is stored and read as it is. A dict
+from ids to tuples was rejected: 400 bytes a message.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from ...ids import MessageId
+from ._records import PendingPage
+
+PAGE_BITS: Final = 8
+_MAX_IN_RECORD: Final = 1 << 16
+_MASK: Final = (1 << PAGE_BITS) - 1
+_INDEX_BITS: Final = 32
+_MAX_COUNT: Final = (1 << 32) - 1
+
+_PageKey = tuple[int, int, int]
+
+
+class PendingMessage(NamedTuple):
+    """The deadline of a nacked message, or the time of its delivery (epoch ms), and its redelivery count."""
+
+    time_ms: int
+    redeliveries: int
+
+
+class PendingMessages:
+    """A packed map from ids of pending messages to times and redelivery counts."""
+
+    def __init__(self) -> None:
+        self._pages: dict[_PageKey, PendingPage] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def find(self, message_id: MessageId) -> PendingMessage | None:
+        """Return the time and count of a message, None if it is not pending. O(log messages of 256 entries)."""
+        page = self._pages.get(_page_key(message_id))
+        if page is None:
+            return None
+        key = _key(message_id)
+        at = bisect_left(page.keys, key)
+        if at == len(page.keys) or page.keys[at] != key:
+            return None
+        return PendingMessage(page.times[at], page.counts[at])
+
+    def put(self, message_id: MessageId, time_ms: int, count: int) -> None:
+        """Set the time and count of a message."""
+        page_key, key, count = _page_key(message_id), _key(message_id), min(count, _MAX_COUNT)
+        page = self._pages.get(page_key)
+        if page is None:
+            page = self._pages[page_key] = PendingPage(*page_key, message_id.topic, array("Q"), array("q"), array("I"))
+        elif page.topic is None and message_id.topic is not None:
+            page = self._pages[page_key] = page._replace(topic=message_id.topic)
+        at = bisect_left(page.keys, key)
+        if at < len(page.keys) and page.keys[at] == key:
+            page.times[at], page.counts[at] = time_ms, count
+            return
+        page.keys.insert(at, key)
+        page.times.insert(at, time_ms)
+        page.counts.insert(at, count)
+        self._length += 1
+
+    def drop(self, message_id: MessageId) -> None:
+        """Remove a message, or all messages of an entry if the id has no batch index."""
+        page_key = _page_key(message_id)
+        page = self._pages.get(page_key)
+        if page is None:
+            return
+        key = _key(message_id)
+        at = bisect_left(page.keys, key)
+        end = bisect_left(page.keys, _end(message_id))
+        if message_id.batch_index >= 0:
+            end = at + (at < len(page.keys) and page.keys[at] == key)
+        self._cut(page_key, page, at, end)
+
+    def drop_up_to(self, message_id: MessageId) -> None:
+        """Remove all messages up to and including ``message_id`` in its partition. O(pages)."""
+        for page_key, page in list(self._pages.items()):
+            ledger, partition, number = page_key
+            is_other = partition != message_id.partition or ledger > message_id.ledger
+            if is_other or not _is_same_topic(page.topic, message_id.topic):
+                continue
+            whole = ledger < message_id.ledger or number < message_id.entry >> PAGE_BITS
+            if whole:
+                self._cut(page_key, page, 0, len(page.keys))
+            elif number == message_id.entry >> PAGE_BITS:
+                last = _end(message_id) - 1 if message_id.batch_index < 0 else _key(message_id)
+                self._cut(page_key, page, 0, bisect_right(page.keys, last))
+
+    def drop_before(self, time_ms: int) -> Iterator[None]:
+        """Remove messages with an earlier time, one page a step; O(messages) in all."""
+        for page_key in list(self._pages):
+            page = self._pages.get(page_key)
+            if page is not None and min(page.times) < time_ms:
+                kept = [at for at, time in enumerate(page.times) if time >= time_ms]
+                self._length -= len(page.keys) - len(kept)
+                self._set(page_key, page, (array(c.typecode, map(c.__getitem__, kept)) for c in _columns(page)))
+            yield
+
+    def pages(self) -> Iterator[PendingPage]:
+        """Return all pages, large ones in parts. They may change meanwhile; new ones are not returned."""
+        for page_key in list(self._pages):
+            page = self._pages.get(page_key)
+            if page is not None:
+                yield from _parts(page)
+
+    def load(self, page: PendingPage) -> None:
+        """Add a page, or a further part of one."""
+        before = self._pages.get(page[:3])
+        if before is None:
+            self._pages[page[:3]] = page
+        elif before.keys[-1] < page.keys[0]:
+            for column, more in zip(_columns(before), _columns(page), strict=True):
+                column.extend(more)
+        else:
+            raise ValueError("a page that exists already")
+        self._length += len(page.keys)
+
+    def clear(self) -> None:
+        """Remove all messages."""
+        self._pages.clear()
+        self._length = 0
+
+    def _cut(self, page_key: _PageKey, page: PendingPage, at: int, end: int) -> None:
+        for column in _columns(page):
+            del column[at:end]
+        self._length -= end - at
+        if not page.keys:
+            del self._pages[page_key]
+
+    def _set(self, page_key: _PageKey, page: PendingPage, columns: Iterable[array[int]]) -> None:
+        keys, times, counts = columns
+        if keys:
+            self._pages[page_key] = page._replace(keys=keys, times=times, counts=counts)
+        else:
+            self._pages.pop(page_key, None)
+
+    def _check(self) -> None:
+        """Assert every invariant; for tests."""
+        assert self._length == sum(len(page.keys) for page in self._pages.values())
+        for page_key, page in self._pages.items():
+            assert page_key == page[:3]
+            assert page.keys
+            assert len(page.keys) == len(page.times) == len(page.counts)
+            assert sorted(set(page.keys)) == list(page.keys)
+
+
+def _parts(page: PendingPage) -> list[PendingPage]:
+    """Return copies of parts that fit into a record each."""
+    return [
+        page._replace(
+            keys=page.keys[at : at + _MAX_IN_RECORD],
+            times=page.times[at : at + _MAX_IN_RECORD],
+            counts=page.counts[at : at + _MAX_IN_RECORD],
+        )
+        for at in range(0, len(page.keys), _MAX_IN_RECORD)
+    ]
+
+
+def _columns(page: PendingPage) -> tuple[array[int], array[int], array[int]]:
+    return page.keys, page.times, page.counts
+
+
+def _page_key(message_id: MessageId) -> _PageKey:
+    return message_id.ledger, message_id.partition, message_id.entry >> PAGE_BITS
+
+
+def _key(message_id: MessageId) -> int:
+    return (message_id.entry & _MASK) << _INDEX_BITS | message_id.batch_index + 1
+
+
+def _end(message_id: MessageId) -> int:
+    """Return an upper bound of the keys of an entry's messages."""
+    return (message_id.entry & _MASK) + 1 << _INDEX_BITS
+
+
+def _is_same_topic(one: str | None, other: str | None) -> bool:
+    return one is None or other is None or one == other

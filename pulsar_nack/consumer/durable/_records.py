@@ -1,0 +1,278 @@
+"""The records of a durable consumer's log, and their bytes.
+
+A *change* is appended when it happens. A *page*, a *batch* and *ranges* are parts of the snapshot that replaces many
+changes. All numbers are little endian; the first byte of a record is the version (4 bits) and the kind. A record has
+the fields that make ids equal, and the topic; the other fields of an id are known when its message arrives.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from ...ids import MessageId
+
+RECORD_VERSION: Final = 1
+NO_ID: Final = MessageId(-1, -1)
+_MAX_COUNT: Final = (1 << 32) - 1
+_CHANGE: Final = struct.Struct("<BqqIqqiii")
+_PAGE: Final = struct.Struct("<BqiqII")
+_BATCH: Final = struct.Struct("<BqqqiiI")
+_RANGES: Final = struct.Struct("<BqqiII")
+MAX_RANGES: Final = 1 << 11
+"""The maximum of ranges in a record."""
+_RANGE_BYTES: Final = 3
+"""About what a range takes: its distance to the range before and its length, as varints."""
+
+
+class RecordKind(IntEnum):
+    """The kind of a record; the numbers are on storage."""
+
+    NACKED = 1
+    """Negatively acknowledged: ``time_ms`` is the deadline."""
+    DELIVERED = 2
+    """Delivered to the application, at ``time_ms``."""
+    ACKED = 3
+    """Acknowledged."""
+    CUMULATIVE_ACK = 4
+    """Acknowledged up to and including this id."""
+    CLEARED = 5
+    """The whole state is dropped: the subscription was moved."""
+    OPENED = 6
+    """The consumer was opened."""
+    PAGE = 7
+    BATCH = 8
+    RANGES = 9
+    DISCONNECTED = 10
+    """There was no connection from ``time_ms`` on."""
+    CONFIRMED = 11
+    """The broker has stored all acknowledgements."""
+
+
+class Change(NamedTuple):
+    """An event at ``at_ms`` (epoch); ``redeliveries`` counts the deliveries before this one."""
+
+    kind: RecordKind
+    id: MessageId
+    at_ms: int
+    time_ms: int
+    redeliveries: int = 0
+
+
+class PendingPage(NamedTuple):
+    """The pending messages of up to 256 entries, in columns: keys, times and redelivery counts."""
+
+    ledger: int
+    partition: int
+    number: int
+    topic: str | None
+    keys: array[int]
+    times: array[int]
+    counts: array[int]
+
+
+class BatchAcks(NamedTuple):
+    """The acknowledged messages of a batch, a bit for each."""
+
+    id: MessageId
+    at_ms: int
+    acked: int
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the whole batch is acknowledged."""
+        return self.acked.bit_count() >= self.id.batch_size
+
+
+class RangeAcks(NamedTuple):
+    """Acknowledged entries of a ledger, as ascending ranges (first, last), both included.
+
+    ``at_ms`` is the time of the newest acknowledgement; ``id`` is that of any entry.
+    """
+
+    id: MessageId
+    at_ms: int
+    ranges: Sequence[tuple[int, int]]
+
+
+Record = Change | PendingPage | BatchAcks | RangeAcks
+
+
+class UnreadableRecordError(Exception):
+    """A record that no release up to this one writes; ``version`` is its version."""
+
+    def __init__(self, version: int, reason: str) -> None:
+        self.version = version
+        super().__init__(reason)
+
+
+def encode_change(change: Change) -> bytes:
+    """Return the bytes of a change."""
+    kind, message_id, at_ms, time_ms, count = change
+    ledger, entry, partition, batch_index = message_id
+    topic = message_id.topic
+    return _CHANGE.pack(
+        RECORD_VERSION << 4 | kind,
+        at_ms,
+        time_ms,
+        min(count, _MAX_COUNT),
+        ledger,
+        entry,
+        partition,
+        batch_index,
+        message_id.batch_size,
+    ) + (topic.encode() if topic else b"")
+
+
+def encode_page(page: PendingPage) -> bytes:
+    """Return the bytes of a page."""
+    topic = (page.topic or "").encode()
+    head = _PAGE.pack(
+        RECORD_VERSION << 4 | RecordKind.PAGE, page.ledger, page.partition, page.number, len(page.keys), len(topic)
+    )
+    return b"".join([head, topic, *map(_column_bytes, (page.keys, page.times, page.counts))])
+
+
+def encode_batch(batch: BatchAcks) -> bytes:
+    """Return the bytes of a batch's acknowledged messages."""
+    topic = (batch.id.topic or "").encode()
+    ledger, entry, partition, _ = batch.id
+    size = batch.id.batch_size
+    head = _BATCH.pack(RECORD_VERSION << 4 | RecordKind.BATCH, batch.at_ms, ledger, entry, partition, size, len(topic))
+    return head + topic + batch.acked.to_bytes((size + 7) // 8, "little")
+
+
+def encode_ranges(acks: RangeAcks) -> bytes:
+    """Return the bytes of acknowledged ranges."""
+    topic = (acks.id.topic or "").encode()
+    numbers = bytearray()
+    end = 0
+    for first, last in acks.ranges:
+        _write_number(numbers, first - end)
+        _write_number(numbers, last - first)
+        end = last + 1
+    head = (
+        RECORD_VERSION << 4 | RecordKind.RANGES,
+        acks.at_ms,
+        acks.id.ledger,
+        acks.id.partition,
+        len(acks.ranges),
+        len(topic),
+    )
+    return _RANGES.pack(*head) + topic + numbers
+
+
+def batch_bytes(topic: str | None, size: int) -> int:
+    """Return the size of a batch's record in bytes; of a ledger's record without its ranges for size 0."""
+    return _BATCH.size + len(topic or "") + (size + 7) // 8
+
+
+def ranges_bytes(count: int) -> int:
+    """Return about how many bytes ``count`` ranges take."""
+    return _RANGE_BYTES * count
+
+
+def decode_record(data: bytes) -> Record:
+    """Read a record.
+
+    :raises UnreadableRecordError: these bytes are not a record, or a later release wrote it
+    """
+    version, kind = divmod(data[0] if data else 0, 16)
+    if version != RECORD_VERSION:
+        raise UnreadableRecordError(version, f"a record of version {version}")
+    try:
+        if kind == RecordKind.PAGE:
+            return _decode_page(data)
+        if kind == RecordKind.BATCH:
+            return _decode_batch(data)
+        if kind == RecordKind.RANGES:
+            return _decode_ranges(data)
+        return _decode_change(RecordKind(kind), data)
+    except (struct.error, ValueError, IndexError) as error:
+        raise UnreadableRecordError(RECORD_VERSION, str(error)) from error
+
+
+def _decode_change(kind: RecordKind, data: bytes) -> Change:
+    _, at_ms, time_ms, count, ledger, entry, partition, batch_index, batch_size = _CHANGE.unpack_from(data)
+    topic = _topic(data[_CHANGE.size :])
+    message_id = MessageId(ledger, entry, partition, batch_index, batch_size=batch_size, topic=topic)
+    return Change(kind, message_id, at_ms, time_ms, count)
+
+
+def _decode_page(data: bytes) -> PendingPage:
+    _, ledger, partition, number, length, topic_length = _PAGE.unpack_from(data)
+    at = _PAGE.size + topic_length
+    columns = []
+    for code in ("Q", "q", "I"):
+        column = array(code)
+        end = at + length * column.itemsize
+        column.frombytes(data[at:end])
+        if len(column) != length:
+            raise ValueError("a page that ends too soon")
+        columns.append(_swapped(column))
+        at = end
+    return PendingPage(ledger, partition, number, _topic(data[_PAGE.size : _PAGE.size + topic_length]), *columns)
+
+
+def _decode_batch(data: bytes) -> BatchAcks:
+    _, at_ms, ledger, entry, partition, size, topic_length = _BATCH.unpack_from(data)
+    end = _BATCH.size + topic_length
+    topic = _topic(data[_BATCH.size : end])
+    message_id = MessageId(ledger, entry, partition, batch_size=size, topic=topic)
+    return BatchAcks(message_id, at_ms, int.from_bytes(data[end:], "little"))
+
+
+def _decode_ranges(data: bytes) -> RangeAcks:
+    _, at_ms, ledger, partition, count, topic_length = _RANGES.unpack_from(data)
+    at = _RANGES.size + topic_length
+    topic = _topic(data[_RANGES.size : at])
+    ranges = []
+    end = 0
+    for _ in range(count):
+        gap, at = _read_number(data, at)
+        length, at = _read_number(data, at)
+        ranges.append((end + gap, end + gap + length))
+        end += gap + length + 1
+    if at != len(data) or end > 1 << 63:
+        raise ValueError("ranges that end elsewhere")
+    return RangeAcks(MessageId(ledger, 0, partition, topic=topic), at_ms, ranges)
+
+
+def _write_number(into: bytearray, number: int) -> None:
+    """Append a varint."""
+    while number > 127:
+        into.append(number & 127 | 128)
+        number >>= 7
+    into.append(number)
+
+
+def _read_number(data: bytes, at: int) -> tuple[int, int]:
+    """Return a varint and the offset after it."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        number |= (byte & 127) << shift
+        at += 1
+        if byte < 128:
+            return number, at
+        shift += 7
+
+
+def _topic(data: bytes) -> str | None:
+    return sys.intern(data.decode()) if data else None
+
+
+def _column_bytes(column: array[int]) -> bytes:
+    return _swapped(column).tobytes()
+
+
+def _swapped(column: array[int]) -> array[int]:
+    """Return a column in the byte order of storage, or back, on machines with the other one."""
+    if sys.byteorder == "big":
+        column = column[:]
+        column.byteswap()
+    return column

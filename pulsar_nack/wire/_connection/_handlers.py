@@ -1,0 +1,195 @@
+"""The consumers, producers and topic watchers on one connection, and the commands that each of them gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, Protocol, TypeVar
+
+from .._protocol import _pulsar_pb2 as pb
+from .._protocol._message_commands import MessageCommand
+
+_OF_CONSUMERS: Final = 1  # CommandTopicMigrated.ResourceType.Consumer
+
+
+class Handler(Protocol):
+    """What every handler has. All calls come from the event loop and must not block."""
+
+    def on_connection_lost(self, error: Exception) -> None:
+        """Handle the end of the connection; the last call."""
+        ...
+
+
+class ConsumerHandler(Handler, Protocol):
+    """One consumer on a connection; the broker knows it by its consumer id."""
+
+    def on_message(self, command: MessageCommand, headers_and_payload: bytes) -> None:
+        """Handle an entry: its command, and what follows that in the frame."""
+        ...
+
+    def on_closed_by_broker(self, assigned_url: str | None) -> None:
+        """Handle that the broker closed the consumer: the topic moves, perhaps to ``assigned_url``."""
+        ...
+
+    def on_active_changed(self, is_active: bool) -> None:
+        """Handle whether this is the active consumer of a Failover subscription."""
+        ...
+
+    def on_end_of_topic(self) -> None:
+        """Handle that the topic was terminated and all its messages were sent."""
+        ...
+
+    def on_topic_migrated(self, url: str | None) -> None:
+        """Handle that the topic has moved to another cluster, at ``url``."""
+        ...
+
+
+class ProducerHandler(Handler, Protocol):
+    """One producer on a connection; the broker knows it by its producer id."""
+
+    def on_receipt(self, command: pb.CommandSendReceipt) -> None:
+        """Handle that a message is stored, and where."""
+        ...
+
+    def on_send_error(self, command: pb.CommandSendError) -> None:
+        """Handle that the broker refused a message."""
+        ...
+
+    def on_closed_by_broker(self, assigned_url: str | None) -> None:
+        """Handle that the broker closed the producer: the topic moves, perhaps to ``assigned_url``."""
+        ...
+
+
+class WatcherHandler(Handler, Protocol):
+    """One watcher of the topics of a namespace; the broker knows it by its watcher id."""
+
+    def on_topics_changed(self, names: Iterable[str]) -> None:
+        """Handle that these topics were created or deleted."""
+        ...
+
+
+H = TypeVar("H", bound=Handler)
+
+
+class HandlerTable(Generic[H]):
+    """The handlers of one kind on one connection, by id.
+
+    :param check_open: raises ConnectionLostError if the connection is closed
+    """
+
+    def __init__(self, check_open: Callable[[], None]) -> None:
+        self.by_id: dict[int, H] = {}
+        self._check_open = check_open
+        self._last_id = 0
+
+    def next_id(self) -> int:
+        """Return an id that no other handler of this kind has had on the connection."""
+        self._last_id += 1
+        return self._last_id
+
+    def add(self, handler_id: int, handler: H) -> None:
+        """Pass commands for this id to ``handler`` from now on.
+
+        :raises ConnectionLostError: the connection is closed
+        """
+        self._check_open()
+        self.by_id[handler_id] = handler
+
+    def remove(self, handler_id: int) -> None:
+        """Drop commands for this id from now on."""
+        self.by_id.pop(handler_id, None)
+
+
+class HandlerRegistry:
+    """All handlers of one connection. Commands for ids that are not registered are dropped.
+
+    :param is_secure: whether to take the TLS address where the broker names one with and one without
+    :param check_open: raises ConnectionLostError if the connection is closed
+    """
+
+    def __init__(self, *, is_secure: bool, check_open: Callable[[], None]) -> None:
+        self.consumers: HandlerTable[ConsumerHandler] = HandlerTable(check_open)
+        self.producers: HandlerTable[ProducerHandler] = HandlerTable(check_open)
+        self.watchers: HandlerTable[WatcherHandler] = HandlerTable(check_open)
+        self._is_secure = is_secure
+
+    def dispatch(self, command: pb.BaseCommand) -> None:
+        """Pass on a command that is no response; kinds from later versions of the protocol are ignored."""
+        dispatch = _DISPATCH.get(command.type)
+        if dispatch is not None:
+            dispatch(self, command)
+
+    def on_connection_lost(self, error: Exception, report: Callable[[Exception], None]) -> None:
+        """Remove all handlers and call each one's ``on_connection_lost``; what one raises is reported."""
+        handlers: list[Handler] = []
+        for table in (self.consumers, self.producers, self.watchers):
+            handlers += table.by_id.values()
+            table.by_id.clear()
+        for handler in handlers:
+            try:
+                handler.on_connection_lost(error)
+            except Exception as fault:  # noqa: BLE001 - reported
+                report(fault)
+
+    def _receipt(self, command: pb.BaseCommand) -> None:
+        producer = self.producers.by_id.get(command.send_receipt.producer_id)
+        if producer is not None:
+            producer.on_receipt(command.send_receipt)
+
+    def _send_error(self, command: pb.BaseCommand) -> None:
+        producer = self.producers.by_id.get(command.send_error.producer_id)
+        if producer is not None:
+            producer.on_send_error(command.send_error)
+
+    def _close_consumer(self, command: pb.BaseCommand) -> None:
+        close = command.close_consumer
+        consumer = self.consumers.by_id.pop(close.consumer_id, None)
+        if consumer is not None:
+            url = close.assignedBrokerServiceUrlTls if self._is_secure else close.assignedBrokerServiceUrl
+            consumer.on_closed_by_broker(url or None)
+
+    def _close_producer(self, command: pb.BaseCommand) -> None:
+        close = command.close_producer
+        producer = self.producers.by_id.pop(close.producer_id, None)
+        if producer is not None:
+            url = close.assignedBrokerServiceUrlTls if self._is_secure else close.assignedBrokerServiceUrl
+            producer.on_closed_by_broker(url or None)
+
+    def _active_changed(self, command: pb.BaseCommand) -> None:
+        consumer = self.consumers.by_id.get(command.active_consumer_change.consumer_id)
+        if consumer is not None:
+            consumer.on_active_changed(command.active_consumer_change.is_active)
+
+    def _end_of_topic(self, command: pb.BaseCommand) -> None:
+        consumer = self.consumers.by_id.get(command.reachedEndOfTopic.consumer_id)
+        if consumer is not None:
+            consumer.on_end_of_topic()
+
+    def _topics_changed(self, command: pb.BaseCommand) -> None:
+        update = command.watchTopicUpdate
+        watcher = self.watchers.by_id.get(update.watcher_id)
+        if watcher is not None:
+            watcher.on_topics_changed((*update.new_topics, *update.deleted_topics))
+
+    def _migrated(self, command: pb.BaseCommand) -> None:
+        moved = command.topicMigrated
+        url = (moved.brokerServiceUrlTls if self._is_secure else moved.brokerServiceUrl) or None
+        if moved.resource_type == _OF_CONSUMERS:
+            consumer = self.consumers.by_id.get(moved.resource_id)
+            if consumer is not None:
+                consumer.on_topic_migrated(url)
+            return
+        producer = self.producers.by_id.pop(moved.resource_id, None)
+        if producer is not None:
+            producer.on_closed_by_broker(url)
+
+
+_DISPATCH: Final[dict[int, Callable[[HandlerRegistry, pb.BaseCommand], None]]] = {
+    pb.BaseCommand.SEND_RECEIPT: HandlerRegistry._receipt,
+    pb.BaseCommand.SEND_ERROR: HandlerRegistry._send_error,
+    pb.BaseCommand.CLOSE_CONSUMER: HandlerRegistry._close_consumer,
+    pb.BaseCommand.CLOSE_PRODUCER: HandlerRegistry._close_producer,
+    pb.BaseCommand.ACTIVE_CONSUMER_CHANGE: HandlerRegistry._active_changed,
+    pb.BaseCommand.REACHED_END_OF_TOPIC: HandlerRegistry._end_of_topic,
+    pb.BaseCommand.WATCH_TOPIC_UPDATE: HandlerRegistry._topics_changed,
+    pb.BaseCommand.TOPIC_MIGRATED: HandlerRegistry._migrated,
+}

@@ -1,0 +1,201 @@
+"""Acknowledgements of one topic or partition: which entries they complete, and what their outcome changes.
+
+An acknowledged member of a batch is noted in the ack sets before the broker confirms it, so that members acknowledged
+together complete their entry. If the broker refuses, the note is taken back: no other member may complete an entry
+with a message that is not acknowledged. On a non-durable subscription complete entries are noted in its position.
+
+Once the topic is missing or deleted there is nothing to acknowledge: acknowledgements succeed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
+
+from ...consumer import AcksDone
+from ...errors import BrokerError, ClosedError
+from ...ids import MessageId
+from ._ack_groups import AckGroupingTracker, Done
+from ._ack_sets import AckSets
+from ._non_durable_position import NonDurablePosition
+from ._subscribe_options import SubscribeOptions
+
+T = TypeVar("T")
+
+
+class _BatchMember(NamedTuple):
+    """A member of a batch that is being acknowledged."""
+
+    id: MessageId
+    remaining: int
+    generation: int
+    token: Any
+    done: AcksDone[Any]
+
+
+class Acknowledger:
+    """Acknowledges the messages of one topic or partition.
+
+    :param check_open: raises ClosedError once the consumer is closed
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        topic: str,
+        options: SubscribeOptions,
+        check_open: Callable[[], None],
+    ) -> None:
+        self.sets = AckSets()
+        self.position = None if options.durable else NonDurablePosition(options.start_message_id)
+        """Where the next session of a non-durable subscription begins."""
+        self.is_closed = False
+        """Whether ``check_open`` raises."""
+        self.is_topic_missing = False
+        """Whether the topic does not exist now."""
+        self.is_topic_deleted = False
+        """Whether the topic is deleted for good."""
+        self._loop = loop
+        self._topic = topic
+        self._options = options
+        self._check_open = check_open
+        self._groups = groups = AckGroupingTracker(loop, options.ack_group_ms)
+        self.connected, self.fail, self.settled = groups.connected, groups.fail, groups.settled
+        self._members_done = self._on_members_done  # one object, so that members of different calls share a group
+
+    def disconnected(self) -> None:
+        """Keep what is not confirmed for the next session; forget the ack sets."""
+        self._groups.disconnected()
+        self.sets.forget()
+
+    def close(self) -> None:
+        """Fail everything that is not confirmed, because the consumer is closed."""
+        self.fail(None if self.is_topic_deleted else ClosedError("the consumer"))
+
+    async def acknowledge(self, ids: Sequence[MessageId]) -> None:
+        """Acknowledge messages; returns when the broker has confirmed it. A cancelled call does not stop it.
+
+        :raises BrokerError: the broker refused, or did not answer; or the id of a batch's member lacks the batch size
+        :raises ClosedError: the consumer is closed, also before the broker has confirmed
+        """
+        if self.is_topic_deleted or self.is_topic_missing:
+            return
+        self._check_open()
+        entries = self._entries(ids)
+        if entries:
+            await self._until_done(lambda done: self._add_all(entries, done, ids))
+
+    def acknowledge_soon(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
+        """Begin to acknowledge one message; ``done`` gets its token, and None or the error, in a later turn of the
+        loop, and may get the tokens of other messages with it.
+
+        :raises BrokerError: its batch is of unknown size; ``done`` is not called
+        :raises ClosedError: the consumer is closed; ``done`` is not called
+        """
+        if self.is_closed:
+            self._check_open()
+        if self.is_topic_missing:
+            self._loop.call_soon(done, [token], None)
+        elif message_id[3] >= 0 or self.position is not None or message_id.is_chunked:
+            self._acknowledge_noting(message_id, token, done)
+        else:
+            if self.sets.sets:
+                self.sets.acked(message_id)
+            self._groups.add(message_id[:2], 0, token, done)
+
+    def acknowledge_entry(self, place: tuple[int, int]) -> None:
+        """Acknowledge an entry of which no message is to be delivered."""
+        self._groups.add_all({place: 0}, lambda _: None)
+
+    async def acknowledge_cumulative(self, message_id: MessageId) -> None:
+        """Acknowledge everything up to and including a message; returns when the broker has confirmed it.
+
+        :raises BrokerError: the broker refused, or did not answer; always on Shared and Key_Shared
+        :raises ClosedError: the consumer is closed
+        """
+        self._check_open()
+        if not self._options.only_one_gets_messages:
+            raise BrokerError(f"{self._topic}: {self._options.type} subscriptions have no cumulative acknowledgement")
+        if self.is_topic_missing:
+            return
+        remaining = self.sets.acked_through(message_id)
+        place = (message_id.ledger, message_id.entry)
+        if remaining and not self._options.batch_index_ack:
+            if not message_id.entry:
+                return
+            place, remaining = (message_id.ledger, message_id.entry - 1), 0
+        await self._until_done(lambda done: self._add_cumulative(place, remaining, done))
+
+    def _acknowledge_noting(self, message_id: MessageId, token: T, done: AcksDone[T]) -> None:
+        """Acknowledge a chunked message, a member of a batch, or a message of a non-durable subscription."""
+        if message_id.is_chunked:
+            self._add_all(self._entries([message_id]), partial(done, [token]))
+            return
+        generation = self.sets.generation
+        remaining = self.sets.acked(message_id)
+        if remaining and not self._options.batch_index_ack:
+            self._loop.call_soon(done, [token], None)
+        else:
+            member = _BatchMember(message_id, remaining, generation, token, done)
+            self._groups.add(message_id[:2], remaining, member, self._members_done)
+
+    def _on_members_done(self, members: Sequence[_BatchMember], error: Exception | None) -> None:
+        if error is not None:
+            for member in members:
+                self.sets.failed(member.id, member.generation)
+        elif self.position is not None:
+            self.position.acked(member.id[:2] for member in members if not member.remaining)
+        for _, group in groupby(members, key=lambda member: id(member.done)):
+            same_call = list(group)
+            same_call[0].done([member.token for member in same_call], error)
+
+    def _add_all(self, entries: Mapping[tuple[int, int], int], done: Done, ids: Iterable[MessageId] = ()) -> None:
+        """Send entries; note the outcome of these ids when the broker answers."""
+        generation, position = self.sets.generation, self.position
+
+        def answered(error: Exception | None) -> None:
+            if error is not None:
+                for message_id in ids:
+                    self.sets.failed(message_id, generation)
+            elif position is not None:
+                position.acked(place for place, remaining in entries.items() if not remaining)
+            done(error)
+
+        self._groups.add_all(entries, answered)
+
+    def _add_cumulative(self, place: tuple[int, int], remaining: int, done: Done) -> None:
+        position = self.position
+
+        def answered(error: Exception | None) -> None:
+            if error is None and position is not None:
+                position.acked_through((place[0], place[1] - 1) if remaining else place)
+            done(error)
+
+        self._groups.add_cumulative(place, remaining, answered)
+
+    async def _until_done(self, begin: Callable[[Done], None]) -> None:
+        answer: asyncio.Future[Exception | None] = self._loop.create_future()
+
+        def done(error: Exception | None) -> None:
+            if not answer.done():
+                answer.set_result(error)
+
+        begin(done)
+        error = await answer
+        if error is not None:
+            raise error
+
+    def _entries(self, ids: Iterable[MessageId]) -> dict[tuple[int, int], int]:
+        """Note messages as acknowledged; return the entries to send, each with its remaining members."""
+        entries: dict[tuple[int, int], int] = {}
+        for message_id in ids:
+            if message_id.is_chunked:
+                entries.update((tuple(part), 0) for part in message_id.parts)  # type: ignore[misc]
+                continue
+            remaining = self.sets.acked(message_id)
+            if not remaining or self._options.batch_index_ack:
+                entries[message_id.ledger, message_id.entry] = remaining
+        return entries

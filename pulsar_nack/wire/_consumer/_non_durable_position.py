@@ -1,0 +1,116 @@
+"""The position of a non-durable subscription, which the broker forgets when the connection ends. Pure.
+
+The next session begins after the last message that was taken, which costs nothing: messages in flight stay with the
+application. A redelivery request may name a message before that beginning, where no request can reach it. Then the next
+session begins with the first such message, and the broker also sends what was taken after it. Of those messages, the
+acknowledged ones are known here and not delivered; the consumer drops the others as duplicates.
+
+Positions are of entries: the consumer knows which members of a batch are acknowledged until all of them are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...ids import MessageId, _names_message
+from ...index import PositionRanges
+from ._redelivery_requests import Place
+
+
+class NonDurablePosition:
+    """Where the next session of one topic or partition begins.
+
+    :param start: the message before the first one; None: the broker decides
+    """
+
+    def __init__(self, start: MessageId | None) -> None:
+        self.move(start)
+
+    def move(self, start: MessageId | None) -> None:
+        """Begin after this message, as if nothing had been taken: at first, and after a seek."""
+        self._start = start
+        self._last: MessageId | None = None
+        self._unacked = PositionRanges()
+        self._requested: set[Place] = set()
+        self._acked = PositionRanges()
+        self._acked_through: Place | None = None
+        self._begun: Place | None = None
+        self._is_rewound = False
+
+    def begin(self) -> MessageId | None:
+        """Return the message before the first one of the session that begins; None: the broker decides."""
+        start = self._start if self._last is None else self._last
+        lowest = min(self._requested, default=None)
+        self._is_rewound = lowest is not None and start is not None and lowest <= (start.ledger, start.entry)
+        if self._is_rewound and lowest is not None:
+            start = MessageId(lowest[0], lowest[1] - 1)
+        self._begun = None if start is None else (start.ledger, start.entry)
+        self._forget_acked()
+        return start
+
+    def arrived(self, place: Place) -> bool:
+        """Note an entry that arrives; return whether it is acknowledged already."""
+        if self._begun is None:  # what is not taken has to come again from the next session
+            self._begun = (place[0], place[1] - 1)
+            self._start = MessageId(*self._begun)
+        return place in self._acked or (self._acked_through is not None and place <= self._acked_through)
+
+    def taken(self, message_id: MessageId) -> None:
+        """Note that a message was received."""
+        if self._last is None or message_id > self._last:
+            self._last = message_id
+        for ledger, entry in message_id.parts if message_id.is_chunked else (message_id[:2],):
+            self._unacked.add(ledger, entry)
+            self._requested.discard((ledger, entry))
+
+    def acked(self, places: Iterable[Place]) -> None:
+        """Note entries of which every message is acknowledged."""
+        for ledger, entry in places:
+            self._requested.discard((ledger, entry))
+            if self._unacked.discard_range((ledger, entry - 1), (ledger, entry)):
+                self._acked.add(ledger, entry)
+        self._forget_acked()
+
+    def acked_through(self, place: Place) -> None:
+        """Note that everything up to an entry is acknowledged."""
+        self._acked_through = place if self._acked_through is None else max(self._acked_through, place)
+        self._requested = {each for each in self._requested if each > place}
+        first = self._unacked.first
+        if first is not None and first.lower < place:
+            self._unacked.discard_range(first.lower, place)
+
+    def request(self, places: Iterable[Place]) -> bool:
+        """Note which taken entries are requested; return whether some of them can only come in another session."""
+        self._requested.update(place for place in places if place in self._unacked)
+        return self.is_behind
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether a requested entry comes before the present session's first message."""
+        begun = self._begun
+        return begun is not None and any(place <= begun for place in self._requested)
+
+    def expect(self, places: Iterable[Place]) -> None:
+        """Note entries that have to come in the next session though they were not taken."""
+        self._requested.update(places)
+
+    def _forget_acked(self) -> None:
+        """Forget acknowledged entries that the broker has no reason to send again, now or in the next session."""
+        if not self._unacked and not self._requested and not self._is_rewound:
+            self._acked.clear()
+
+
+def id_after(message_id: MessageId) -> MessageId | None:
+    """Return the first id after this one, None for the ids of the earliest and the latest message."""
+    ledger, entry, partition, index = message_id
+    if not _names_message(message_id):
+        return None
+    return MessageId(ledger, entry + 1, partition) if index < 0 else MessageId(ledger, entry, partition, index + 1)
+
+
+def id_before(message_id: MessageId) -> MessageId:
+    """Return an id between a message and the one before it; the earliest and the latest id stay."""
+    ledger, entry, partition, index = message_id
+    if index > 0:
+        return MessageId(ledger, entry, partition, index - 1)
+    return MessageId(ledger, entry - 1, partition) if _names_message(message_id) else message_id

@@ -1,0 +1,100 @@
+"""Entries that a paused consumer returns to the broker: those that were prefetched, and those that still arrive.
+
+Only a new session takes back permits, and it begins only once no message is in flight. Until then the broker may go on
+sending. Such an entry is returned after a moment, and after ten times as long each time that it comes again, because
+the broker may have no other consumer for it and counts each return as a redelivery. If the consumer delivers the entry
+later, these returns are subtracted from its redelivery count. Once no permits are out, everything is returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from ._redelivery_requests import Place
+
+_FIRST_S: Final = 0.1
+_LONGEST_S: Final = 100.0
+_MOST_KNOWN: Final = 10_000
+
+
+class PausedEntries:
+    """The entries that one consumer returns to the broker while it is subscribed.
+
+    :param give_back: asks the broker to send entries again, to any consumer
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, give_back: Callable[[Sequence[Place]], None]) -> None:
+        self.is_paused = False
+        self.is_in_use = False
+        """Whether arrivals must be reported here: the consumer is paused, or has returned entries."""
+        self._loop = loop
+        self._give_back = give_back
+        self._times: dict[Place, int] = {}
+        self._due: dict[Place, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def pause(self) -> None:
+        """Return entries that arrive from now on."""
+        self.is_paused = True
+        self._update()
+
+    def resume(self) -> None:
+        """Return the entries that have arrived, and none after that."""
+        self._return(list(self._due))
+        self.is_paused = False
+        self._update()
+
+    def arrived(self, places: Iterable[Place], *, is_last: bool) -> None:
+        """Note entries that arrived while the consumer is paused.
+
+        :param is_last: no more entries arrive
+        """
+        now = self._loop.time()
+        for place in places:
+            due_at = now + min(_FIRST_S * 10 ** self._times.get(place, 0), _LONGEST_S)
+            self._due[place] = due_at
+            if self._timer is None or due_at < self._timer.when():
+                self._arm(due_at)
+        if is_last:
+            self._return(list(self._due))
+
+    def give_back(self, places: Sequence[Place]) -> None:
+        """Return entries that the application did not get."""
+        for place in places:
+            self._times[place] = self._times.pop(place, 0) + 1
+        for oldest in list(self._times)[: max(len(self._times) - _MOST_KNOWN, 0)]:
+            del self._times[oldest]
+        if places:
+            self._update()
+            self._give_back(places)
+
+    def times_returned(self, place: Place) -> int:
+        """Return how often an entry was returned before the application got it."""
+        return self._times.get(place, 0)
+
+    def forget(self) -> None:
+        """Forget entries and counts: the session has ended, and the broker sends everything again."""
+        self._due.clear()
+        self._times.clear()
+        self._arm(None)
+        self._update()
+
+    def _return(self, places: Sequence[Place]) -> None:
+        for place in places:
+            del self._due[place]
+        self._arm(min(self._due.values(), default=None))
+        self.give_back(places)
+
+    def _return_due(self) -> None:
+        now = self._loop.time()
+        self._return([place for place, due_at in self._due.items() if due_at <= now])
+
+    def _arm(self, due_at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if due_at is None else self._loop.call_at(due_at, self._return_due)
+
+    def _update(self) -> None:
+        self.is_in_use = self.is_paused or bool(self._times)
