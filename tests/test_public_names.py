@@ -28,6 +28,7 @@ PUBLIC = {
     "pulsar_nack.consumer",
     "pulsar_nack.consumer.durable",
     "pulsar_nack.cursor",
+    "pulsar_nack.cursor.format",
     "pulsar_nack.delayed",
     "pulsar_nack.delayed.bucket",
     "pulsar_nack.delayed.format",

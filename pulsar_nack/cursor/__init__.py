@@ -1,10 +1,10 @@
 """Acknowledgement state of a subscription: what is acknowledged, kept small and durable."""
 
-from ._batch import BatchSet
 from ._cursor import Cursor
 from ._gate import DispatchGate, GateStatistics, adds_range
 from ._reserve import Reserve, worst_growth
 from ._statistics import CursorStatistics
+from .format import BatchSet
 
 __all__ = [
     "BatchSet",

@@ -1,8 +1,8 @@
 """The gate: new messages wait while the acknowledgement state is too large to be persisted (PIP-299).
 
-Each range of acknowledged messages takes room in the stored state. Once it does not fit any more, acknowledgements
-would be lost with the process; so dispatch stops while what is in flight still fits. The gate is pure: it asks for two
-figures, and answers how many messages may go out.
+Each range of acknowledged messages takes room in the stored state. Acknowledgements that no longer fit would be lost
+with the process; so dispatch stops while those of the messages in flight still fit. The gate is pure: it asks for two
+figures, and answers how many messages may be dispatched.
 
 ::
 
@@ -14,24 +14,24 @@ figures, and answers how many messages may go out.
 
 Invariants, for a size that one acknowledgement makes larger by no more than ``worst_growth`` and a ledger's own bytes:
 
-1. size + reserve is at most the limit, but for what was there when the gate was made. So whatever of the messages in
-   flight is acknowledged, in any order and between any two persists, can be persisted.
-2. A *new* message lies above the highest acknowledged position. It goes out while size + reserve stay below the new
-   mark. Where they do not, the gate is *paused*, until both together have come down to the resume mark: it does not
-   flap. What is between the marks is for old messages.
+1. size + reserve is at most the limit, unless it was more when the gate was made. So whatever is acknowledged of the
+   messages in flight, in any order and between any two persists, can be persisted.
+2. A *new* message lies above the highest acknowledged position. It is dispatched while size + reserve stay below the
+   new mark. Otherwise the gate is *paused*, until both together have fallen to the resume mark: it does not flap. The
+   room between the marks is for old messages.
 3. An *old* message was delivered before, or lies below the highest acknowledged position: a hole, which has to be
    delivered for the state to become smaller. It passes a paused gate while the reserve has room for it, lowest first.
 4. An entry *adds no range* if it is the lowest unacknowledged one, or is no batch and has an acknowledged neighbour in
-   its ledger. Acknowledging it makes a range longer, or joins two. It passes in any case, so there is always a way out:
-   of holes that may be delivered, the state drains; without any hole, the next new message is the lowest. Only bytes of
-   longer numbers come with it, or the set of one batch, and the last 64th of the limit is kept for them.
+   its ledger. Acknowledging it makes a range longer, or joins two. It always passes, so the state can always drain:
+   through the holes, or, without any hole, through the next new message, which is then the lowest one. It adds only
+   the bytes of longer numbers, or one batch set, and the last 64th of the limit is reserved for them.
 
 No wake-up is lost: a reader that may send nothing calls ``wait`` with its question. That registers it and then asks
-again; whoever changes a figure calls ``changed``, which asks for all that wait. Both look at the figures as they are,
-not at an event of the past, and the question is the reader's own: it is never woken for a no.
+again; every change of a figure is followed by ``changed``, which asks for all readers that wait. Both use the figures
+as they are, not an event of the past, and each reader has its own question: it is never woken for a no.
 
-Considered and dropped: to look at the size of the last persist only, as the proposal does. Between two persists any
-number of messages could be acknowledged, and the first that do not fit are known when it is too late.
+Rejected: to use the size of the last persist only, as the proposal does. Between two persists any number of messages
+could be acknowledged, and one notices too late that they do not fit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ..ids import Position
 from ._reserve import LEDGER_BYTES, worst_growth
 
 DEFAULT_LIMIT: Final = 5_242_880
-LEAST_LIMIT: Final = 1_024
+_LEAST_LIMIT: Final = 1_024
 RESUME_RATIO: Final = 0.75
 _NEW_SHARE: Final = 7 / 8
 _KEPT_SHARE: Final = 64
@@ -62,12 +62,12 @@ Wake = Callable[[], None]
 class GateStatistics:
     """A snapshot of a gate.
 
-    :param limit: bytes that the stored state may take; 0: the gate is off, and the figures are not asked for
+    :param limit: bytes that the stored state may take; 0: the gate is off, and the next two figures are 0
     :param size_bytes: what persisting the state would take now
     :param reserved_bytes: what messages in flight could add, at worst
     :param is_paused: whether new messages wait
-    :param paused_since: when that began, in ms of the gate's clock (epoch ms unless it was given another); None: not so
-    :param times_paused: total: how often it began
+    :param paused_since: when the pause began, in ms of the gate's clock (by default epoch ms); None: not paused
+    :param times_paused: total: how often the gate paused
     """
 
     limit: int
@@ -79,15 +79,15 @@ class GateStatistics:
 
 
 class DispatchGate:
-    """Says how many messages of a subscription may be dispatched.
+    """Decides how many messages of a subscription may be dispatched.
 
-    :param limit: bytes that the stored state may take; below 1: no limit, nothing is asked for; else at least 1 024
+    :param limit: bytes that the stored state may take, at least 1 024; below 1: no limit, and the gate is off
     :param size: returns the bytes that persisting the live state would take; O(1), never waits
-    :param reserve: returns the bytes that messages in flight could add, as :class:`Reserve` has it
-    :param resume_ratio: the share of the limit at which new messages go on, above 0 and at most 7/8
-    :param hold_due_delayed: whether delayed messages that come due wait too, also those that would fill holes
-    :param name: of the subscription, for the warning
-    :param clock: of the statistics
+    :param reserve: returns the bytes that messages in flight could add, see :class:`Reserve`
+    :param resume_ratio: the share of the limit at which new messages are dispatched again, above 0 and at most 7/8
+    :param hold_due_delayed: whether delayed messages that are due wait too, also those that would fill holes
+    :param name: name of the subscription, for the warning
+    :param clock: clock for the statistics
     :raises InvalidArgumentError: a limit from 1 to 1 023, or a ratio out of its range
     """
 
@@ -125,57 +125,57 @@ class DispatchGate:
 
     @property
     def is_paused(self) -> bool:
-        """Return whether new messages wait, as it was when the gate was asked last, or told of a change."""
+        """Return whether new messages wait, as of the last question or change."""
         return self._paused_since is not None
 
     def admit_new(self, wanted: int, *, adds_range: bool = True, growth: int | None = None) -> int:
-        """Return how many new messages may go out now, from none to ``wanted``; the gate may pause by that.
+        """Return how many new messages may be dispatched now, from 0 to ``wanted``; this may pause the gate.
 
-        Ask again after they have been put into the reserve: a few at the border may go out yet.
+        Ask again after they have been added to the reserve: a few more may still pass.
 
-        :param adds_range: False: the first of them is the lowest unacknowledged message; that one may go in any case
+        :param adds_range: False if the first of them is the lowest unacknowledged message, which always passes
         :param growth: what an entry may add, see :func:`worst_growth`; None: no batches
         """
         if not self.is_on or wanted <= 0:
             return max(wanted, 0)
         self._needed = _each(growth)
-        self._look()
+        self._update_pause()
         admitted = 0 if self.is_paused else self._fitting(wanted, self._new_mark, self._needed)
         if not admitted:
             self._pause()
         return max(admitted, 0 if adds_range else 1)
 
     def admit_old(self, wanted: int, *, adds_range: bool = True, growth: int | None = None) -> int:
-        """Return how many messages may go out that were delivered before or lie below the highest acknowledged one.
+        """Return how many old messages may be dispatched: delivered before, or below the highest acknowledged position.
 
-        Take the lowest first. Where fewer are admitted than are there, look for those that add no range: each of them
-        may go. A paused gate does not hold them.
+        Take the lowest first. If fewer are admitted than there are, look for those that add no range: each of them
+        passes. A pause does not hold old messages.
 
-        :param adds_range: False: the first one is the lowest unacknowledged entry, or no batch and next to an
-            acknowledged one; that one may go in any case
-        :param growth: as above
+        :param adds_range: False if the first one is the lowest unacknowledged entry, or is no batch and next to an
+            acknowledged one: it always passes
+        :param growth: what an entry may add, see :func:`worst_growth`; None: no batches
         """
         if not self.is_on or wanted <= 0:
             return max(wanted, 0)
         return max(self._fitting(wanted, self._old_mark, _each(growth)), 0 if adds_range else 1)
 
     def admit_due(self, wanted: int, *, is_below: bool, adds_range: bool = True, growth: int | None = None) -> int:
-        """Return how many delayed messages that came due may go out.
+        """Return how many delayed messages that are due may be dispatched.
 
         :param is_below: whether they lie below the highest acknowledged position: then they are old, else new
-        :param adds_range: as for old messages, or for new ones
-        :param growth: as above
+        :param adds_range: as for old or for new messages
+        :param growth: what an entry may add, see :func:`worst_growth`; None: no batches
         """
         if not self.is_on or wanted <= 0:
             return max(wanted, 0)
-        self._look()
+        self._update_pause()
         if self.is_paused and self._holds_due_delayed:
             return 0
         admit = self.admit_old if is_below else self.admit_new
         return admit(wanted, adds_range=adds_range, growth=growth)
 
     def wait(self, wake: Wake, may_go: Callable[[], bool]) -> bool:
-        """Register a reader that may send nothing, and ask again; False: do not wait, something may go.
+        """Register a reader that may send nothing, and ask again; return False if it need not wait after all.
 
         ::
 
@@ -183,8 +183,8 @@ class DispatchGate:
                 if gate.wait(woken.set, lambda: gate.admit_new(1) > 0):
                     await woken.wait()
 
-        :param wake: called once, when something may go, by whoever calls :meth:`changed` or :meth:`reset`
-        :param may_go: the reader's question; it is asked at each change
+        :param wake: called once, by :meth:`changed` or :meth:`reset`, when something may be sent
+        :param may_go: the reader's question, asked at each change
         """
         self._waiting[wake] = may_go
         if may_go():
@@ -193,25 +193,25 @@ class DispatchGate:
         return True
 
     def forget(self, wake: Wake) -> None:
-        """Take a reader out that does not wait any more, as when it was cancelled."""
+        """Remove a reader that does not wait any more, as when it was cancelled."""
         self._waiting.pop(wake, None)
 
     def changed(self) -> None:
-        """Look again: something was acknowledged, persisted, came back or is in flight no more. O(readers that wait).
+        """Check the figures again after an acknowledgement, a persist, or an entry that left flight. O(readers).
 
-        Readers are called that may go on. An error of theirs goes to the caller, after all were called.
+        Readers that may send something are woken. If one raises, the error is raised here after all were called.
         """
         if self._waiting or self.is_paused:
-            self._look()
+            self._update_pause()
             self._wake([wake for wake, may_go in list(self._waiting.items()) if may_go()])
 
     def reset(self) -> None:
-        """Begin anew, after a skip, a clear of the backlog, a seek or a reset: all readers look again."""
+        """End the pause and wake all readers: after a skip, a clear of the backlog, a seek or a reset."""
         self._paused_since = None
         self._wake(list(self._waiting))
 
     def statistics(self) -> GateStatistics:
-        """Return a snapshot. A gate that is off knows no sizes."""
+        """Return a snapshot of the gate's figures. A gate that is off has sizes of 0."""
         size, reserve = (self._size(), self._reserve()) if self.is_on else (0, 0)
         return GateStatistics(self._limit, size, reserve, self.is_paused, self._paused_since, self._times_paused)
 
@@ -223,7 +223,7 @@ class DispatchGate:
     def _total(self) -> int:
         return self._size() + self._reserve()
 
-    def _look(self) -> None:
+    def _update_pause(self) -> None:
         if self.is_paused:
             total = self._total()
             if total <= self._resume_mark and total + self._needed <= self._new_mark:
@@ -236,8 +236,8 @@ class DispatchGate:
         self._times_paused += 1
         if self._times_paused == 1:
             _log.warning(
-                "dispatch%s pauses: the acknowledgement state takes %d bytes and what is in flight may add %d, of %d"
-                " that may be stored; messages that are acknowledged or skipped in order make it smaller",
+                "dispatch%s pauses: the acknowledgement state takes %d bytes and messages in flight may add %d, of %d"
+                " that may be stored; acknowledging or skipping messages in order makes it smaller",
                 f" to {self._name}" if self._name else "",
                 self._size(),
                 self._reserve(),
@@ -248,7 +248,7 @@ class DispatchGate:
         errors = []
         for wake in ready:
             if self._waiting.pop(wake, None) is None:
-                continue  # one that was called before took it out
+                continue  # a reader that was called before removed it
             try:
                 wake()
             except Exception as error:  # noqa: BLE001 - the others are called first
@@ -260,10 +260,10 @@ class DispatchGate:
 def adds_range(
     position: Position, *, lowest: Position | None, is_acked: Callable[[Position], bool], batch_size: int = 0
 ) -> bool:
-    """Return whether acknowledging an entry could make another range, or keep the set of a batch; else it may pass.
+    """Return whether acknowledging an entry could add a range or a batch set; if not, it always passes the gate.
 
-    :param lowest: the lowest unacknowledged entry, None: not known
-    :param is_acked: tells of an entry whether it is acknowledged; asked for the neighbours, in the same ledger
+    :param lowest: the lowest unacknowledged entry, None if it is not known
+    :param is_acked: returns whether an entry is acknowledged; asked for the neighbours in the same ledger
     :param batch_size: messages in the entry; 0 or 1: it is no batch
     """
     if position == lowest:
@@ -274,15 +274,15 @@ def adds_range(
 
 
 def _each(growth: int | None) -> int:
-    """Return what an entry adds at most, were it the only one of its ledger."""
+    """Return what an entry adds at most, as if it were the only one of its ledger."""
     return _DEFAULT_GROWTH if growth is None else growth + LEDGER_BYTES
 
 
 def checked_limit(limit: object) -> int:
     """Return the limit in bytes, 0 for off.
 
-    :raises InvalidArgumentError: it is from 1 to 1 023, or no whole number
+    :raises InvalidArgumentError: a limit from 1 to 1 023, or no whole number
     """
-    if isinstance(limit, bool) or not isinstance(limit, int) or 1 <= limit < LEAST_LIMIT:
-        raise InvalidArgumentError(_LIMIT, limit, f"whole bytes: at least {LEAST_LIMIT:,}, or below 1 for no limit")
+    if isinstance(limit, bool) or not isinstance(limit, int) or 1 <= limit < _LEAST_LIMIT:
+        raise InvalidArgumentError(_LIMIT, limit, f"whole bytes: at least {_LEAST_LIMIT:,}, or below 1 for no limit")
     return max(limit, 0)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Reversible
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from ..errors import InvalidArgumentError
-from ._wire import INT64_MAX
+
+_INT64_MAX: Final = 2**63 - 1
 
 
 @runtime_checkable
 class Ledgers(Protocol):
-    """What a topic tells its cursors. Ledgers appear, the last one grows, old ones go; entries never change hands.
+    """The ledgers of a topic. Ledgers appear, the last one grows, old ones go; an entry never moves to another ledger.
 
-    A ``{ledger: entries}`` mapping will do as well, see :func:`as_ledgers`.
+    A ``{ledger: entries}`` mapping is accepted in its place, see :func:`as_ledgers`.
     """
 
     def entries(self, ledger: int) -> int | None:
-        """Return how many entries the ledger has by now, None when there is no such ledger."""
+        """Return how many entries the ledger has now, None if there is no such ledger."""
         ...
 
     def next_ledger(self, ledger: int) -> int | None:
@@ -31,17 +32,17 @@ class Ledgers(Protocol):
 
 
 class MappingLedgers:
-    """The ledgers of a mapping, which may be changed while it is in use.
+    """The ledgers of a mapping, which may change while it is in use.
 
-    The sorted ledgers are kept. They are made anew when the length, the first or the last key differ, which in a
-    ``dict`` means every change but one: that keys are replaced and the last one is removed and set again.
+    The ledgers are kept sorted, and sorted again when the length, the first or the last key differ. In a ``dict`` that
+    misses only one kind of change: keys are replaced, and the last one is removed and set again.
     """
 
     __slots__ = ("_mapping", "_mark", "_sorted", "entries")
 
     def __init__(self, mapping: Mapping[int, int]) -> None:
         for ledger, entries in mapping.items():
-            if not (0 <= _number(ledger) <= INT64_MAX and 0 <= _number(entries) <= INT64_MAX):
+            if not (0 <= _number(ledger) <= _INT64_MAX and 0 <= _number(entries) <= _INT64_MAX):
                 raise InvalidArgumentError(
                     "ledgers", {ledger: entries}, "ledger ids and numbers of entries, integers from 0 to 2**63 - 1"
                 )
@@ -75,14 +76,14 @@ class MappingLedgers:
 
 
 def _number(value: object) -> int:
-    """Return an integer, -1 for anything else; True and False are none."""
+    """Return an integer, -1 for anything else and for True and False."""
     return value if isinstance(value, int) and not isinstance(value, bool) else -1
 
 
 def as_ledgers(ledgers: Mapping[int, int] | Ledgers) -> Ledgers:
     """Return an object that answers for these ledgers.
 
-    :raises InvalidArgumentError: it can be neither
+    :raises InvalidArgumentError: neither a mapping nor a :class:`Ledgers`
     """
     if isinstance(ledgers, Mapping):
         return MappingLedgers(ledgers)
@@ -92,20 +93,20 @@ def as_ledgers(ledgers: Mapping[int, int] | Ledgers) -> Ledgers:
 
 
 class UnknownLedgers:
-    """The ledgers of a remote topic: nothing is beyond an end, and no ledger is known to follow another one."""
+    """The ledgers of a remote topic: every entry may exist, and no ledger is known to follow another one."""
 
     __slots__ = ()
 
     def entries(self, ledger: int) -> int:
-        """Return that every entry may exist."""
+        """Return a number above every entry: each may exist."""
         del ledger
         return 2**63
 
     def next_ledger(self, ledger: int) -> None:
-        """Return that none is known."""
+        """Return None: no ledger is known."""
 
     def previous_ledger(self, ledger: int) -> None:
-        """Return that none is known."""
+        """Return None: no ledger is known."""
 
 
 def ledger_after(ledgers: Ledgers, ledger: int) -> int | None:
@@ -139,9 +140,9 @@ def entries_after(ledgers: Ledgers, ledger: int, entry: int) -> int:
 
 
 def reset_target(ledgers: Ledgers, ledger: int, entry: int) -> tuple[int, int]:
-    """Return the position before the one that shall be the next message.
+    """Return the mark-delete position that makes this position the next message.
 
-    :raises InvalidArgumentError: it is beyond the end of everything
+    :raises InvalidArgumentError: the position is beyond the end of the topic
     """
     end = ledgers.entries(ledger)
     if end is None:

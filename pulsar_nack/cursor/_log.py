@@ -1,29 +1,29 @@
 """A cursor's log: the states of the ledgers that changed, then one marker, which alone makes them count.
 
-What lies there
-    *Entries*, one or several records for each ledger that was dirty, and *markers*: the mark-delete position, the
-    properties, and for each ledger the numbers of the records that hold its state. A marker is whole, or says what is
-    different from the one before it; a whole one comes when reading the chain back would cost more than it does.
-    In the old form a record is entry and marker in one.
+Records
+    *Ledgers' states*, one or several records for each ledger that was dirty, and *markers*: the mark-delete position,
+    the properties, and for each ledger the numbers of the records that hold its state. A marker is full, or a delta
+    that says what is different from the one before; a full one is written when reading the chain of deltas would cost
+    more. In the legacy format one record is state and marker.
 
-The commit point
-    is the last record of a marker. What was appended before it without one does not exist after a crash. Entries and
-    marker go into one append where they fit, hence one sync; nothing depends on that, for markers stand last and name
+Commit point
+    The last record of a marker. Records without a marker after them do not count after a crash. States and marker go
+    into one append if they fit, hence one sync; nothing depends on that, because markers come last and name record
     numbers, and the numbers of a log have no gaps.
 
 Which log counts
-    Each marker has a sequence number, a new one for each try. The usable marker with the highest one counts, in
-    whatever log it is: so a rollover that failed half way, even one whose marker may or may not be there, is overtaken
-    by the next commit to the old log. Whoever opens the cursor begins a higher range of numbers.
+    Each marker has a sequence number, a new one for each attempt. The usable marker with the highest one counts, in
+    whatever log it is: so a rollover that failed half way, even one whose marker may or may not be there, is superseded
+    by the next commit to the old log. Each opening begins a higher range of numbers.
 
 Rollover
-    A new log; a snapshot beside it; exactly the records that count, copied; a whole marker; the seal of the old log;
-    then the pending commit, and only then the old log is deleted. On object storage somebody else may take the cursor
-    over meanwhile: then the seal fails, and so does whatever would make, open or delete a log. In the old form nothing
-    is copied, for the pending commit is whole. A log that is damaged is neither sealed nor deleted: it stays locked
-    here, and then as it is.
+    Create a new log and a snapshot beside it; copy exactly the records that count; write a full marker; seal the old
+    log; then the pending commit, and only then delete the old log. On object storage another process may take the
+    cursor over meanwhile: then the seal fails, and so does every creation, opening or deletion of a log. In the legacy
+    format nothing is copied, because the pending commit is complete. A damaged log is neither sealed nor deleted: it
+    stays locked until the cursor is closed, and is left as it is.
 
-After an append failed, the log is as it was, and the next commit tries everything again under a new sequence number.
+After a failed append the log is unchanged, and the next commit tries everything again under a new sequence number.
 """
 
 from __future__ import annotations
@@ -44,33 +44,40 @@ from ..errors import (
 )
 from ..ledger import Log
 from ..ledger._taking import Part
-from ._chain import Contents, Head, encode_delta, encode_whole, rough_size
-from ._found import Found
-from ._generations import Names
-from ._leftovers import Leftover
-from ._records import APPEND, Stored, allot, append_all, groups, read_numbers, size_of
-from ._rollover import copy_states
-from ._snapshot import MOST, Snapshots
+from ._generations import MAX_SNAPSHOTS, LogNames, ObsoleteLog, PositionSnapshots
+from ._recovery import RecoveredLog
+from .format import MarkerContents, MarkerHead
+from .format._chain import encode_delta_marker, encode_full_marker, estimated_marker_size
+from .format._records import (
+    APPEND,
+    StoredRecords,
+    append_all,
+    assign_numbers,
+    copy_states,
+    group_by_size,
+    read_numbers,
+    stored_size,
+)
 
 EPOCH: Final = 32
 GROUP: Final = 1 << 18
-"""Bytes of states that are appended at a time."""
+"""Bytes of states that are appended together."""
 _GROWTH: Final = 4
-_MOST_DELTAS: Final = 64
+_MAX_DELTAS: Final = 64
 _SNAPSHOT_EVERY: Final = 1_000
 _TRIES: Final = 20
 
 
 class LedgerRecords(NamedTuple):
-    """The records of a ledger's state; none: nothing is to be kept of it."""
+    """The records of a ledger's state; without records, nothing of the ledger is acknowledged."""
 
     ledger: int
     records: Sequence[bytes]
 
 
 @dataclass(slots=True)
-class Chain:
-    """The last marker's number, and how many, and how large, the deltas since the last whole one are."""
+class DeltaChain:
+    """The record number of the last marker, and the number and bytes of the deltas since the last full one."""
 
     last: int
     length: int = 0
@@ -78,11 +85,11 @@ class Chain:
 
 
 class CursorLog:
-    """The log of one cursor, open for writing. Commits are made one at a time, and are never cancelled."""
+    """The log of one cursor, open for writing. There is one commit at a time, and it is never cancelled."""
 
-    def __init__(self, store: Part, names: Names, config: CursorConfig, found: Found) -> None:
-        self.index: dict[int, Stored] = {}
-        """Where each ledger's state lies that the last marker names. Read only."""
+    def __init__(self, store: Part, names: LogNames, config: CursorConfig, found: RecoveredLog) -> None:
+        self.index: dict[int, StoredRecords] = {}
+        """Where the ledgers' states lie, as the last marker says. Read only."""
         self.commits = 0
         self.rollovers = 0
         self.bytes_written = 0
@@ -90,43 +97,32 @@ class CursorLog:
         self._names = names
         self._config = config
         self._log = found.log
-        self._generation = found.generation
         self._next_generation = found.next_generation
         self._sequence = ((found.sequence >> EPOCH) + 1) << EPOCH
         self._committed = found.contents
-        self._is_single = found.is_single
+        self._is_legacy = found.is_legacy
         self._must_roll = found.must_roll
-        self._leftovers = found.leftovers
+        self._obsolete = found.obsolete
         self._is_damaged = found.is_damaged
         self._kept = found.kept
         self._owes_commit = False
-        self._snapshots = Snapshots(store, names.snapshot(found.generation))
-        self._chain: Chain | None = None
+        self._snapshots = PositionSnapshots(store, names.snapshot(found.generation))
+        self._chain: DeltaChain | None = None
         self._roll_floor = 0
         self._live_size = 0
         self._live_records = 0
         self._update(found.index, ())
 
     @property
-    def size(self) -> int:
-        """Return about how many bytes the log takes."""
-        return self._log.size
-
-    @property
-    def name(self) -> str:
-        """Return what the log in use is called."""
-        return self._log.name
-
-    @property
-    def committed(self) -> Contents | None:
-        """Return what the last marker says, beside where the ledgers are."""
+    def committed(self) -> MarkerContents | None:
+        """Return what the last marker says, None before the first one."""
         return self._committed
 
-    async def prepare(self, contents: Contents) -> None:
-        """Do what has to be done before each commit: go on in a new log, or say that the position goes back.
+    async def prepare(self, contents: MarkerContents) -> None:
+        """Prepare a commit: continue in a new log if that is due; write a snapshot if the position moves back.
 
-        :param contents: what is to be committed, but for what still changes; the position may only go forward
-        :raises LedgerError: it could not be done; the last marker counts
+        :param contents: what is to be committed, as of now; until the commit the position may only move forward
+        :raises LedgerError: the preparation failed; the last marker counts
         """
         if self._must_roll:
             await self._roll_over()
@@ -136,17 +132,17 @@ class CursorLog:
         if last is not None and contents.mark_delete < last.mark_delete:
             await self._snapshots.write(self.next_head(contents))
 
-    async def commit(self, states: AsyncGenerator[LedgerRecords], contents: Callable[[], Contents]) -> None:
-        """Write ledgers' states and a marker; all of it counts when this returns, and none when it fails.
+    async def commit(self, states: AsyncGenerator[LedgerRecords], contents: Callable[[], MarkerContents]) -> None:
+        """Write ledgers' states and a marker; all of it counts when this returns, and nothing when it fails.
 
-        States are written while further ones are still being made, about :data:`GROUP` bytes at a time, so that not
-        all of them are in memory at once.
+        States are written while further ones are being encoded, about :data:`GROUP` bytes at a time, so that not all of
+        them are in memory at once.
 
         :param states: the records of each ledger that changed
-        :param contents: what the marker is to say, asked for when the last state was taken
-        :raises LedgerError: it could not be written; the last marker counts
+        :param contents: returns what the marker is to say; called after the last state was taken
+        :raises LedgerError: the commit could not be written; the last marker counts
         """
-        changes: dict[int, Stored] = {}
+        changes: dict[int, StoredRecords] = {}
         dropped: list[int] = []
         waiting: dict[int, Sequence[bytes]] = {}
         size = 0
@@ -157,45 +153,45 @@ class CursorLog:
                     waiting, size = {}, 0
                 if records:
                     waiting[ledger] = records
-                    size += size_of(records)
+                    size += stored_size(records)
                 elif ledger in self.index:
                     dropped.append(ledger)
         final = contents()  # nothing else has run since the last state was taken
-        whole = self._wants_whole(len(changes) + len(waiting) + len(dropped))
+        full = self._wants_full(len(changes) + len(waiting) + len(dropped))
         if size > 2 * APPEND:
             changes.update(await self._append_states(waiting))
             waiting = {}
         last = [record for parts in waiting.values() for record in parts]
         predicted = range(self._log.length, self._log.length + len(last))
-        changes.update(allot(waiting, predicted))
-        marker = self._marker(changes, dropped, final, is_whole=whole)
+        changes.update(assign_numbers(waiting, predicted))
+        marker = self._marker(changes, dropped, final, is_full=full)
         numbers = await self._append([*last, *marker])
         self._check_numbers(numbers[: len(last)], predicted)
-        self._link(numbers[-1], size_of(marker), is_whole=whole)
+        self._link(numbers[-1], stored_size(marker), is_full=full)
         self._update(changes, dropped)
-        await self._note_commit(final, is_single=False)
+        await self._note_commit(final, is_legacy=False)
 
-    async def _append_states(self, states: Mapping[int, Sequence[bytes]]) -> dict[int, Stored]:
-        """Append ledgers' records without a marker; return where they lie."""
+    async def _append_states(self, states: Mapping[int, Sequence[bytes]]) -> dict[int, StoredRecords]:
+        """Append ledgers' states without a marker; return where they lie."""
         numbers: list[int] = []
-        for group in groups(record for parts in states.values() for record in parts):
+        for group in group_by_size(record for parts in states.values() for record in parts):
             numbers += await self._append(group)
-        return allot(states, numbers)
+        return assign_numbers(states, numbers)
 
-    async def commit_single(self, record: bytes, contents: Contents) -> None:
-        """Write the whole state in the old form: one record, which counts when this returns.
+    async def commit_legacy(self, record: bytes, contents: MarkerContents) -> None:
+        """Write the whole state in the legacy format: one record, which counts when this returns.
 
-        :raises LedgerError: it could not be written; what was there counts
+        :raises LedgerError: it could not be written; the last marker counts
         """
         await self._append([record])
         self._chain = None
         self._update({}, list(self.index))
-        await self._note_commit(contents, is_single=True)
+        await self._note_commit(contents, is_legacy=True)
 
-    def next_head(self, contents: Contents) -> Head:
-        """Return what a record that commits begins with, under a new sequence number."""
+    def next_head(self, contents: MarkerContents) -> MarkerHead:
+        """Return the head of the next marker, with a new sequence number."""
         self._sequence += 1
-        return Head(self._sequence, contents)
+        return MarkerHead(self._sequence, contents)
 
     async def read(self, ledger: int) -> list[bytes]:
         """Read a ledger's records.
@@ -209,10 +205,10 @@ class CursorLog:
                 return await read_numbers(log, self.index[ledger].numbers)
             except (ClosedError, LedgerError):
                 if log is self._log:
-                    raise  # else it goes on in a new log since
+                    raise  # otherwise the cursor has continued in a new log
 
     async def aclose(self) -> None:
-        """Leave a snapshot and close the log; what was not committed is not written. Idempotent."""
+        """Write a snapshot and close the log, without another commit. Idempotent."""
         if self._committed is not None and self.commits:
             with suppress(LedgerError):
                 await self._snapshots.advance(self.next_head(self._committed))
@@ -223,45 +219,45 @@ class CursorLog:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     async def _append(self, records: Sequence[bytes]) -> list[int]:
-        """Append records, about as many bytes at a time as one append takes; return their numbers."""
+        """Append records, a bounded part at a time; return their numbers."""
         try:
             numbers = await append_all(self._log, records)
         except LogSealedError:
             self._must_roll = True
             raise
-        self.bytes_written += size_of(records)
+        self.bytes_written += stored_size(records)
         return numbers
 
     def _marker(
-        self, changes: Mapping[int, Stored], dropped: Collection[int], contents: Contents, *, is_whole: bool
+        self, changes: Mapping[int, StoredRecords], dropped: Collection[int], contents: MarkerContents, *, is_full: bool
     ) -> list[bytes]:
         head = self.next_head(contents)
         limit = self._config.max_entry_bytes
         before = self._committed
-        if not is_whole and self._chain is not None and before is not None:
-            return encode_delta(head, changes, dropped, base=self._chain.last, before=before, limit=limit)
+        if not is_full and self._chain is not None and before is not None:
+            return encode_delta_marker(head, changes, dropped, base=self._chain.last, before=before, limit=limit)
         index = {**self.index, **changes}
         for ledger in dropped:
             index.pop(ledger, None)
-        return encode_whole(head, index, limit=limit)
+        return encode_full_marker(head, index, limit=limit)
 
-    def _wants_whole(self, changes: int) -> bool:
+    def _wants_full(self, changes: int) -> bool:
         chain = self._chain
-        if chain is None or chain.length >= _MOST_DELTAS or 2 * changes >= len(self.index):
+        if chain is None or chain.length >= _MAX_DELTAS or 2 * changes >= len(self.index):
             return True
-        return chain.size >= rough_size(len(self.index))
+        return chain.size >= estimated_marker_size(len(self.index))
 
-    def _link(self, number: int, size: int, *, is_whole: bool) -> None:
-        if is_whole or self._chain is None:
-            self._chain = Chain(number)
+    def _link(self, number: int, size: int, *, is_full: bool) -> None:
+        if is_full or self._chain is None:
+            self._chain = DeltaChain(number)
         else:
-            self._chain = Chain(number, self._chain.length + 1, self._chain.size + size)
+            self._chain = DeltaChain(number, self._chain.length + 1, self._chain.size + size)
 
     def _check_numbers(self, numbers: Sequence[int], predicted: Sequence[int]) -> None:
         if list(numbers) != list(predicted):
-            raise LogCorruptedError(self._log.name, f"record {numbers[0]}", 0, "somebody else appends to this log")
+            raise LogCorruptedError(self._log.name, f"record {numbers[0]}", 0, "another process appends to this log")
 
-    def _update(self, changes: Mapping[int, Stored], dropped: Iterable[int]) -> None:
+    def _update(self, changes: Mapping[int, StoredRecords], dropped: Iterable[int]) -> None:
         """Make the index what the last marker says."""
         for ledger in [*changes, *dropped]:
             before = self.index.pop(ledger, None)
@@ -273,9 +269,9 @@ class CursorLog:
             self._live_size += stored.size
             self._live_records += len(stored.numbers)
 
-    async def _note_commit(self, contents: Contents, *, is_single: bool) -> None:
-        """Take over what was committed; only now may the log that was left be deleted."""
-        self._committed, self._is_single = contents, is_single
+    async def _note_commit(self, contents: MarkerContents, *, is_legacy: bool) -> None:
+        """Note a commit; only now may the old log be deleted after a rollover."""
+        self._committed, self._is_legacy = contents, is_legacy
         self.commits += 1
         if self.commits % _SNAPSHOT_EVERY == 1:
             with suppress(LedgerError):
@@ -284,20 +280,20 @@ class CursorLog:
             self._owes_commit = False
             await self._clean()
 
-    # --- going on in a new log ---------------------------------------------------------------------------------------
+    # --- continuing in a new log -------------------------------------------------------------------------------------
 
     def _is_due(self) -> bool:
         log, config = self._log, self._config
         if log.size < self._roll_floor:
             return False
-        live = self._live_size + rough_size(len(self.index))
+        live = self._live_size + estimated_marker_size(len(self.index))
         if log.size >= max(config.rollover_bytes, _GROWTH * live):
             return True
-        most = max(config.managed_ledger_cursor_max_entries_per_ledger, _GROWTH * (self._live_records + 1))
-        return log.length >= most or self._snapshots.length >= MOST
+        limit = max(config.managed_ledger_cursor_max_entries_per_ledger, _GROWTH * (self._live_records + 1))
+        return log.length >= limit or self._snapshots.length >= MAX_SNAPSHOTS
 
     async def _try_to_roll_over(self) -> None:
-        """Go on in a new log; where that fails, the old one will do, until it has grown further."""
+        """Continue in a new log; if that fails, keep the old one until it has grown further."""
         try:
             await self._roll_over()
         except LogFencedError:
@@ -307,7 +303,7 @@ class CursorLog:
 
     async def _roll_over(self) -> None:
         new, generation = await self._create()
-        snapshots = Snapshots(self._store, self._names.snapshot(generation))
+        snapshots = PositionSnapshots(self._store, self._names.snapshot(generation))
         old = self._log
         try:
             index, last = await self._copy(new, snapshots)
@@ -315,16 +311,16 @@ class CursorLog:
                 await old.seal()
         except Exception:
             self._must_roll |= old.is_sealed
-            await Leftover(new, snapshots).delete()
+            await ObsoleteLog(new, snapshots).delete()
             raise
         if self._is_damaged:
             self._kept.append(old)
             await self._snapshots.aclose()
         else:
-            self._leftovers.append(Leftover(old, self._snapshots))
+            self._obsolete.append(ObsoleteLog(old, self._snapshots))
         self._is_damaged = False
-        self._log, self._generation, self._snapshots = new, generation, snapshots
-        self._chain = None if last is None else Chain(last)
+        self._log, self._snapshots = new, snapshots
+        self._chain = None if last is None else DeltaChain(last)
         self._must_roll, self._roll_floor, self._owes_commit = False, 0, True
         self._update(index, ())
         self.rollovers += 1
@@ -337,18 +333,18 @@ class CursorLog:
                 return await self._store.create(self._names.log(generation)), generation
         raise LogExistsError(self._names.log(self._next_generation - 1))
 
-    async def _copy(self, new: Log, snapshots: Snapshots) -> tuple[dict[int, Stored], int | None]:
-        """Copy what counts to a new log; return where it lies there, and the number of its marker."""
-        if self._committed is None or self._is_single:
-            return {}, None  # the pending commit is whole
+    async def _copy(self, new: Log, snapshots: PositionSnapshots) -> tuple[dict[int, StoredRecords], int | None]:
+        """Copy the records that count to a new log; return where they lie there, and the number of the marker."""
+        if self._committed is None or self._is_legacy:
+            return {}, None  # the pending commit is complete
         await snapshots.write(self.next_head(self._committed))
         copied = await copy_states(self._log, self.index, new)
-        marker = encode_whole(self.next_head(self._committed), copied.where, limit=self._config.max_entry_bytes)
+        marker = encode_full_marker(self.next_head(self._committed), copied.stored, limit=self._config.max_entry_bytes)
         numbers = await append_all(new, marker)
-        self.bytes_written += copied.size + size_of(marker)
-        return copied.where, numbers[-1]
+        self.bytes_written += copied.size + stored_size(marker)
+        return copied.stored, numbers[-1]
 
     async def _clean(self) -> None:
-        """Delete what does not count any more; what cannot be deleted is left to the next opening."""
-        while self._leftovers:
-            await self._leftovers.pop().delete()
+        """Delete obsolete logs; those that cannot be deleted are left to the next opening."""
+        while self._obsolete:
+            await self._obsolete.pop().delete()

@@ -1,4 +1,4 @@
-"""A cursor's state as it begins: what is on storage, or nothing."""
+"""Opening a cursor: its state, log and properties as recovery finds them, or those of a new cursor."""
 
 from __future__ import annotations
 
@@ -15,53 +15,51 @@ from ..index import varint_bytes
 from ..ledger import LogStore
 from ..ledger._taking import given_back, take
 from ._acks import AckState
-from ._found import Found
-from ._generations import Names
-from ._ledger_acks import LedgerAcks
+from ._generations import LogNames
 from ._ledgers import Ledgers, as_ledgers
 from ._log import CursorLog
 from ._properties import Properties
-from ._recovery import Loaded, recover
-from ._requests import checked
-from ._sizes import ledger_size
-from ._wire import messages
+from ._recovery import RecoveredAcks, RecoveredLog, recover
+from ._requests import check_position
+from .format import LedgerAcks, ledger_size
+from .format._protobuf import messages
 
 _AT_A_TIME: Final = 200
 _log = logging.getLogger("pulsar_nack.cursor")
 
-Topic = Mapping[int, int] | Ledgers | None
-"""``{ledger: entries}``, an object that answers this, or None for a remote topic whose ledgers are not known."""
+LedgersInput = Mapping[int, int] | Ledgers | None
+"""``{ledger: entries}``, a :class:`Ledgers`, or None for a remote topic whose ledgers are not known."""
 
 
-class Opened(NamedTuple):
-    """What a cursor is made of."""
+class OpenedCursor(NamedTuple):
+    """The parts of an opened cursor."""
 
     state: AckState
     log: CursorLog
     properties: Properties
 
 
-def check_topic(topic: Topic, start: tuple[int, int] | None) -> tuple[Ledgers | None, Position]:
+def check_ledgers(given: LedgersInput, start: tuple[int, int] | None) -> tuple[Ledgers | None, Position]:
     """Return the topic's ledgers, and the mark-delete position of a new cursor.
 
-    :raises InvalidArgumentError: the topic or the start is invalid
+    :raises InvalidArgumentError: the ledgers or the start are invalid
     """
-    ledgers = None if topic is None else as_ledgers(topic)
+    ledgers = None if given is None else as_ledgers(given)
     return ledgers, _beginning(ledgers, start)
 
 
 async def open_state(
-    store: LogStore, names: Names, topic: Topic, config: CursorConfig, start: tuple[int, int] | None
-) -> Opened:
-    """Read what is there, or begin a new cursor.
+    store: LogStore, names: LogNames, given: LedgersInput, config: CursorConfig, start: tuple[int, int] | None
+) -> OpenedCursor:
+    """Recover a cursor, or begin a new one.
 
-    :param start: the mark-delete position of a new one; None: nothing is acknowledged
-    :raises InvalidArgumentError: the topic or the start is none; nothing was opened
-    :raises LedgerError: it cannot be opened
+    :param start: the mark-delete position of a new cursor; None: nothing is acknowledged
+    :raises InvalidArgumentError: the ledgers or the start are invalid; nothing was opened
+    :raises LedgerError: the cursor cannot be opened
     :raises MissingExtraError: protobuf is not installed
     """
     messages()
-    ledgers, beginning = check_topic(topic, start)
+    ledgers, beginning = check_ledgers(given, start)
     make = partial(AckState, ledgers, ledger_size=partial(_size, limit=config.max_entry_bytes))
     begin = make(beginning)
     is_bounded = config.enable_lru_cache_max_unacked_ranges
@@ -70,58 +68,59 @@ async def open_state(
     async with given_back([part]):
         found, loaded = await recover(part, names, limit, ledgers)
         contents = found.contents or found.snapshot
-        reached = None if contents is None else _within(ledgers, contents.mark_delete)
-        state = begin if reached is None else make(reached)
+        mark_delete = None if contents is None else _within(ledgers, contents.mark_delete)
+        state = begin if mark_delete is None else make(mark_delete)
         await _fill(state, found, loaded, is_bounded=is_bounded)
-        if contents is not None and reached is not None:
-            _note_cut(state, loaded, contents.mark_delete, reached, names.cursor)
+        if contents is not None and mark_delete is not None:
+            _note_cut(state, loaded, contents.mark_delete, mark_delete, names.cursor)
         properties = Properties({} if contents is None else contents.cursor_properties)
-        return Opened(state, CursorLog(part, names, config, found), properties)
+        return OpenedCursor(state, CursorLog(part, names, config, found), properties)
 
 
-async def _fill(state: AckState, found: Found, loaded: Loaded, *, is_bounded: bool) -> None:
-    """Take over what was found, some hundred ledgers at a time, and make dirty what a marker cannot name yet."""
+async def _fill(state: AckState, found: RecoveredLog, loaded: RecoveredAcks, *, is_bounded: bool) -> None:
+    """Take over the recovered ledgers, some hundred at a time, and make dirty what has to be written again."""
     for at, (ledger, known) in enumerate(loaded.summaries.items(), 1):
         size = known.size - varint_bytes(ledger) + 1  # as if it were ledger 0
-        state.note_evicted(ledger, known.summary, size=size, ranges=known.ranges)
+        state.add_evicted(ledger, known.summary, size=size, ranges=known.ranges)
         if not at % _AT_A_TIME:
             await asyncio.sleep(0)
     for at, ledger in enumerate(sorted(loaded.states), 1):
         state.recover(ledger, loaded.states[ledger])
         if not at % _AT_A_TIME:
             await asyncio.sleep(0)
-    if (found.is_single and is_bounded) or found.snapshot is not None:
-        state.put_back_dirty(state.ledger_states, mark_delete=True)
-    passed = [ledger for ledger in found.index if ledger not in state.ledger_states and ledger not in state.evicted]
+    table = state.table
+    if (found.is_legacy and is_bounded) or found.snapshot is not None:
+        state.put_back_dirty(table.states, mark_delete=True)
+    passed = [ledger for ledger in found.index if ledger not in table.states and ledger not in table.evicted]
     state.put_back_dirty(passed, mark_delete=False)
-    state.settle()
+    state.mark_delete.advance()
 
 
-def _note_cut(state: AckState, loaded: Loaded, stored: Position, reached: Position, name: str) -> None:
-    """Log and count the acknowledgements of lost entries that were dropped, and mark their ledgers dirty."""
-    state.cut_entries = sum(loaded.cut.values()) + stored.entry - reached.entry
+def _note_cut(state: AckState, loaded: RecoveredAcks, stored: Position, mark_delete: Position, name: str) -> None:
+    """Count and log the acknowledgements of lost entries that were dropped, and make their ledgers dirty."""
+    state.cut_entries = sum(loaded.cut.values()) + stored.entry - mark_delete.entry
     if not state.cut_entries:
         return
     state.put_back_dirty(loaded.cut, mark_delete=True)
     _log.warning(
         "the cursor %s has acknowledged %d entries beyond the end of ledgers %s, which have lost them: their"
-        " acknowledgements are dropped, and the cursor goes on after %s",
+        " acknowledgements are dropped, and the cursor continues after %s",
         name,
         state.cut_entries,
-        sorted(loaded.cut.keys() | ({reached.ledger} if reached != stored else set())),
+        sorted(loaded.cut.keys() | ({mark_delete.ledger} if mark_delete != stored else set())),
         tuple(state.mark_delete_position),
     )
 
 
 def _size(acks: LedgerAcks, *, limit: int) -> int:
-    """Return what a ledger's state takes, as if it were ledger 0; the marker's size has the rest."""
+    """Return the bytes of a ledger's state as if it were ledger 0; the marker's size counts the number."""
     return ledger_size(acks, 0, limit=limit)
 
 
 def _beginning(ledgers: Ledgers | None, start: tuple[int, int] | None) -> Position:
     first = None if ledgers is None else ledgers.next_ledger(-1)
     if start is not None:
-        ledger, entry = checked(start, lowest=-1, field="start")
+        ledger, entry = check_position(start, lowest=-1, field="start")
         if ledgers is not None and first is not None and _is_beyond(ledgers, ledger, entry):
             raise InvalidArgumentError("start", start, "a position that is not beyond the last entry")
         return Position(ledger, entry)

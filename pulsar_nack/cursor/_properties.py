@@ -1,4 +1,4 @@
-"""The properties of a cursor: a change counts when it is durable, in the order of the calls."""
+"""The properties of a cursor: changes take effect when they are durable, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ..errors import InvalidArgumentError
-from ._chain import strings_size
-from ._line import refuse
+from ._executor import set_error
+from ._flusher import Flusher
+from .format._chain import properties_size
 
 _MOST_TEXT: Final = 1 << 19
 
@@ -21,7 +22,7 @@ class _Change(NamedTuple):
 
 
 class Properties:
-    """What is durable, and the changes that wait for the next write."""
+    """The properties that are durable, and the changes that wait for the next write."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = dict(values)
@@ -29,21 +30,31 @@ class Properties:
         self._taken: list[_Change] = []
         self._in_doubt: set[str] = set()
         self.view: Mapping[str, str] = MappingProxyType(self._values)
-        self.size = strings_size(self._values)
+        self.size = properties_size(self._values)
 
     @property
     def is_dirty(self) -> bool:
         """Return whether a change waits."""
         return any(not change.done.done() for change in self._waiting)
 
-    def change(self, key: str, value: str | None) -> asyncio.Future[None]:
-        """Have a property set, or removed where there is no value; the future is done when that is durable."""
+    async def change(self, key: str, value: str | None, flusher: Flusher) -> None:
+        """Set a property, or remove it if ``value`` is None; durable when it returns.
+
+        :raises LedgerError: the change could not be written; nothing has changed
+        """
+        if value is None and not self._may_have(key):
+            return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Change(key, value, done))
-        return done
+        try:
+            await flusher.flush()
+            await done
+        finally:
+            if not done.cancel() and not done.cancelled():
+                done.exception()  # the caller has it already
 
-    def has(self, key: str) -> bool:
-        """Return whether a property is there, may be, or will be when the changes that wait are made."""
+    def _may_have(self, key: str) -> bool:
+        """Return whether a property exists, may exist, or will exist after the waiting changes."""
         return (
             key in self._values
             or key in self._in_doubt
@@ -51,13 +62,13 @@ class Properties:
         )
 
     def take(self) -> list[_Change]:
-        """Return the changes that wait, for a write; those that were given up are not among them."""
+        """Return the changes that wait, for a write; cancelled ones are left out."""
         waiting, self._waiting = self._waiting, []
         self._taken = [change for change in waiting if not change.done.done()]
         return self._taken
 
     def with_changes(self, changes: Sequence[_Change]) -> dict[str, str]:
-        """Return the properties as they are after these changes."""
+        """Return the properties after these changes."""
         values = dict(self._values)
         for change in changes:
             if change.value is None:
@@ -67,7 +78,7 @@ class Properties:
         return values
 
     def commit(self, changes: Sequence[_Change]) -> None:
-        """Let changes count, which are durable now."""
+        """Apply changes that are durable now, and end their calls."""
         self._taken = []
         self._in_doubt.clear()
         if not changes:
@@ -75,20 +86,20 @@ class Properties:
         values = self.with_changes(changes)
         self._values.clear()
         self._values.update(values)
-        self.size = strings_size(values)
+        self.size = properties_size(values)
         for change in changes:
             if not change.done.done():
                 change.done.set_result(None)
 
-    def give_up(self, changes: Sequence[_Change], error: BaseException) -> None:
-        """Tell those who wait that their changes could not be written; nothing has changed."""
+    def fail(self, changes: Sequence[_Change], error: BaseException) -> None:
+        """Raise an error in the callers of changes that could not be written; nothing has changed."""
         self._taken = []
         self._in_doubt.update(change.key for change in changes)
         for change in changes:
-            refuse(change.done, error)
+            set_error(change.done, error)
 
 
 def check_text(field: str, value: object) -> None:
-    """Refuse what cannot be a key or value of a property."""
+    """Raise InvalidArgumentError unless this can be the key or value of a property."""
     if not isinstance(value, str) or len(value) > _MOST_TEXT:
         raise InvalidArgumentError(field, value, f"text, at most {_MOST_TEXT:,} characters")

@@ -1,13 +1,12 @@
-"""How a cursor's state is found again: from the last record back to the last marker that can be used.
+"""Recovery of a cursor's state: from the last record back to the last usable marker.
 
-A marker can be used when all of its parts are there, when those before it that it is the difference to are, and when
-every record that it names is there and can be decoded, as the state of the ledger for which it is named. Otherwise the
-one before it is tried; so recovery never claims more than that marker does. A record in the old form can be used when
-it can be decoded.
+A marker is usable if all of its parts and its bases are there, and if every record that it names is there and can be
+decoded as the state of the ledger for which it is named. Otherwise the marker before it is tried; so recovery never
+acknowledges more than the marker that it uses. A record in the legacy format is usable if it can be decoded.
 
-A log that is damaged, so that it cannot be opened as usual, is opened for reading what is whole of it, where the store
-can do that: then the last usable marker is looked for in it all the same, also behind the damage, if all that it names
-is whole. Nothing is appended to such a log: the cursor goes on in a new one, and the damaged one is kept for good.
+A damaged log, which cannot be opened as usual, is opened for reading its whole records if the store can do that. Then
+the last usable marker is searched in it too, also behind the damage. Nothing is appended to such a log: the cursor
+continues in a new one, and the damaged one is kept for good.
 
 Every state is decoded once, newest ledger first; those that fit into the cache stay in memory, at least one, and of the
 others a summary.
@@ -26,16 +25,11 @@ from typing import Final, NamedTuple
 from ..errors import CursorFormatError, LogCorruptedError, LogExistsError, LogLockedError, LogNotFoundError
 from ..ids import Position
 from ..ledger import Log, LogStore
-from ._chain import Contents, check_version, decode_state, read_marker, read_single
-from ._found import Found
-from ._generations import Names
-from ._ledger_acks import LedgerAcks, LedgerSummary
+from ._generations import LogNames, ObsoleteLog, PositionSnapshots, newest_snapshot, open_or_salvage
 from ._ledgers import Ledgers
-from ._leftovers import Leftover
-from ._records import Stored, read_ledgers
-from ._salvage import open_or_salvage
-from ._snapshot import Snapshots, newest_snapshot
-from ._wire import Kind, kind_of
+from .format import LedgerAcks, LedgerSummary, MarkerContents, check_version, decode_legacy, decode_state, read_marker
+from .format._protobuf import RecordKind, kind_of
+from .format._records import StoredRecords, read_ledgers
 
 _IN_USE: Final = "this cursor is open already, here or in another process; it has one owner at a time"
 _TRIES: Final = 20
@@ -43,12 +37,12 @@ _SLICE_S: Final = 0.004
 _AT_ONCE: Final = 16
 _LARGE: Final = 1 << 17
 _AFTER_LOSS: Final = 1 << 48
-"""How far sequence numbers skip when markers may be lost, so that a lost one that turns up again does not count."""
+"""How far sequence numbers skip when markers may be lost, so that a lost one that reappears does not count."""
 _log = logging.getLogger("pulsar_nack.cursor")
 
 
-class OnStorage(NamedTuple):
-    """What is known of a ledger that was decoded and not kept: bytes that it takes on storage, and its ranges."""
+class StoredLedger(NamedTuple):
+    """A ledger that was decoded and not kept in memory: its summary, bytes on storage, and number of ranges."""
 
     summary: LedgerSummary
     size: int
@@ -56,45 +50,69 @@ class OnStorage(NamedTuple):
 
 
 @dataclass(slots=True)
-class Loaded:
-    """What recovery has in memory: states, and what is known of ledgers whose state is on storage only."""
+class RecoveredAcks:
+    """The recovered state of each ledger, in memory or on storage."""
 
     states: dict[int, LedgerAcks] = field(default_factory=dict)
-    summaries: dict[int, OnStorage] = field(default_factory=dict)
+    summaries: dict[int, StoredLedger] = field(default_factory=dict)
     cut: dict[int, int] = field(default_factory=dict)
-    """Acknowledgements dropped because the ledger has lost their entries: the number by ledger, each in ``states``."""
+    """How many acknowledgements of lost entries were dropped, by ledger; each of these ledgers is in ``states``."""
 
     def put(self, ledger: int, acks: LedgerAcks, ledgers: Ledgers | None) -> bool:
-        """Keep a ledger's state in memory, without lost entries; return whether it had any."""
+        """Keep a ledger's state in memory, without lost entries; return whether there were any."""
         self.states[ledger] = acks
         end = None if ledgers is None else ledgers.entries(ledger)
-        if end is not None and (went := acks.cut(end)):
-            self.cut[ledger] = went
+        if end is not None and (dropped := acks.cut(end)):
+            self.cut[ledger] = dropped
         return ledger in self.cut
 
 
 @dataclass(slots=True)
-class Usable:
-    """A marker, or a record of the old form, that can be used."""
+class UsableMarker:
+    """What a usable marker, or a record in the legacy format, says."""
 
     sequence: int
-    contents: Contents
-    index: dict[int, Stored]
-    loaded: Loaded
-    is_single: bool = False
+    contents: MarkerContents
+    index: dict[int, StoredRecords]
+    loaded: RecoveredAcks
+    is_legacy: bool = False
+
+
+@dataclass(slots=True)
+class RecoveredLog:
+    """What recovery found in the logs of a cursor, and the log in which the cursor continues.
+
+    ``contents`` and ``index`` are what the last usable marker says; without one, contents is None. ``is_legacy``: the
+    marker is a record in the legacy format. ``must_roll``: nothing can be appended to the log. ``is_damaged``: the log
+    is kept when the cursor continues in a new one. ``snapshot``: what the last snapshot says, if there is no marker.
+    ``obsolete``: generations to be deleted after the next commit. ``kept``: open damaged logs.
+    """
+
+    log: Log
+    generation: int
+    next_generation: int
+    sequence: int = 0
+    contents: MarkerContents | None = None
+    index: dict[int, StoredRecords] = field(default_factory=dict)
+    is_legacy: bool = False
+    must_roll: bool = False
+    is_damaged: bool = False
+    snapshot: MarkerContents | None = None
+    obsolete: list[ObsoleteLog] = field(default_factory=list)
+    kept: list[Log] = field(default_factory=list)
 
 
 async def recover(
-    store: LogStore, names: Names, cache_bytes: int | None, ledgers: Ledgers | None
-) -> tuple[Found, Loaded]:
-    """Find what counts, open its log for writing, or make the first one.
+    store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None
+) -> tuple[RecoveredLog, RecoveredAcks]:
+    """Find the last usable marker and open its log for writing, or create the first log.
 
-    Damaged logs are reported by a warning, and left where they are.
+    A warning reports damaged logs; they are left where they are.
 
-    :param cache_bytes: up to how much is kept in memory; None: all
+    :param cache_bytes: how much to keep in memory; None: everything
     :param ledgers: the topic's ledgers, if known; acknowledgements beyond the end of a ledger are dropped
-    :raises LogLockedError: somebody else has the cursor open
-    :raises LogFencedError: somebody else took it over meanwhile, on object storage
+    :raises LogLockedError: another process, or another cursor here, has it open
+    :raises LogFencedError: another process took it over meanwhile, on object storage
     :raises LogVersionError: a later release wrote it
     :raises LogStorageError: the store refused
     """
@@ -102,16 +120,16 @@ async def recover(
         try:
             return await _Search(store, names, cache_bytes, ledgers).run()
         except (LogNotFoundError, LogExistsError):
-            continue  # its owner goes on in a new log, or makes it, at this time
+            continue  # its owner continues in a new log at this moment
         except LogLockedError as error:
             raise error.because(_IN_USE) from error
     raise LogLockedError(names.cursor, _IN_USE)
 
 
 class _Search:
-    """One look at all logs of a cursor."""
+    """One search through all logs of a cursor."""
 
-    def __init__(self, store: LogStore, names: Names, cache_bytes: int | None, ledgers: Ledgers | None) -> None:
+    def __init__(self, store: LogStore, names: LogNames, cache_bytes: int | None, ledgers: Ledgers | None) -> None:
         self._store = store
         self._names = names
         self._cache_bytes = cache_bytes
@@ -119,9 +137,9 @@ class _Search:
         self._opened: dict[int, Log] = {}
         self._damaged: set[int] = set()
         self._lost: set[int] = set()
-        """Logs in which something was passed over on the way to the last usable marker."""
+        """Logs in which unusable records came after the last usable marker."""
 
-    async def run(self) -> tuple[Found, Loaded]:
+    async def run(self) -> tuple[RecoveredLog, RecoveredAcks]:
         try:
             return await self._run()
         except Exception:
@@ -129,12 +147,12 @@ class _Search:
                 await log.aclose()
             raise
 
-    async def _run(self) -> tuple[Found, Loaded]:
+    async def _run(self) -> tuple[RecoveredLog, RecoveredAcks]:
         names = await self._store.names()
         generations = self._names.generations(names)
-        best: tuple[int, Usable] | None = None
+        best: tuple[int, UsableMarker] | None = None
         for generation in reversed(generations):
-            usable = await self._look(generation)
+            usable = await self._read(generation)
             if usable is not None and (best is None or usable.sequence > best[1].sequence):
                 best = generation, usable
         if best is None:
@@ -142,24 +160,24 @@ class _Search:
         generation, usable = best
         log, is_damaged = self._opened[generation], generation in self._damaged
         if (log.is_sealed or is_damaged) and self._names.generations(await self._store.names()) != generations:
-            raise LogNotFoundError(log.name)  # it goes on in a log that was made after we looked
+            raise LogNotFoundError(log.name)  # its owner continues in a log that we have not seen
         sequence = usable.sequence + (_AFTER_LOSS if is_damaged or generation in self._lost else 0)
-        found = Found(log, generation, self._following(names), sequence, usable.contents, usable.index)
-        found.is_single = usable.is_single
+        found = RecoveredLog(log, generation, self._next_generation(names), sequence, usable.contents, usable.index)
+        found.is_legacy = usable.is_legacy
         found.is_damaged = is_damaged
         found.must_roll = log.is_sealed or is_damaged
-        found.leftovers = self._leftovers(generation, names)
+        found.obsolete = self._obsolete(generation, names)
         found.kept = self._kept(generation)
         return found, usable.loaded
 
-    async def _look(self, generation: int) -> Usable | None:
+    async def _read(self, generation: int) -> UsableMarker | None:
         """Open a log and return its last usable marker, if there is one."""
         name = self._names.log(generation)
         try:
             log = self._opened[generation] = await self._open(generation)
             usable, has_lost = await last_usable(log, self._cache_bytes, self._ledgers)
         except LogCorruptedError as error:
-            _log.warning("the log %s of a cursor is damaged, and is not used: %s", name, error)
+            _log.warning("the log %s of a cursor is damaged and is not used: %s", name, error)
             self._damaged.add(generation)
             return None
         if has_lost:
@@ -167,66 +185,66 @@ class _Search:
         return usable
 
     async def _open(self, generation: int) -> Log:
-        """Open a log for writing, or a damaged one, as its owner too, for reading what is whole of it.
+        """Open a log for writing, or a damaged one for reading.
 
-        :raises LogCorruptedError: it is damaged, and the store cannot do that
+        :raises LogCorruptedError: the log is damaged, and the store cannot open such logs
         """
         name = self._names.log(generation)
         log, problem = await open_or_salvage(self._store, name)
         if problem is not None:
             self._damaged.add(generation)
             _log.warning(
-                "the log %s of a cursor is damaged: %s; it is kept, and the last whole state in it is looked for",
+                "the log %s of a cursor is damaged: %s; it is kept, and the last usable state in it is searched",
                 name,
                 problem,
             )
         return log
 
-    async def _begin(self, names: Sequence[str]) -> tuple[Found, Loaded]:
-        """Begin without a marker: from the last snapshot, or where a new cursor begins."""
+    async def _begin(self, names: Sequence[str]) -> tuple[RecoveredLog, RecoveredAcks]:
+        """Begin without a marker: after the last snapshot, or as a new cursor."""
         snapshot = await newest_snapshot(self._store, self._names)
         contents = None if snapshot is None else snapshot.contents
         has_lost = bool(self._lost - self._damaged)
         if self._damaged or has_lost:
             _log.warning(
-                "no marker of the cursor %s can be used: it goes on %s; everything that was acknowledged after that is"
-                " delivered again",
+                "no marker of the cursor %s can be used: it continues %s; everything that was acknowledged after that"
+                " will be delivered again",
                 self._names.cursor,
                 "at its beginning" if contents is None else f"after {tuple(contents.mark_delete)}, its last snapshot",
             )
         openable = [each for each in self._names.generations(names) if each not in self._damaged]
         generation = openable[-1] if openable else None
-        following = self._following(names)
+        following = self._next_generation(names)
         if generation is None:
             generation, following = following, following + 1
             log = self._opened[generation] = await self._store.create(self._names.log(generation))
         else:
             log = self._opened[generation]
         sequence = 0 if snapshot is None else snapshot.sequence
-        found = Found(log, generation, following, sequence + (_AFTER_LOSS if self._damaged or has_lost else 0))
+        found = RecoveredLog(log, generation, following, sequence + (_AFTER_LOSS if self._damaged or has_lost else 0))
         found.snapshot = contents
         found.must_roll = log.is_sealed
         found.kept = self._kept(generation)
         if has_lost:
             await self._close_but({generation, *self._damaged})
         else:
-            found.leftovers = self._leftovers(generation, names)
-        return found, Loaded()
+            found.obsolete = self._obsolete(generation, names)
+        return found, RecoveredAcks()
 
-    def _following(self, names: Sequence[str]) -> int:
-        """Return the number of the next log: above all that are there, also of logs that have only snapshots left."""
+    def _next_generation(self, names: Sequence[str]) -> int:
+        """Return the next generation: above all that have a log or snapshots."""
         return max([0, *self._names.generations(names), *self._names.snapshots(names)]) + 1
 
-    def _leftovers(self, generation: int, names: Sequence[str]) -> list[Leftover]:
-        """Return what nobody needs; what is damaged is kept."""
+    def _obsolete(self, generation: int, names: Sequence[str]) -> list[ObsoleteLog]:
+        """Return the generations that are not needed, except damaged ones, which are kept."""
         others = {*self._names.generations(names), *self._names.snapshots(names)} - {generation, *self._damaged}
         return [
-            Leftover(self._opened.get(other), Snapshots(self._store, self._names.snapshot(other)))
+            ObsoleteLog(self._opened.get(other), PositionSnapshots(self._store, self._names.snapshot(other)))
             for other in sorted(others)
         ]
 
     def _kept(self, generation: int) -> list[Log]:
-        """Return the open logs that are damaged, but for this one; they stay open, so that nobody else takes them."""
+        """Return the damaged logs other than this one; they stay open, so that no other process takes them."""
         return [log for other, log in self._opened.items() if other in self._damaged and other != generation]
 
     async def _close_but(self, generations: Collection[int]) -> None:
@@ -235,43 +253,43 @@ class _Search:
                 await log.aclose()
 
 
-async def last_usable(log: Log, cache_bytes: int | None, ledgers: Ledgers | None) -> tuple[Usable | None, bool]:
-    """Go from the last record back to the last marker that can be used; return also whether anything was passed over.
+async def last_usable(log: Log, cache_bytes: int | None, ledgers: Ledgers | None) -> tuple[UsableMarker | None, bool]:
+    """Return the last usable marker of a log, and whether unusable records came after it.
 
-    Entries without a marker are what a crash leaves, and nothing that was passed over.
+    Ledgers' states without a marker are what a crash leaves, and do not count as unusable.
 
     :raises LogStorageError: the store refused
-    :raises LogVersionError: a later release wrote it
+    :raises LogVersionError: a later release wrote the log
     """
     has_lost = False
     async for number, record in _backwards(log):
-        kind = Kind.FOREIGN if record is None else kind_of(record)
-        if kind in {Kind.LEDGER, Kind.MARKER_PART}:
+        kind = RecordKind.FOREIGN if record is None else kind_of(record)
+        if kind in {RecordKind.LEDGER, RecordKind.MARKER_PART}:
             continue
         try:
             return await _use(log, number, record, cache_bytes, ledgers), has_lost
         except (CursorFormatError, LogCorruptedError) as error:
             if not has_lost:
-                _log.warning(
-                    "record %d of %s cannot be used: %s; an older state is looked for", number, log.name, error
-                )
+                _log.warning("record %d of %s cannot be used: %s; an older state is searched", number, log.name, error)
             has_lost = True
     return None, has_lost
 
 
-async def _use(log: Log, number: int, record: bytes | None, cache_bytes: int | None, ledgers: Ledgers | None) -> Usable:
-    """Return what a record says.
+async def _use(
+    log: Log, number: int, record: bytes | None, cache_bytes: int | None, ledgers: Ledgers | None
+) -> UsableMarker:
+    """Return the state that a record stands for.
 
-    :raises CursorFormatError: it cannot be used
+    :raises CursorFormatError: the record is not usable
     """
     if record is None:
         raise CursorFormatError("record", "it is damaged")
     kind = kind_of(record)
-    if kind is Kind.MARKER:
+    if kind is RecordKind.MARKER:
         return await _use_marker(log, number, cache_bytes, ledgers)
-    if kind is Kind.SINGLE:
-        return _use_single(record, ledgers)
-    raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the old form")
+    if kind is RecordKind.LEGACY:
+        return _use_legacy(record, ledgers)
+    raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the legacy format")
 
 
 async def _backwards(log: Log) -> AsyncIterator[tuple[int, bytes | None]]:
@@ -294,23 +312,23 @@ async def _read_or_none(log: Log, number: int) -> bytes | None:
     return None
 
 
-def _use_single(record: bytes, ledgers: Ledgers | None) -> Usable:
-    sequence, contents, states = read_single(record, ledgers)
-    loaded = Loaded()
-    for ledger, acks in states.items():
+def _use_legacy(record: bytes, ledgers: Ledgers | None) -> UsableMarker:
+    legacy = decode_legacy(record, ledgers)
+    loaded = RecoveredAcks()
+    for ledger, acks in legacy.states.items():
         loaded.put(ledger, acks, ledgers)
-    return Usable(sequence, contents, {}, loaded, is_single=True)
+    return UsableMarker(legacy.sequence, legacy.contents, {}, loaded, is_legacy=True)
 
 
-async def _use_marker(log: Log, number: int, cache_bytes: int | None, ledgers: Ledgers | None) -> Usable:
+async def _use_marker(log: Log, number: int, cache_bytes: int | None, ledgers: Ledgers | None) -> UsableMarker:
     head, references = await read_marker(log, number)
     for ledger, numbers in references.items():
         if not all(0 <= each < number for each in numbers):
-            raise CursorFormatError("a marker", f"it names records {numbers} for ledger {ledger}, which are not there")
+            raise CursorFormatError("a marker", f"it names records {numbers} of ledger {ledger}, which do not exist")
     newest_first = {ledger: references[ledger] for ledger in sorted(references, reverse=True)}
     loaded, sizes = await _load(log, newest_first, head.contents.mark_delete, cache_bytes, ledgers)
-    index = {ledger: Stored(tuple(numbers), sizes[ledger]) for ledger, numbers in references.items()}
-    return Usable(head.sequence, head.contents, index, loaded)
+    index = {ledger: StoredRecords(tuple(numbers), sizes[ledger]) for ledger, numbers in references.items()}
+    return UsableMarker(head.sequence, head.contents, index, loaded)
 
 
 async def _load(
@@ -319,9 +337,9 @@ async def _load(
     mark_delete: Position,
     cache_bytes: int | None,
     ledgers: Ledgers | None,
-) -> tuple[Loaded, dict[int, int]]:
-    """Decode every state, and keep those that fit, in this order; return them, and each one's bytes in the log."""
-    loaded, sizes = Loaded(), dict[int, int]()
+) -> tuple[RecoveredAcks, dict[int, int]]:
+    """Decode every state, and keep those that fit, in this order; return them, and the bytes of each in the log."""
+    loaded, sizes = RecoveredAcks(), dict[int, int]()
     kept, is_full, paused_at = 0, False, time.monotonic()
     async for ledger, records in read_ledgers(log, references):
         size = sizes[ledger] = sum(map(len, records))
@@ -336,7 +354,7 @@ async def _load(
         kept += acks.memory_bytes
         is_full = is_full or (cache_bytes is not None and kept > cache_bytes and bool(loaded.states))
         if not loaded.put(ledger, acks, ledgers) and is_full:
-            loaded.summaries[ledger] = OnStorage(acks.summary, size, acks.ranges.range_count)
+            loaded.summaries[ledger] = StoredLedger(acks.summary, size, acks.ranges.range_count)
             del loaded.states[ledger]
         if time.monotonic() - paused_at > _SLICE_S:
             await asyncio.sleep(0)
@@ -345,7 +363,7 @@ async def _load(
 
 
 async def decode_off_loop(ledger: int, records: Sequence[bytes]) -> LedgerAcks:
-    """Decode a ledger's state; what takes long is done in a thread.
+    """Decode a ledger's state, a large one in a thread.
 
     :raises CursorFormatError: it cannot be decoded, or is another ledger's
     """

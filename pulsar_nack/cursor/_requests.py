@@ -1,4 +1,4 @@
-"""What is asked of a cursor, checked and put in order."""
+"""The arguments of acknowledgements, checked and sorted by ledger."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import index
+from typing import TypeVar
 
 from ..errors import InvalidArgumentError
 from ..ids import MessageId, Position
-from ._batch import BatchSet
 from ._ledgers import Ledgers
+from .format import BatchSet
 
+_T = TypeVar("_T")
 BatchSets = Mapping[Position, BatchSet] | Mapping[tuple[int, int], BatchSet]
 
 
@@ -24,7 +26,7 @@ class AckRequest:
 
     @property
     def ledgers(self) -> set[int]:
-        """Return the ledgers that it touches."""
+        """Return the ledgers of the entries."""
         return {*self.whole, *(ledger for ledger, _ in self.partial)}
 
 
@@ -32,26 +34,26 @@ def read_request(
     positions: Iterable[tuple[int, int]],
     batch_sets: BatchSets | None,
     ledgers: Ledgers,
-    reached: tuple[int, int],
+    mark_delete: tuple[int, int],
 ) -> AckRequest:
-    """Check positions, and put those in order that lie beyond the mark-delete position ``reached``.
+    """Check positions, and sort those beyond the mark-delete position.
 
-    :raises InvalidArgumentError: one of them is no position, or none that exists, or a batch set is of none of them
+    :raises InvalidArgumentError: an invalid position, one that does not exist, or a batch set of another position
     """
     request = AckRequest()
     if batch_sets is not None and not isinstance(batch_sets, Mapping):
         raise InvalidArgumentError("batch_sets", batch_sets, "a mapping of positions to BatchSets")
     unused: dict[tuple[int, int], BatchSet] = dict((batch_sets or {}).items())
     for batch in unused.values():
-        must_be_batch(batch)
+        check_batch_set(batch)
     taken: dict[tuple[int, int], BatchSet] = {}
     for given in positions:
-        ledger, entry = position = checked(given)
+        ledger, entry = position = check_position(given)
         if position in unused:
             taken[position] = unused.pop(position)
-        if position <= reached:
+        if position <= mark_delete:
             continue
-        must_exist(ledgers, ledger, entry)
+        check_exists(ledgers, ledger, entry)
         if position in taken:
             request.partial[position] = taken[position]
         else:
@@ -61,11 +63,8 @@ def read_request(
     return request
 
 
-def must_exist(ledgers: Ledgers, ledger: int, entry: int) -> None:
-    """Refuse a position that does not exist.
-
-    :raises InvalidArgumentError: says whether it is the ledger or the entry
-    """
+def check_exists(ledgers: Ledgers, ledger: int, entry: int) -> None:
+    """Raise InvalidArgumentError unless a position exists; it names the ledger or the entry."""
     end = ledgers.entries(ledger)
     if end is None:
         raise InvalidArgumentError("position", (ledger, entry), f"a ledger that exists, {ledger} does not")
@@ -73,19 +72,16 @@ def must_exist(ledgers: Ledgers, ledger: int, entry: int) -> None:
         raise InvalidArgumentError("position", (ledger, entry), f"an entry of ledger {ledger}, which has {end}")
 
 
-def must_be_batch(batch: BatchSet) -> None:
-    """Refuse what is no batch set.
-
-    :raises InvalidArgumentError: says what it is
-    """
+def check_batch_set(batch: BatchSet) -> None:
+    """Raise InvalidArgumentError unless ``batch`` is a batch set."""
     if not isinstance(batch, BatchSet):
         raise InvalidArgumentError("batch_set", batch, "a BatchSet, such as BatchSet.acked(size, indexes)")
 
 
-def checked(position: tuple[int, int], *, lowest: int = 0, field: str = "position") -> tuple[int, int]:
+def check_position(position: tuple[int, int], *, lowest: int = 0, field: str = "position") -> tuple[int, int]:
     """Return a position as plain integers.
 
-    :raises InvalidArgumentError: it is none
+    :raises InvalidArgumentError: it is no position, or one below ``lowest``
     """
     ledger, entry = _pair(position, field)
     if not (lowest <= ledger < 2**63 and lowest <= entry < 2**63):
@@ -93,10 +89,10 @@ def checked(position: tuple[int, int], *, lowest: int = 0, field: str = "positio
     return ledger, entry
 
 
-def checked_number(field: str, value: int, *, lowest: int = 0) -> int:
+def check_number(field: str, value: int, *, lowest: int = 0) -> int:
     """Return a plain integer of at least ``lowest``.
 
-    :raises InvalidArgumentError: it is none; True and False are none, for storage refuses them
+    :raises InvalidArgumentError: no such integer; True and False are refused, as storage refuses them
     """
     try:
         number = -(2**63) if isinstance(value, bool) else index(value)
@@ -109,7 +105,7 @@ def checked_number(field: str, value: int, *, lowest: int = 0) -> int:
 
 def _pair(position: object, field: str) -> tuple[int, int]:
     if isinstance(position, MessageId):
-        raise InvalidArgumentError(field, position, "a Position, which of a message's id is id.position")
+        raise InvalidArgumentError(field, position, "a Position; that of a message is id.position")
     if isinstance(position, tuple | list) and len(position) == 2:
         ledger, entry = position
         if type(ledger) is int and type(entry) is int:
@@ -118,3 +114,14 @@ def _pair(position: object, field: str) -> tuple[int, int]:
             with suppress(TypeError):
                 return index(ledger), index(entry)
     raise InvalidArgumentError(field, position, "a ledger and an entry, both integers")
+
+
+def as_list(field: str, values: Iterable[_T]) -> list[_T]:
+    """Return these values as a list.
+
+    :raises InvalidArgumentError: they cannot be iterated
+    """
+    try:
+        return list(values)
+    except TypeError:
+        raise InvalidArgumentError(field, values, "a sequence") from None

@@ -1,10 +1,10 @@
-"""What the acknowledgements of messages in flight could add to the stored state, at worst.
+"""The bytes that acknowledgements of messages in flight could add to the stored state, at worst.
 
-A ledger's entries are stored in the smallest of some forms. One more acknowledged entry makes most of them longer by a
-number or two, :data:`RANGE_BYTES` at most. As bits, however, a dense state takes less, and then an entry far outside
-of what was acknowledged makes it longer by a bit for each entry in between, or has it written as numbers again. For
-that a ledger has its *stretch*: a bit for each entry by which those in flight reach beyond what is acknowledged, and
-not more than writing it as numbers would take.
+A ledger's entries are stored in the smallest of several forms. One more acknowledged entry makes most forms longer by a
+number or two, :data:`RANGE_BYTES` at most. A dense state, however, is smallest as bits; then an entry far beyond the
+acknowledged ones adds a bit for each entry in between, or makes numbers the smaller form again. For that a ledger has a
+*stretch*: a bit for each entry by which the entries in flight reach beyond the acknowledged ones, but not more than
+numbers would take.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..ids import Position
 from ..index import EntryRanges
 
 RANGE_BYTES: Final = 32
-"""At most what one more acknowledged range takes: the proposal's figure."""
+"""Most bytes of one more acknowledged range: the figure of PIP-299."""
 LEDGER_BYTES: Final = 64
-"""At most what the first acknowledgement in a ledger takes beside its range: an entry's head and its reference."""
+"""Most bytes of the first acknowledgement in a ledger beside its range: a record's head and its reference."""
 _WORD_BITS: Final = 64
 _WORD_BYTES: Final = 11
 _DENSE_RANGE_BYTES: Final = 4
@@ -28,9 +28,9 @@ Acked = Callable[[int], EntryRanges | None]
 
 
 def worst_growth(batch_size: int = 0) -> int:
-    """Return how many bytes the acknowledgements of one entry add at most, but for its ledger's own.
+    """Return how many bytes the acknowledgements of one entry add at most, except for those of its ledger.
 
-    An entry adds a range, or the set of its unacknowledged messages, never both.
+    An entry adds a range or a batch set, never both.
 
     :param batch_size: messages in the entry; 0 or 1: it is no batch
     """
@@ -40,8 +40,8 @@ def worst_growth(batch_size: int = 0) -> int:
 
 
 @dataclass(slots=True)
-class _Ledger:
-    """What of a ledger is in flight: how many entries, from where to where there were any, and its stretch."""
+class _LedgerInFlight:
+    """The entries of a ledger that are in flight: how many, the lowest and highest since the first, and the stretch."""
 
     count: int
     first: int
@@ -49,7 +49,7 @@ class _Ledger:
     stretch: int = 0
 
     def measure(self, acked: EntryRanges | None) -> None:
-        """Note by how much the entries in flight reach beyond what is acknowledged, in bytes. O(1)."""
+        """Set the stretch in bytes, given the acknowledged entries. O(1)."""
         if acked is None or acked.first is None or acked.last is None:
             self.stretch = 0
             return
@@ -58,18 +58,18 @@ class _Ledger:
 
 
 class Reserve:
-    """The entries in flight, and what they could add. O(1) for each call.
+    """The entries in flight, and the bytes that they could add. O(1) for each call.
 
-    Put in what is dispatched; take out what was acknowledged, came back or will not be acknowledged any more.
+    Add what is dispatched; discard what was acknowledged, came back, or will not be acknowledged any more.
 
-    :param acked: returns what is acknowledged in a ledger beyond the mark-delete position, None: nothing, or it is not
-        in memory. Without it entries are taken to be dispatched in order, with none left out
+    :param acked: returns the entries of a ledger that are acknowledged beyond the mark-delete position, None if there
+        are none or they are not in memory. Without it, entries are assumed to be dispatched in order without gaps
     """
 
     def __init__(self, acked: Acked | None = None) -> None:
         self._acked = acked
         self._entries: dict[Position, int] = {}
-        self._ledgers: dict[int, _Ledger] = {}
+        self._ledgers: dict[int, _LedgerInFlight] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -83,11 +83,11 @@ class Reserve:
 
     @property
     def bytes(self) -> int:
-        """Return what they add at most, in bytes."""
+        """Return how many bytes the entries add at most."""
         return self._bytes
 
     def add(self, position: Position, batch_size: int = 0) -> None:
-        """Put an entry in; one that is there already counts once."""
+        """Add an entry; adding it again counts once."""
         growth = worst_growth(batch_size)
         before = self._entries.get(position)
         self._entries[position] = growth
@@ -96,7 +96,7 @@ class Reserve:
             self._add_to_ledger(*position)
 
     def discard(self, position: Position) -> bool:
-        """Take an entry out; return whether it was there."""
+        """Remove an entry; return whether it was there."""
         growth = self._entries.pop(position, None)
         if growth is None:
             return False
@@ -109,7 +109,7 @@ class Reserve:
         return True
 
     def clear(self) -> None:
-        """Take everything out."""
+        """Remove all entries."""
         self._entries.clear()
         self._ledgers.clear()
         self._bytes = 0
@@ -117,7 +117,7 @@ class Reserve:
     def _add_to_ledger(self, number: int, entry: int) -> None:
         ledger = self._ledgers.get(number)
         if ledger is None:
-            ledger = self._ledgers[number] = _Ledger(0, entry, entry)
+            ledger = self._ledgers[number] = _LedgerInFlight(0, entry, entry)
             self._bytes += LEDGER_BYTES
         ledger.count += 1
         ledger.first, ledger.last = min(ledger.first, entry), max(ledger.last, entry)

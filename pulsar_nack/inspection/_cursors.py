@@ -9,18 +9,18 @@ import re
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from ..cursor._chain import (
-    Contents,
+from ..cursor.format import (
+    LedgerAcks,
+    MarkerContents,
     check_version,
-    decode_head,
+    decode_legacy,
+    decode_snapshot,
     decode_state,
-    is_entry,
+    is_legacy,
     is_marker,
-    is_single,
+    needs_marker,
     read_marker,
-    read_single,
 )
-from ..cursor._ledger_acks import LedgerAcks
 from ..errors import CursorFormatError, LogCorruptedError, LogVersionError, MissingExtraError
 from ..ids import Position
 from ..ledger import Log
@@ -36,7 +36,7 @@ class _Stored(NamedTuple):
     """What a marker, a record of the old form, or a snapshot says."""
 
     sequence: int
-    contents: Contents
+    contents: MarkerContents
     states: dict[int, LedgerAcks]
     numbers: dict[int, tuple[int, ...]]
     marker: int
@@ -73,7 +73,7 @@ def _find(store: Store, name: str, logs: dict[str, Inspected]) -> FoundCursor | 
     """Return the cursor of this name; None where the logs only look like those of one."""
     try:
         records: dict[str, _Numbered] = {each: dict(log.numbered(past_damage=True)) for each, log in logs.items()}
-        if not any(is_marker(record) or is_single(record) for some in records.values() for record in some.values()):
+        if not any(is_marker(record) or is_legacy(record) for some in records.values() for record in some.values()):
             return None
         for log in logs.values():
             log.kind = "cursor"
@@ -105,7 +105,7 @@ def _last_usable(store: Store, name: str, records: _Numbered) -> _Stored | None:
     """Go from the last record back to the last marker that can be used."""
     for number in sorted(records, reverse=True):
         record = records[number]
-        if is_entry(record):
+        if needs_marker(record):
             continue
         try:
             check_version(name, number, record)
@@ -118,10 +118,10 @@ def _last_usable(store: Store, name: str, records: _Numbered) -> _Stored | None:
 
 
 def _use_single(number: int, record: bytes) -> _Stored:
-    if not is_single(record):
+    if not is_legacy(record):
         raise CursorFormatError("record", "it is neither a marker, nor a ledger's state, nor in the old form")
-    sequence, contents, states = read_single(record)
-    return _Stored(sequence, contents, states, {}, number, "single")
+    legacy = decode_legacy(record)
+    return _Stored(legacy.sequence, legacy.contents, dict(legacy.states), {}, number, "single")
 
 
 def _use_marker(name: str, number: int, records: _Numbered) -> _Stored:
@@ -140,7 +140,7 @@ def _use_marker(name: str, number: int, records: _Numbered) -> _Stored:
 def _last_snapshot(records: _Numbered) -> _Stored | None:
     for number in sorted(records, reverse=True):
         try:
-            head = decode_head(records[number])
+            head = decode_snapshot(records[number])
         except CursorFormatError:
             continue
         return _Stored(head.sequence, head.contents, {}, {}, number, "snapshot")

@@ -8,11 +8,12 @@ from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.window import Window
 
 from ..errors import InvalidArgumentError
 from ._accuracy_counts import counts, histogram, slices
 from ._checks import milliseconds, require_columns
-from ._messages import GROUP, consumer_hash, group_hash, lateness, nacks_and_ends, with_sound_times
+from ._messages import GROUP, lateness, nacks_and_ends, source_hash, with_sound_times
 from ._starvation import slice_ms, starvation_windows
 from .schemas import ASKED_AGAIN, IDENTITY, TRACE
 
@@ -84,13 +85,13 @@ def accuracy(
     df = with_sound_times(df)
     if not is_parsed:
         df = df.select(*_NEEDED).persist()
-    sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).coalesce(1).persist()
+    sources = df.groupBy(*GROUP, "consumer").agg(sf.max("time_ms").alias("end_ms")).coalesce(1)
     if event == "redeliver":
         df = df.where(~(sf.col("event") == event) | ~sf.col("reason").eqNullSafe(ASKED_AGAIN))
     step = slice_ms(starved_ms)
-    names = sources.select(*GROUP, group_hash().alias("group")).distinct()
-    ends = sources.groupBy(consumer_hash().alias("consumer")).agg(sf.max("end_ms").alias("end_ms"))
-    counted = counts(nacks_and_ends(df, event), names, ends, bounds_ms, step).persist()
+    end = sf.max("end_ms").over(Window.partitionBy("consumer")).alias("end_ms")
+    names = sources.select(source_hash().alias("source"), *GROUP, end)
+    counted = counts(nacks_and_ends(df, event, bounds_ms), names, len(bounds_ms) + 2, step).persist()
     lateness = _lateness(histogram(counted), percentiles, early_ms, late_ms)
     figures = [name for name in lateness.columns if name not in _KEY]
     return Accuracy(

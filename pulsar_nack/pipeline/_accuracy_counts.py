@@ -7,7 +7,7 @@ counted together whenever there are many, so that few rows are left for Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import DataFrame
@@ -26,10 +26,10 @@ _SUMS: Final = {
     "n": "sum", "became_due": "sum", "done": "sum", "first_due": "min", "last_ended": "max", "first_active": "min",
     "last_active": "max",
 }  # fmt: skip
-_KEYS: Final = ("group", "delay_class", "attempt", "ms", "slice", "consumer")
+_KEYS: Final = ("source", "delay_class", "attempt", "ms", "slice", "is_open")
 _COUNTED: Final = StructType(
     [
-        StructField(name, IntegerType() if name in {"delay_class", "attempt"} else LongType())
+        StructField(name, IntegerType() if name in {"delay_class", "attempt", "is_open"} else LongType())
         for name in (*_KEYS, *_SUMS)
     ]
 )
@@ -37,20 +37,19 @@ _MANY: Final = 500_000
 """The number of facts above which equal ones are counted."""
 
 
-def counts(events: DataFrame, names: DataFrame, ends: DataFrame, bounds_ms: Sequence[int], slice_ms: int) -> DataFrame:
+def counts(events: DataFrame, names: DataFrame, classes: int, slice_ms: int) -> DataFrame:
     """Return rows of three kinds: without a ``slice`` those of :func:`histogram`, with a slice its facts.
 
-    Rows that also have a ``consumer`` are nacks that no event ended; ``end_ms`` is the end of that consumer's trace.
+    Rows with ``is_open`` are nacks that no event ended; ``end_ms`` is the end of their consumer's trace.
 
     :param events: the result of ``nacks_and_ends``
-    :param names: topic and subscription of each ``group``
-    :param ends: the end of the trace of each ``consumer``, ``end_ms``, by the hash of its name
-    :param bounds_ms: the bounds of delay classes; a class is the number of bounds below it, or -1 if it is unknown
+    :param names: the topic and subscription of each ``source``, and the end of its consumer's trace, ``end_ms``
+    :param classes: the number of delay classes in :data:`WHAT`; the first one is reported as -1, the next one as 0
     :param slice_ms: the length of a slice
     """
-    found = events.mapInArrow(_counter(bounds_ms, slice_ms), _COUNTED)
+    found = events.mapInArrow(_counter(classes, slice_ms), _COUNTED)
     counted = found.groupBy(*_KEYS).agg(*(getattr(sf, how)(name).alias(name) for name, how in _SUMS.items()))
-    return counted.join(sf.broadcast(names), "group").join(sf.broadcast(ends), "consumer", "left").drop("group")
+    return counted.join(sf.broadcast(names), "source").drop("source")
 
 
 def histogram(counted: DataFrame) -> DataFrame:
@@ -66,7 +65,7 @@ def slices(counted: DataFrame, slice_ms: int) -> DataFrame:
     gone = {"done": sf.col("became_due"), "last_ended": sf.col("end_ms") * MOMENT}
     here = sf.struct("slice", *columns)
     there = sf.struct(last.alias("slice"), *(gone.get(name, none).cast("long").alias(name) for name in columns))
-    facts = sf.when(sf.col("consumer").isNull(), sf.array(here)).when(last > sf.col("slice"), sf.array(here, there))
+    facts = sf.when(sf.col("is_open").isNull(), sf.array(here)).when(last > sf.col("slice"), sf.array(here, there))
     found = known.select(*GROUP, sf.inline(facts)).repartition(*GROUP)
     return found.groupBy(*GROUP, "slice").agg(
         sf.coalesce(sf.sum("became_due"), sf.lit(0)).alias("became_due"),
@@ -81,9 +80,9 @@ def slices(counted: DataFrame, slice_ms: int) -> DataFrame:
 # --- in workers -----------------------------------------------------------------------------------------------------
 
 
-def _counter(bounds_ms: Sequence[int], slice_ms: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _counter(classes: int, slice_ms: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        counter = _Counter(bounds_ms, slice_ms)
+        counter = _Counter(classes, slice_ms)
         for batch in batches:
             yield from counter.add(batch)
         yield from counter.finish()
@@ -94,14 +93,14 @@ def _counter(bounds_ms: Sequence[int], slice_ms: int) -> Callable[[Iterable[pa.R
 class _Counter:
     """Pairs the events of a Spark partition, and counts the facts."""
 
-    def __init__(self, bounds_ms: Sequence[int], slice_ms: int) -> None:
+    def __init__(self, classes: int, slice_ms: int) -> None:
         import numpy as np
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self._np, self._pa = np, pa
         self._schema = to_arrow_schema(_COUNTED)
-        self._bounds = np.array(bounds_ms)
+        self._classes = classes
         self._slice_ms = slice_ms
         self._rest: dict[str, Any] = {}
         self._facts: list[pa.Table] = []
@@ -146,21 +145,23 @@ class _Counter:
         places = np.arange(size)
         is_first = self._is_first(events)
         first = np.maximum.accumulate(np.where(is_first, places, 0))
-        what, time, delay, ms = (events[name] for name in (WHAT, "time_ms", "delay_ms", "ms"))
-        kind, code = what % KINDS, what // KINDS % CODES
+        what, time, ms, source = (events[name] for name in (WHAT, "time_ms", "ms", "source"))
+        what, delay_class = np.divmod(what, self._classes)
+        what, kind = np.divmod(what, KINDS)
+        attempts, code = np.divmod(what, CODES)
         is_nack = kind == Kind.NACK
-        nack = np.maximum.accumulate(np.where(is_nack & (delay != UNKNOWN), places, -1))
+        nack = np.maximum.accumulate(np.where(is_nack & (delay_class > 0), places, -1))
         nack = np.concatenate(([-1], nack[:-1]))  # the last one before
         came = np.flatnonzero(kind == Kind.REDELIVERY)
         asked = nack[came]
-        delay_class = np.where(asked >= first[came], np.searchsorted(self._bounds, delay[asked]), -1)
+        delay_class = np.where(asked >= first[came], delay_class[asked] - 1, -1)
         late = ms[came]
-        attempt = what[came] // (KINDS * CODES)
+        attempt = attempts[came]
         known = {"ms": (late, late == UNKNOWN), "attempt": (attempt, attempt < 0)}
         one = np.ones(len(came), np.int64)
-        self._note(len(came), n=one, group=events["group"][came], delay_class=delay_class, **known)
-        group, at = events["group"][came], time[came]
-        self._note(len(came), group=group, slice=at // self._slice_ms, first_active=at, last_active=at)
+        self._note(len(came), n=one, source=source[came], delay_class=delay_class, **known)
+        at = time[came]
+        self._note(len(came), source=source[came], slice=at // self._slice_ms, first_active=at, last_active=at)
         has_next = np.concatenate((~is_first[1:], [False]))
         waits = is_nack & (ms != UNKNOWN)
         left = np.flatnonzero(waits & ~has_next)
@@ -169,11 +170,11 @@ class _Counter:
         for some in (left, ended):
             one = np.ones(len(some), np.int64)
             due = {"became_due": one, "first_due": ms[some], "slice": ms[some] // self._slice_ms}
-            consumer = {"consumer": events["consumer"][some]} if some is left else {}
-            self._note(len(some), group=events["group"][some], **due, **consumer)
+            is_open = {"is_open": one} if some is left else {}
+            self._note(len(some), source=source[some], **due, **is_open)
         moment = time[ended + 1] * MOMENT + code[ended + 1] + 1
         done = {"done": np.ones(len(ended), np.int64), "slice": time[ended + 1] // self._slice_ms}
-        self._note(len(ended), group=events["group"][ended], last_ended=moment, **done)
+        self._note(len(ended), source=source[ended], last_ended=moment, **done)
 
     def _note(self, size: int, **columns: Any) -> None:
         """Note facts. Missing columns are null, and so are masked values."""

@@ -11,10 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ..cursor._chain import whole_size
-from ..cursor._ledger_acks import LedgerAcks
-from ..cursor._single import MOST_RANGES
-from ..cursor._sizes import ledger_size
+from ..cursor.format import MAX_RANGES, LedgerAcks, ledger_size, marker_size
 from ..ids import Position
 from ..index import EntryRanges, varint_bytes
 
@@ -170,7 +167,7 @@ def figures_of(rows: Iterable[SnapshotRow]) -> SnapshotFigures:
         bytes=(snapshot.marker_bytes or 0) + snapshot.state_bytes if is_stored else _bytes(snapshot),
         is_stored=is_stored,
         single_bytes=_single_bytes(snapshot),
-        ranges_lost=max(ranges - MOST_RANGES, 0),
+        ranges_lost=max(ranges - MAX_RANGES, 0),
         oldest_ledger=None if oldest is None else oldest.ledger,
         oldest_entry=None if oldest is None else oldest.entry,
         pinned_ledgers=None if pinned is None else len(pinned),
@@ -235,7 +232,7 @@ def _bytes(snapshot: Snapshot) -> int:
     """Return the size of the state as one record for each ledger and a marker (PIP-81)."""
     states = sum(ledger_size(LedgerAcks(ranges), ledger) for ledger, ranges in snapshot.acked.items())
     at = snapshot.mark_delete or _NOWHERE
-    return states + whole_size(at, snapshot.acked)
+    return states + marker_size(at, snapshot.acked)
 
 
 def _single_bytes(snapshot: Snapshot) -> int:

@@ -8,6 +8,7 @@ instead of names.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -20,7 +21,7 @@ from .schemas import IDENTITY, MAX_TIME_MS
 MESSAGE: Final = "_message"
 CODE: Final = "code"
 WHAT: Final = "what"
-"""A column: attempt, :class:`Code` and :class:`Kind` as one number, ``(attempt * CODES + code) * KINDS + kind``."""
+"""A column: attempt, :class:`Code`, :class:`Kind` and delay class as one number, see :func:`nacks_and_ends`."""
 
 CODES: Final = 16
 KINDS: Final = 4
@@ -84,16 +85,18 @@ def by_message() -> WindowSpec:
     return Window.partitionBy(MESSAGE, "ledger", "entry").orderBy("time_ms", "mono_ns", "attempt", CODE)
 
 
-def nacks_and_ends(traces: DataFrame, answer: str) -> DataFrame:
+def nacks_and_ends(traces: DataFrame, answer: str, bounds_ms: Sequence[int]) -> DataFrame:
     """Return nacks, redeliveries and all other events that end a nack, sorted within each message, as numbers only.
 
     An arrival is a redelivery if it has a deadline or is not a first attempt; with ``redeliver`` every request is one.
 
-    The columns are those of the message, ``time_ms``, :data:`WHAT`, ``group`` and ``consumer`` (hashes), ``delay_ms``
-    of a nack, and ``ms``: the deadline of a nack, the lateness of a redelivery. Unknown values are :data:`UNKNOWN`, and
-    -1 for attempts.
+    The columns are those of the message, ``time_ms``, ``source`` (:func:`source_hash`), ``ms``, the deadline of a nack
+    or the lateness of a redelivery, and :data:`WHAT`: ``((attempt * CODES + code) * KINDS + kind) * classes + class``.
+    Unknown values are :data:`UNKNOWN`, and -1 for attempts. The class of a nack with a delay is 1 plus the number of
+    bounds below the delay, that of all other events 0; there are ``len(bounds_ms) + 2`` classes.
 
     :param answer: the event that answers a nack, ``arrive`` or ``redeliver``
+    :param bounds_ms: the bounds of the delay classes, in order
     """
     event = sf.col("event")
     is_nack = event == "nack"
@@ -101,8 +104,11 @@ def nacks_and_ends(traces: DataFrame, answer: str) -> DataFrame:
     if answer == "arrive":
         is_answer = is_answer & (sf.col("deadline_ms").isNotNull() | (sf.col("attempt") > 0))
     kind = sf.when(is_nack, int(Kind.NACK)).when(is_answer, int(Kind.REDELIVERY)).otherwise(int(Kind.END))
+    number = sf.when(is_nack, int(Code.NACK)).when(event == "arrive", int(Code.ARRIVE))
+    number = number.when(event == "ack", int(Code.ACK)).when(event == "redeliver", int(Code.REDELIVER))
+    number = number.otherwise(int(Code.CANCEL))
     attempt = sf.coalesce("attempt", sf.lit(-1)).cast("long")
-    what = (attempt * CODES + code()) * KINDS + kind
+    what = ((attempt * CODES + number) * KINDS + kind) * (len(bounds_ms) + 2) + _delay_class(is_nack, bounds_ms)
     unknown = sf.lit(UNKNOWN)
     events = traces.where(event.isin(*{"nack", "arrive", "ack", "cancel", answer})).select(
         message_hash().alias(MESSAGE),
@@ -110,23 +116,24 @@ def nacks_and_ends(traces: DataFrame, answer: str) -> DataFrame:
         "time_ms",
         "mono_ns",
         what.alias(WHAT),
-        group_hash().alias("group"),
-        consumer_hash().alias("consumer"),
-        sf.coalesce("delay_ms", unknown).alias("delay_ms"),
+        source_hash().alias("source"),
         sf.coalesce(sf.when(is_nack, sf.col("deadline_ms")).otherwise(lateness()), unknown).alias("ms"),
     )
     order = (MESSAGE, "ledger", "entry", "time_ms", "mono_ns", WHAT)
     return events.repartition(MESSAGE).sortWithinPartitions(*order).drop("mono_ns")
 
 
-def group_hash() -> Column:
-    """Return a hash of topic and subscription, a long: narrower than the names."""
-    return sf.xxhash64(*GROUP)
+def _delay_class(is_nack: Column, bounds_ms: Sequence[int]) -> Column:
+    delay = sf.col("delay_ms")
+    found = sf.when(~is_nack | delay.isNull(), 0)
+    for place, bound in enumerate(bounds_ms, 1):
+        found = found.when(delay <= bound, place)
+    return found.otherwise(len(bounds_ms) + 1)
 
 
-def consumer_hash() -> Column:
-    """Return a hash of the consumer's name, a long."""
-    return sf.xxhash64("consumer")
+def source_hash() -> Column:
+    """Return a hash of topic, subscription and consumer, a long: narrower than the names."""
+    return sf.xxhash64(*GROUP, "consumer")
 
 
 def lateness() -> Column:

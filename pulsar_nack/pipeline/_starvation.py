@@ -26,7 +26,6 @@ _ENDS: Final = {
     Code.NACK: "nack",
     Code.REDELIVER: "redeliver",
     Code.CANCEL: "cancel",
-    Code.DEAD_LETTER: "ack",
     Code.ACK: "ack",
 }
 

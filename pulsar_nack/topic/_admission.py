@@ -1,7 +1,7 @@
-"""What the gate lets pass of a subscription's entries (PIP-299), and what of them is in flight.
+"""Admission control: which entries of a subscription the gate lets pass (PIP-299), and what is in flight.
 
-Asked twice: before entries are read, when the size of a batch is known only of those that were read once, and again for
-a batch that was read just now. What it held back then is known, so nothing is read twice for a no.
+It is asked before entries are read, when the size of a batch is known only if it was read before, and again for a batch
+that was just read. If the gate holds the batch then, its size is known, so it is not read again in vain.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from ..clock import Clock
 from ..config import TopicConfig
 from ..cursor import Cursor, DispatchGate, Reserve, worst_growth
 from ..ids import Position
-from ._waiting import Known
+from ._dispatch_queue import EntryInfo
 
-KnownOf = Callable[[Position], Known | None]
+InfoOf = Callable[[Position], EntryInfo | None]
 
 
-class Admission:
-    """The gate of one subscription.
+class AdmissionControl:
+    """The gate of one subscription, and the entries in flight.
 
-    :param config: says how large the acknowledgement state may grow, and whether what comes due waits too
+    :param config: how large the acknowledgement state may grow, and whether delayed messages that are due wait too
     """
 
     def __init__(self, cursor: Cursor, config: TopicConfig, name: str, clock: Clock) -> None:
@@ -35,42 +35,45 @@ class Admission:
             clock=clock,
         )
         self.due: set[Position] = set()
-        """Entries that were delayed, came due, and were not sent yet."""
+        """Delayed entries that are due and were not sent yet."""
         self._fresh: set[Position] = set()
-        """Batches that were held back when they were new: they wait, and are new still."""
+        """Batches that were held when they were new: they are queued, and still new."""
 
-    def choose(self, positions: Iterable[Position], known: KnownOf | None, *, in_order: bool = False) -> list[Position]:
-        """Return which of these may go, the lowest first.
+    def choose(
+        self, positions: Iterable[Position], info_of: InfoOf | None, *, in_order: bool = False
+    ) -> list[Position]:
+        """Return which of these entries may be sent, lowest first.
 
-        :param known: tells what is known of an entry that waits; None: they are new
-        :param in_order: whether what is held keeps back all that follows of its key, or all where the key is not known
+        :param info_of: returns what is known of a queued entry; None: the entries are new
+        :param in_order: whether an entry that is held also holds those that follow of its key, or all if its key is not
+            known
         """
         if not self.gate.is_on:
             return list(positions)
         admitted: list[Position] = []
         held = _HeldKeys()
         for position in positions:
-            found = None if known is None else known(position)
-            size = 0 if found is None else found.batch_size
-            is_late = found is None and position in self.due  # has no place in the order, as far as is known
-            if in_order and not is_late and held.keeps_back(found):
+            info = None if info_of is None else info_of(position)
+            size = 0 if info is None else info.batch_size
+            is_late = info is None and position in self.due  # its place in the order of its key is not known
+            if in_order and not is_late and held.holds(info):
                 continue
-            if self._may_go(position, size, len(admitted), waiting=known is not None):
+            if self._may_go(position, size, len(admitted), is_queued=info_of is not None):
                 admitted.append(position)
             elif not is_late:
-                held.add(found)
+                held.add(info)
         return admitted
 
-    def lets_pass(self, position: Position, batch_size: int, *, waiting: bool) -> bool:
-        """Return whether an entry may go now that it was read."""
-        if batch_size <= 1 or not self.gate.is_on or self._may_go(position, batch_size, 0, waiting=waiting):
+    def lets_pass(self, position: Position, batch_size: int, *, is_queued: bool) -> bool:
+        """Return whether an entry may be sent, now that it was read."""
+        if batch_size <= 1 or not self.gate.is_on or self._may_go(position, batch_size, 0, is_queued=is_queued):
             return True
-        if not waiting:
+        if not is_queued:
             self._fresh.add(position)
         return False
 
-    def _may_go(self, position: Position, size: int, before: int, *, waiting: bool) -> bool:
-        """Ask the gate, where ``before`` entries were let pass that are not in flight yet."""
+    def _may_go(self, position: Position, size: int, before: int, *, is_queued: bool) -> bool:
+        """Ask the gate, after ``before`` entries that may be sent and are not in flight yet."""
         gate, growth = self.gate, worst_growth(size)
         is_below = position < self._cursor.highest_acked
         is_lowest = position == self._cursor.next_position
@@ -80,36 +83,36 @@ class Admission:
                 return True
             is_free = is_free if is_below else is_lowest
             return is_free and gate.admit_due(1, is_below=is_below, adds_range=False, growth=growth) > 0
-        if is_below or (waiting and position not in self._fresh):
+        if is_below or (is_queued and position not in self._fresh):
             return is_free or gate.admit_old(before + 1, growth=growth) > before
         return gate.admit_new(before + 1, growth=growth) > before or is_lowest
 
     def sent(self, position: Position, batch_size: int) -> None:
-        """An entry is in flight."""
+        """Note that an entry is in flight."""
         self.due.discard(position)
         self._fresh.discard(position)
         if self.gate.is_on:
             self._reserve.add(position, batch_size)
 
     def came_back(self, positions: Iterable[Position]) -> None:
-        """Entries are in flight no more."""
+        """Note that entries are not in flight any more."""
         for position in positions:
             self._reserve.discard(position)
 
     def acked(self, position: Position) -> None:
-        """An entry is acknowledged as a whole."""
+        """Note that an entry is acknowledged as a whole."""
         self._reserve.discard(position)
         self.due.discard(position)
         self._fresh.discard(position)
 
     def passed(self, last: Position) -> None:
-        """Everything up to here is acknowledged."""
+        """Note that everything up to and including ``last`` is acknowledged."""
         self.came_back([each for each in self._reserve if each <= last])
         for table in (self.due, self._fresh):
             table.difference_update([each for each in table if each <= last])
 
     def forget(self, last: Position | None = None) -> None:
-        """Begin anew: entries, all or those up to one, were skipped or the subscription was moved."""
+        """Forget all entries, or those up to one: they were skipped, or the subscription was moved."""
         if last is not None:
             self.passed(last)
         else:
@@ -120,17 +123,17 @@ class Admission:
 
 
 class _HeldKeys:
-    """The keys of entries that the gate holds: without them what follows would overtake, or be read in vain."""
+    """The keys of entries that the gate holds: what follows of them would overtake, or be read in vain."""
 
     def __init__(self) -> None:
         self._keys: set[int] = set()
         self._holds_all = False
 
-    def add(self, known: Known | None) -> None:
-        if known is None:
+    def add(self, info: EntryInfo | None) -> None:
+        if info is None:
             self._holds_all = True
         else:
-            self._keys.add(known.key_hash)
+            self._keys.add(info.key_hash)
 
-    def keeps_back(self, known: Known | None) -> bool:
-        return self._holds_all or (known is not None and known.key_hash in self._keys)
+    def holds(self, info: EntryInfo | None) -> bool:
+        return self._holds_all or (info is not None and info.key_hash in self._keys)

@@ -1,4 +1,4 @@
-"""What callers of a local topic give, checked; each refusal names the argument."""
+"""Checks of the arguments of a local topic; each error names the argument."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._entry import EntryMessage
 
 _T = TypeVar("_T")
 
-_MOST_NAME: Final = 100
+_MAX_NAME: Final = 100
 _INT64_MAX: Final = 2**63 - 1
 
 
@@ -24,7 +24,7 @@ SubscriptionTypeName = Literal["shared", "key_shared", "exclusive", "failover"]
 
 
 def as_bucket_config(config: DelayedDeliveryConfig | None) -> BucketConfig | None:
-    """Return settings that say which tracker is meant: those of any tracker mean the one in memory."""
+    """Return settings that name a tracker: a plain DelayedDeliveryConfig means the one in memory."""
     if config is None or isinstance(config, BucketConfig):
         return config
     if not isinstance(config, DelayedDeliveryConfig):
@@ -33,20 +33,20 @@ def as_bucket_config(config: DelayedDeliveryConfig | None) -> BucketConfig | Non
 
 
 def check_subscription_name(name: object) -> None:
-    """Check that this can be the name of a subscription."""
+    """Raise InvalidArgumentError unless this can be the name of a subscription."""
     check_text("name", name)
-    if not isinstance(name, str) or not 0 < len(quote(name, safe="")) <= _MOST_NAME:
-        raise InvalidArgumentError("name", name, f"a subscription's name of 1 to {_MOST_NAME} characters")
+    if not isinstance(name, str) or not 0 < len(quote(name, safe="")) <= _MAX_NAME:
+        raise InvalidArgumentError("name", name, f"a subscription's name of 1 to {_MAX_NAME} characters")
 
 
 def check_initial(position: object) -> None:
-    """Check where a new subscription shall begin."""
+    """Raise InvalidArgumentError unless a new subscription can begin here."""
     if position not in {"latest", "earliest"}:
         raise InvalidArgumentError("initial_position", position, "'latest' or 'earliest'")
 
 
 def kind_of(value: object) -> SubscriptionType:
-    """Return the type of a subscription, given by itself or by its name."""
+    """Return the type of a subscription, given as such or by its name."""
     if isinstance(value, SubscriptionType):
         return value
     try:
@@ -56,8 +56,20 @@ def kind_of(value: object) -> SubscriptionType:
         raise InvalidArgumentError("type", value, f"one of {names}") from None
 
 
+def check_subscribe(
+    name: object, kind: object, initial_position: object, consumer_name: object, receiver_queue_size: object
+) -> SubscriptionType:
+    """Check the arguments of a new consumer; return the type of its subscription."""
+    found = kind_of(kind)
+    check_subscription_name(name)
+    check_initial(initial_position)
+    check_text("consumer_name", consumer_name)
+    check_count("receiver_queue_size", receiver_queue_size, least=0)
+    return found
+
+
 def deliver_at_ms(at: object, after: Any, now_ms: int) -> int | None:
-    """Return when a message shall be delivered (epoch ms), None: at once.
+    """Return when to deliver a message (epoch ms), None: at once.
 
     :param at: epoch ms, a datetime with a time zone, or a timedelta from now
     :param after: seconds or a timedelta from now
@@ -78,7 +90,7 @@ def deliver_at_ms(at: object, after: Any, now_ms: int) -> int | None:
 
 
 def payloads_of(payload: object) -> Sequence[object]:
-    """Return what is to be published, one or several."""
+    """Return the payloads to publish, one or several."""
     if payload is None or isinstance(payload, bytes | bytearray | memoryview):
         return [payload]
     if isinstance(payload, str) or not isinstance(payload, Sequence) or not payload:
@@ -87,7 +99,7 @@ def payloads_of(payload: object) -> Sequence[object]:
 
 
 def message_of(payload: object, key: object, properties: object, event_ms: object) -> EntryMessage:
-    """Return a message of these."""
+    """Return a message with this payload, key, properties and event time."""
     if payload is not None and not isinstance(payload, bytes | bytearray | memoryview):
         raise InvalidArgumentError("payload", payload, "bytes, or None for a message without a value")
     if key is not None:
@@ -105,7 +117,7 @@ def message_of(payload: object, key: object, properties: object, event_ms: objec
 
 
 def check_text(field: str, value: object) -> None:
-    """Check that this is text that can be written as UTF-8."""
+    """Raise InvalidArgumentError unless this is text that can be written as UTF-8."""
     try:
         if isinstance(value, str):
             value.encode()
@@ -115,7 +127,7 @@ def check_text(field: str, value: object) -> None:
     raise InvalidArgumentError(field, value, "a string without lone surrogates")
 
 
-def check_most(field: str, value: object, *, least: int = 1) -> None:
-    """Check that this is a number of messages, at least ``least``."""
+def check_count(field: str, value: object, *, least: int = 1) -> None:
+    """Raise InvalidArgumentError unless this is a number of messages, at least ``least``."""
     if type(value) is not int or value < least:
         raise InvalidArgumentError(field, value, f"an integer of at least {least}")

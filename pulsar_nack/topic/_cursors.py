@@ -1,11 +1,13 @@
-"""The cursors of a topic's subscriptions: one each, in the topic's own store, by the names of their logs.
+"""The cursors of a topic's subscriptions, in the topic's own store, and deleting ledgers that none of them needs.
 
-A subscription exists when there are logs of its cursor. Their name is ``subscription.`` and its own, with %-escapes of
-which the % is written as #.
+A subscription exists if there are logs of its cursor. Their name is ``subscription.`` and the subscription's name with
+%-escapes, in which % is written as #.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -13,6 +15,7 @@ from urllib.parse import quote, unquote
 
 from ..config import CursorConfig
 from ..cursor import Cursor
+from ..errors import ClosedError, LedgerError
 from ..ids import Position
 from ..ledger import LogStore
 from ..ledger._taking import given_back
@@ -20,10 +23,11 @@ from ._ledgers import TopicLedgers
 
 _PREFIX: Final = "subscription."
 _LOG: Final = re.compile(r"subscription\.([A-Za-z0-9_.#-]+)-\d{10}(-snapshot)?")
+_log: Final = logging.getLogger("pulsar_nack.topic")
 
 
 class Cursors:
-    """Opens, makes and deletes the cursors of a topic."""
+    """Opens, creates and deletes the cursors of a topic."""
 
     def __init__(self, store: LogStore, ledgers: TopicLedgers, config: CursorConfig) -> None:
         self._store = store
@@ -33,11 +37,11 @@ class Cursors:
 
     @property
     def all(self) -> Mapping[str, Cursor]:
-        """Return the cursors by the names of the subscriptions."""
+        """Return the cursors by the names of their subscriptions."""
         return self._open
 
     async def open_all(self) -> None:
-        """Open the cursors that there are.
+        """Open the cursors of all subscriptions.
 
         :raises LedgerError: one cannot be read; nothing is open then
         """
@@ -50,15 +54,15 @@ class Cursors:
                 opened.append(self._open[name])
 
     @property
-    def have_lost(self) -> int | None:
-        """Return the highest ledger of which a cursor has acknowledged lost entries; None if there is none."""
+    def highest_lost(self) -> int | None:
+        """Return the highest ledger of which a cursor has acknowledged lost entries, None if no entries are lost."""
         last = self._ledgers.ids[-1]
         lost = [last for each in self._open.values() if each.statistics().cut_entries]
         reached = (max(each.highest_acked, each.mark_delete_position).ledger for each in self._open.values())
         return max([*lost, *(ledger for ledger in reached if ledger > last)], default=None)
 
-    async def make(self, name: str, start: Position | None) -> Cursor:
-        """Make a cursor that begins after a position, or with the first entry; durable when this returns."""
+    async def create(self, name: str, start: Position | None) -> Cursor:
+        """Create a cursor that begins after a position, or with the first entry; durable when this returns."""
         cursor = await self._open_one(name, start)
         try:
             ledger, entry = cursor.mark_delete_position
@@ -80,6 +84,50 @@ class Cursors:
 
     async def _open_one(self, name: str, start: Position | None) -> Cursor:
         return await Cursor.open(self._store, self._ledgers, self._config, name=_cursor_name(name), start=start)
+
+
+class LedgerTrimmer:
+    """Deletes the ledgers that every subscription has acknowledged durably; without a subscription, none."""
+
+    def __init__(self, ledgers: TopicLedgers, cursors: Cursors) -> None:
+        self._ledgers = ledgers
+        self._cursors = cursors
+        self._is_ended = False
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """Look for ledgers to delete: a subscription needs fewer than before."""
+        if self._task is None and not self._is_ended and self._is_useful():
+            self._task = asyncio.get_running_loop().create_task(self._trim(), name="pulsar_nack.LocalTopic trim")
+
+    def _first_needed(self) -> int | None:
+        """Return the lowest ledger that has to stay, None if all have to. The last one always stays."""
+        nexts = [cursor.next_position for cursor in self._cursors.all.values()]
+        return min((self._ledgers.ids[-1] if each is None else each.ledger for each in nexts), default=None)
+
+    def _is_useful(self) -> bool:
+        first = self._first_needed()
+        return first is not None and self._ledgers.ids[0] < first
+
+    async def _trim(self) -> None:
+        try:
+            while self._is_useful() and not self._is_ended:
+                for cursor in list(self._cursors.all.values()):
+                    if not cursor.is_closed:
+                        await cursor.flush()
+                first = self._first_needed()
+                if first is not None:
+                    await self._ledgers.trim(first)
+        except (LedgerError, ClosedError) as error:
+            _log.warning("ledgers that are not needed could not be deleted and stay for now: %s", error)
+        finally:
+            self._task = None
+
+    async def end(self) -> None:
+        """Begin no more deletions, and wait for the present one."""
+        self._is_ended = True
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
 
 def _cursor_name(subscription: str) -> str:

@@ -1,22 +1,23 @@
-"""An entry of a local topic: one message, or a batch of them, and its form in a ledger. Needs the extra ``topic``."""
+"""An entry of a local topic: one message, or a batch of them, and its bytes in a ledger. Needs the extra ``topic``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
-from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
+from ..consumer import Delivery
 from ..errors import MissingExtraError, TopicFormatError
+from ..ids import MessageId, Position
 
 NO_KEY: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class EntryMessage:
-    """One message as it was published; ``payload`` is None, and ``event_time_ms`` 0, when the producer set none."""
+    """One message as it was published; without a value ``payload`` is None, without an event time that is 0."""
 
     payload: bytes | None
     key: str | None = None
@@ -26,11 +27,11 @@ class EntryMessage:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is published, stored and dispatched as one.
+    """The unit that is published, stored and dispatched: one message, or a batch.
 
     :param publish_time_ms: epoch ms
     :param deliver_at_ms: epoch ms, None: at once
-    :param is_batch: whether its messages have batch indexes; one that is not has exactly one message
+    :param is_batch: whether its messages have batch indexes; an entry that is no batch has exactly one message
     """
 
     publish_time_ms: int
@@ -40,12 +41,12 @@ class Entry:
 
     @property
     def batch_size(self) -> int:
-        """Return how many messages a batch has, 0 when it is none."""
+        """Return how many messages a batch has, 0 for an entry that is no batch."""
         return len(self.messages) if self.is_batch else 0
 
     @property
     def key_hash(self) -> int:
-        """Return the hash of the first message's key, which says who gets the entry; -1 without a key."""
+        """Return the hash of the first message's key, which chooses the consumer; -1 without a key."""
         key = self.messages[0].key
         return NO_KEY if key is None else hash_of(key)
 
@@ -56,21 +57,21 @@ def hash_of(key: str) -> int:
 
 
 @cache
-def messages() -> ModuleType:
-    """Return the generated classes.
+def entry_class() -> Any:
+    """Return the generated class of entries.
 
     :raises MissingExtraError: protobuf is not installed
     """
     try:
-        from . import _entry_pb2
+        from ._entry_pb2 import Entry as EntryRecord
     except ImportError as error:
         raise MissingExtraError("a local topic", "protobuf>=5", "topic") from error
-    return _entry_pb2
+    return EntryRecord
 
 
 def encode_entry(entry: Entry) -> bytes:
     """Return the bytes of an entry."""
-    record = messages().Entry(publish_time=entry.publish_time_ms, deliver_at=entry.deliver_at_ms)
+    record = entry_class()(publish_time=entry.publish_time_ms, deliver_at=entry.deliver_at_ms)
     if entry.is_batch:
         record.is_batch = True
     for message in entry.messages:
@@ -86,13 +87,13 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def decode_entry(data: bytes) -> Entry:
-    """Return the entry that these bytes are.
+    """Return the entry with these bytes.
 
-    :raises TopicFormatError: they are none
+    :raises TopicFormatError: they are no entry
     """
     from google.protobuf.message import DecodeError
 
-    record = messages().Entry()
+    record = entry_class()()
     try:
         record.ParseFromString(data)
     except DecodeError as error:
@@ -113,3 +114,25 @@ def decode_entry(data: bytes) -> Entry:
             for one in record.messages
         ),
     )
+
+
+def deliveries_of(topic: str, position: Position, entry: Entry, indexes: Iterable[int], count: int) -> list[Delivery]:
+    """Return the messages of an entry with these batch indexes; ``count`` is the redelivery count."""
+    made = []
+    for index in indexes:
+        message = entry.messages[index]
+        batch_index = index if entry.is_batch else -1
+        made.append(
+            Delivery(
+                id=MessageId(*position, batch_index=batch_index, batch_size=entry.batch_size, topic=topic),
+                data=message.payload or b"",
+                properties=message.properties,
+                key=message.key,
+                redelivery_count=count,
+                publish_time_ms=entry.publish_time_ms,
+                event_time_ms=message.event_time_ms,
+                topic=topic,
+                is_null=message.payload is None,
+            )
+        )
+    return made

@@ -1,13 +1,13 @@
-"""The ledgers of a local topic: logs that entries are appended to, one after the other.
+"""The ledgers of a local topic: logs with the entries, written one after the other.
 
-A ledger is a log called ``ledger-<number>``; numbers rise. The last one grows, until it is full or old: then it is
-sealed, and only after that the next one is made. So whatever lies behind the end of a ledger that is not the last one
-lies in a later one, and readers and cursors may step over that end for good.
+A ledger is a log called ``ledger-<number>``; numbers rise. The last one grows until it is full or old; then it is
+sealed, and only after that the next one is created. So nothing is ever added after the end of an earlier ledger, and
+readers and cursors may skip that end for good.
 
 A last ledger that has lost its tail gets no more entries: cursors, trackers of delayed messages and consumers may know
 the positions of the lost entries, and would take new entries for them.
 
-It answers a cursor's questions (:class:`~pulsar_nack.cursor.Ledgers`): only what is durable counts as an entry.
+Cursors use it as their ``Ledgers``: only durable entries count.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import re
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, Self
 
@@ -31,12 +32,11 @@ from ..errors import (
 )
 from ..ids import Position
 from ..ledger import Log, LogStore
-from ._cache import EntryCache
 from ._entry import Entry, decode_entry, encode_entry
-from ._writer import EntryWriter, Place, Written
+from ._writer import EntryWriter, WritePlace, WrittenEntry
 
 STATE: Final = "topic"
-"""What a topic takes of its store."""
+"""The part of its store that a topic takes."""
 _NAME: Final = re.compile(r"ledger-(\d{20})")
 _FIRST: Final = 1
 _IN_USE: Final = "this topic is open already, here or in another process; one process at a time has it open"
@@ -61,18 +61,18 @@ class TopicLedgers:
         self._ids = sorted(logs)
         self._writer = EntryWriter(self._find_place, self._note)
         self._begin(logs[self._ids[-1]])
-        self.on_growth: Callable[[], None] = _nothing
-        """Called when entries were added."""
+        self.on_growth: Callable[[], None] = lambda: None
+        """Called after entries were added."""
         self.cache = EntryCache(config.cache_bytes)
         self.reads = 0
         """How many entries were read from storage."""
 
     @classmethod
     async def open(cls, store: LogStore, config: TopicConfig, clock: Clock) -> Self:
-        """Open what is there, or begin the first ledger; when this fails, whoever took the store closes what is open.
+        """Open all ledgers, or create the first one; if this fails, the caller closes the store and with it the logs.
 
-        :raises InvalidArgumentError: other logs lie here, and none of a topic
-        :raises LogLockedError: somebody else has the topic open
+        :raises InvalidArgumentError: there are logs here, but none of a topic
+        :raises LogLockedError: another process, or another object here, has the topic open
         """
         names = await store.names()
         ids = sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
@@ -96,10 +96,10 @@ class TopicLedgers:
         self._current = log
         self._began_at = self._clock.now_ms()
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- positions -----------------------------------------------------------------------------------------------------
 
     def entries(self, ledger: int) -> int | None:
-        """Return how many entries a ledger has, None when there is no such ledger."""
+        """Return how many entries a ledger has, None if there is no such ledger."""
         log = self._logs.get(ledger)
         return None if log is None else log.length
 
@@ -120,8 +120,15 @@ class TopicLedgers:
 
     @property
     def last_position(self) -> Position:
-        """Return the last entry; (ledger, -1) where nothing is in the last ledger."""
+        """Return the last position; entry -1 if the last ledger is empty."""
         return Position(self._ids[-1], self._logs[self._ids[-1]].length - 1)
+
+    def last_entry(self) -> Position | None:
+        """Return the position of the last entry, None if the topic is empty."""
+        for ledger in reversed(self._ids):
+            if entries := self.entries(ledger):
+                return Position(ledger, entries - 1)
+        return None
 
     @property
     def size(self) -> int:
@@ -133,7 +140,7 @@ class TopicLedgers:
     def encoded(self, entry: Entry) -> bytes:
         """Return the bytes of an entry.
 
-        :raises InvalidArgumentError: they are too many
+        :raises InvalidArgumentError: the entry is too large
         """
         data = encode_entry(entry)
         if len(data) > self._config.max_entry_bytes:
@@ -142,19 +149,19 @@ class TopicLedgers:
         return data
 
     async def append(self, entry: Entry, data: bytes) -> Position:
-        """Add an entry, durably. Entries come in the order of the calls.
+        """Add an entry durably, after those of earlier calls.
 
-        :param data: what :meth:`encoded` returned for it
-        :raises LedgerError: it could not be written; nothing was added
+        :param data: what :meth:`encoded` returned for the entry
+        :raises LedgerError: the entry could not be written; nothing was added
         """
         return await self._writer.append(entry, data)
 
-    async def _find_place(self) -> Place:
+    async def _find_place(self) -> WritePlace:
         if self._is_full():
             await self._roll()
-        return Place(self._ids[-1], self._current, self._config.max_entries_per_ledger - self._current.length)
+        return WritePlace(self._ids[-1], self._current, self._config.max_entries_per_ledger - self._current.length)
 
-    def _note(self, written: Sequence[Written]) -> None:
+    def _note(self, written: Sequence[WrittenEntry]) -> None:
         for position, entry, size in written:
             self.cache.put(position, entry, size)
         self.on_growth()
@@ -174,11 +181,11 @@ class TopicLedgers:
 
     @property
     def is_torn(self) -> bool:
-        """Return whether the last ledger ended within an entry when it was opened; that part is cut off."""
+        """Return whether the last ledger ended within an entry when it was opened; that entry is dropped."""
         return bool(getattr(self._current, "cut", 0))
 
-    async def go_on_behind(self, ledger: int) -> None:
-        """Go on in a new ledger, above the present last one and above ``ledger``, because entries were lost.
+    async def continue_after(self, ledger: int) -> None:
+        """Continue in a new ledger, above the last one and above ``ledger``, because entries were lost.
 
         :raises LedgerError: storage refused; nothing was published since
         """
@@ -192,18 +199,18 @@ class TopicLedgers:
         await self._roll(above=ledger)
 
     async def _roll(self, *, above: int = 0) -> None:
-        """Go on in a new ledger; where that fails it is tried again by the next who publishes."""
+        """Continue in a new ledger; if that fails, the next call of ``append`` tries again."""
         await self._current.seal()
         ledger = max(self._ids[-1], above) + 1
-        log = await self._make(ledger)
+        log = await self._create(ledger)
         self._logs[ledger] = log
         self._ids.append(ledger)
         self._begin(log)
 
-    async def _make(self, ledger: int) -> Log:
+    async def _create(self, ledger: int) -> Log:
         try:
             return await self._store.create(_name(ledger))
-        except LogExistsError:  # an attempt that failed has left it behind
+        except LogExistsError:  # left behind by a failed attempt
             log = await self._store.open_log(_name(ledger))
         if log.length or log.is_sealed:
             await log.aclose()
@@ -211,10 +218,10 @@ class TopicLedgers:
         return log
 
     async def read(self, ledger: int, first: int, last: int) -> list[Entry]:
-        """Return entries of a ledger, both ends included; storage is asked for those that are not kept in memory.
+        """Return entries of a ledger, both ends included; those that are not in memory are read from storage.
 
         :raises LedgerError: they could not be read
-        :raises TopicFormatError: one of them is none
+        :raises TopicFormatError: one of them is no entry of a topic
         """
         found: list[Entry] = []
         number = first
@@ -245,42 +252,105 @@ class TopicLedgers:
         return records
 
     async def last_publish_time(self) -> int:
-        """Return when the last entry of the last ledger was published (epoch ms), 0 where there is none to be read."""
+        """Return when the last entry of the last ledger was published (epoch ms), 0 if it cannot be read."""
         ledger, entry = self.last_position
         if entry < 0:
             return 0
         try:
-            return (await self.read(ledger, entry, entry))[0].publish_time_ms
+            return await self._publish_time(ledger, entry)
         except (LedgerError, TopicFormatError):
-            return 0  # reading goes on to fail where it matters
+            return 0  # reading fails again where it matters
+
+    async def first_published(self, since_ms: int) -> Position:
+        """Return the first entry that was published then or later, or the position of the next one.
+
+        Publish times never decrease. O(ledgers + log entries) reads.
+        """
+        while True:
+            first = self._ids[0]
+            try:
+                return await self._first_published(since_ms)
+            except LogNotFoundError:
+                if self._ids[0] == first:
+                    raise  # otherwise a ledger was deleted meanwhile
+
+    async def _first_published(self, since_ms: int) -> Position:
+        for ledger in list(self._ids):
+            low, high = 0, self.entries(ledger) or 0
+            if not high or await self._publish_time(ledger, high - 1) < since_ms:
+                continue
+            while low < high:
+                middle = (low + high) // 2
+                if await self._publish_time(ledger, middle) < since_ms:
+                    low = middle + 1
+                else:
+                    high = middle
+            return Position(ledger, low)
+        last = self.last_position
+        return Position(last.ledger, last.entry + 1)
+
+    async def _publish_time(self, ledger: int, entry: int) -> int:
+        return (await self.read(ledger, entry, entry))[0].publish_time_ms
 
     async def trim(self, before: int) -> None:
-        """Delete the ledgers below this number, but for the last one of all; they are not there any more at once."""
-        gone = [ledger for ledger in self._ids[:-1] if ledger < before]
-        del self._ids[: len(gone)]
-        logs = [self._logs.pop(ledger) for ledger in gone]
+        """Delete the ledgers below this number, except the last one of all; they disappear before they are deleted."""
+        trimmed = [ledger for ledger in self._ids[:-1] if ledger < before]
+        del self._ids[: len(trimmed)]
+        logs = [self._logs.pop(ledger) for ledger in trimmed]
         self.cache.drop_below(before)
-        for ledger, log in zip(gone, logs, strict=True):
+        for ledger, log in zip(trimmed, logs, strict=True):
             await log.aclose()
             await self._store.delete(_name(ledger))
 
     async def aclose(self) -> None:
-        """Write what waits, and close all logs."""
-        await self._writer.idle()
+        """Write the entries that wait, and close all logs."""
+        await self._writer.wait_until_idle()
         for log in self._logs.values():
             await log.aclose()
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 def _other_logs(names: Sequence[str]) -> tuple[list[str], str]:
-    """Return which logs lie where a topic was to begin, and what is wanted in their place."""
+    """Return the names of logs that are not a topic's, and what was expected, for an error."""
     if any(map(_DURABLE.fullmatch, names)):
-        whose = "what lies there is the durable state of a consumer"
+        whose = "there is the durable state of a consumer"
     elif any(map(_CURSOR.fullmatch, names)):
-        whose = "what lies there is a cursor's"
+        whose = "there are logs of a cursor"
     else:
         whose = "there are other logs"
     return list(names[:_SHOWN]), f"a folder or a store of this topic alone; {whose}"
+
+
+class EntryCache:
+    """The last entries, so that consumers that keep up need no reading; the oldest are dropped first.
+
+    :param limit: most bytes to keep, counted as on storage; 0: keep no entry
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[Position, tuple[Entry, int]] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, position: Position, entry: Entry, size: int) -> None:
+        """Keep an entry that takes this many bytes on storage."""
+        if size > self._limit:
+            return
+        self._entries[position] = entry, size
+        self.bytes += size
+        while self.bytes > self._limit:
+            _, (_, dropped) = self._entries.popitem(last=False)
+            self.bytes -= dropped
+
+    def get(self, position: Position) -> Entry | None:
+        """Return an entry, if it is kept."""
+        found = self._entries.get(position)
+        return None if found is None else found[0]
+
+    def drop_below(self, ledger: int) -> None:
+        """Drop the entries of ledgers below this one, which are the oldest."""
+        while self._entries and next(iter(self._entries)).ledger < ledger:
+            _, (_, dropped) = self._entries.popitem(last=False)
+            self.bytes -= dropped

@@ -1,4 +1,4 @@
-"""Opening a local topic in one step with using it."""
+"""Opening a local topic and entering its ``async with`` in one step."""
 
 from __future__ import annotations
 

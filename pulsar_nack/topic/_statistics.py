@@ -1,4 +1,4 @@
-"""Snapshots of a local topic."""
+"""The statistics of a local topic and its subscriptions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class SubscriptionStatistics:
     """A snapshot of a subscription that was used since its topic was opened.
 
     :param type: ``"shared"``, ``"key_shared"``, ``"exclusive"`` or ``"failover"``, as its last consumer had it
-    :param consumers: how many consume it
+    :param consumers: how many consumers it has
     :param backlog: entries that are not acknowledged as a whole
     :param in_flight: entries that consumers hold
-    :param waiting: entries that came back, came due or found no room, and are to be sent
-    :param delayed: messages that are held back until their time; of all subscriptions that share an index
+    :param waiting: entries that wait to be sent: they came back, are due, or found no room
+    :param delayed: messages that are not due yet, of all subscriptions that share an index
     :param mark_delete_position: everything up to it is acknowledged
-    :param metadata_size_bytes: what its acknowledgement state takes
+    :param metadata_size_bytes: bytes that its acknowledgement state takes
     :param is_paused: whether the gate holds new messages
-    :param failed_reads: total: how often entries could not be read; it was tried again
+    :param failed_reads: total: how often reading entries failed and was tried again
     """
 
     type: str
@@ -40,11 +40,11 @@ class SubscriptionStatistics:
 class TopicStatistics:
     """A snapshot of a local topic.
 
-    :param ledgers: how many there are that were not deleted
-    :param entries: in all of them
-    :param bytes: about what they take on storage
-    :param kept_bytes: of the entries that were published last, in memory
-    :param entries_read: total: entries that storage was asked for since the topic was opened
+    :param ledgers: how many ledgers there are
+    :param entries: how many entries they have
+    :param bytes: about how many bytes they take on storage
+    :param kept_bytes: bytes of the last entries, which are kept in memory
+    :param entries_read: total: entries that were read from storage since the topic was opened
     :param subscriptions: those that were used since then, by name
     """
 

@@ -1,4 +1,4 @@
-"""The trackers of delayed messages: one for each subscription, of the factory that its settings want."""
+"""The trackers of delayed messages: one for each subscription, from a factory for its settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ledger import LogStore
 
 
 class Trackers:
-    """Makes trackers. Subscriptions with the same settings share a factory, and with that a shared index."""
+    """Creates trackers. Subscriptions with the same settings share a factory, and with it a shared index."""
 
     def __init__(self, topic: str, store: LogStore, clock: Clock) -> None:
         self._topic = topic
@@ -28,7 +28,7 @@ class Trackers:
     ) -> DelayedDeliveryTracker:
         """Return the tracker of a subscription.
 
-        :raises InvalidArgumentError: the topic has a shared index with other settings already
+        :raises InvalidArgumentError: the topic already has a shared index with other settings
         """
         factory = await self._factory(config)
         if _is_shared(config) and self._topic_cursor is None:
@@ -41,8 +41,8 @@ class Trackers:
             on_due=on_due,
         )
 
-    async def forget(self, tracker: DelayedDeliveryTracker, config: BucketConfig) -> None:
-        """Delete what a tracker has on storage, and what an earlier one of its subscription left there."""
+    async def delete(self, tracker: DelayedDeliveryTracker, config: BucketConfig) -> None:
+        """Delete what a tracker, or an earlier one of its subscription, has on storage."""
         await tracker.clear()
         await self._factories[config].wait_until_clean()
 
@@ -59,7 +59,7 @@ class Trackers:
         return factory
 
     async def aclose(self) -> None:
-        """Close all trackers and what they use."""
+        """Close all trackers and their storage."""
         try:
             for factory in self._factories.values():
                 await factory.aclose()

@@ -1,7 +1,7 @@
-"""Writing entries: one task, in the order of the calls, all that have gathered meanwhile at a time.
+"""Writing entries: one task, in the order of the calls; calls that arrive during a write share the next one.
 
-Cancelling a call gives up an entry that is not being written yet; what is being written is added, whoever waits for it.
-A group is written as a whole or not at all; whoever waits for one that failed is told, and the next one is tried anew.
+Cancelling a call withdraws an entry that is not being written yet; one that is being written is added. A group is
+written as a whole or not at all; an error is raised in all of its callers, and the next group is tried again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _GROUP: Final = 1 << 22
 _HEAD: Final = 4
 
 
-class Place(NamedTuple):
-    """Where to write: a ledger, its log, and how many more entries it takes."""
+class WritePlace(NamedTuple):
+    """Where to write: a ledger, its log, and for how many more entries it has room."""
 
     ledger: int
     log: Log
     room: int
 
 
-class Written(NamedTuple):
+class WrittenEntry(NamedTuple):
     """An entry that was written, and its bytes on storage."""
 
     position: Position
@@ -37,7 +37,7 @@ class Written(NamedTuple):
     size: int
 
 
-class _Waiting(NamedTuple):
+class _QueuedEntry(NamedTuple):
     data: bytes
     entry: Entry
     done: asyncio.Future[Position]
@@ -47,80 +47,83 @@ class EntryWriter:
     """Writes the entries of a topic.
 
     :param find_place: returns where to write next, with room for one entry at least
-    :param on_written: called with what was written, before those who wait are told
+    :param on_written: called with the written entries, before their calls return
     """
 
     def __init__(
-        self, find_place: Callable[[], Awaitable[Place]], on_written: Callable[[Sequence[Written]], None]
+        self, find_place: Callable[[], Awaitable[WritePlace]], on_written: Callable[[Sequence[WrittenEntry]], None]
     ) -> None:
         self._find_place = find_place
         self._on_written = on_written
-        self._line: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedEntry] = deque()
         self._task: asyncio.Task[None] | None = None
 
     async def append(self, entry: Entry, data: bytes) -> Position:
-        """Add an entry, durably; return where it is.
+        """Add an entry durably; return its position.
 
-        :raises LedgerError: it could not be written; nothing was added
+        :raises LedgerError: the entry could not be written; nothing was added
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Position] = loop.create_future()
-        self._line.append(_Waiting(data, entry, done))
+        self._queue.append(_QueuedEntry(data, entry, done))
         if self._task is None:
             self._task = loop.create_task(self._work(), name="pulsar_nack.LocalTopic write")
         return await done
 
-    async def idle(self) -> None:
-        """Wait until nothing is left to be written."""
+    async def wait_until_idle(self) -> None:
+        """Wait until no entry is left to be written."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def _work(self) -> None:
         try:
-            await asyncio.sleep(0)  # who publishes in this round of the loop shares the write
-            while self._line:
+            await asyncio.sleep(0)  # calls in this turn of the loop share the write
+            while self._queue:
                 await self._write_some()
         finally:
             self._task = None
-            for waiting in self._line:
+            for waiting in self._queue:
                 waiting.done.cancel()
 
     async def _write_some(self) -> None:
-        """Write as much of the line as fits into the ledger, and not too much at a time."""
-        group: list[_Waiting] = []
+        """Write as many queued entries as fit into the ledger, and not too many at a time."""
+        group: list[_QueuedEntry] = []
         try:
             place = await self._find_place()
             group = self._take(place.room)
             first = await place.log.append_many([waiting.data for waiting in group]) if group else 0
         except BaseException as error:
-            _answer(group or self._take(len(self._line)), error)
+            _fail(group or self._take(len(self._queue)), error)
             if not isinstance(error, Exception):
                 raise
             return
         positions = [Position(place.ledger, first + at) for at in range(len(group))]
         self._on_written(
-            [Written(position, each.entry, len(each.data)) for position, each in zip(positions, group, strict=True)]
+            [
+                WrittenEntry(position, each.entry, len(each.data))
+                for position, each in zip(positions, group, strict=True)
+            ]
         )
         for position, waiting in zip(positions, group, strict=True):
             if not waiting.done.done():
                 waiting.done.set_result(position)
 
-    def _take(self, most: int) -> list[_Waiting]:
-        """Take from the line what is still wanted."""
-        group: list[_Waiting] = []
+    def _take(self, limit: int) -> list[_QueuedEntry]:
+        """Take entries from the queue, without those that were withdrawn."""
+        group: list[_QueuedEntry] = []
         size = 0
-        while self._line and len(group) < most:
-            size += len(self._line[0].data) + _HEAD
+        while self._queue and len(group) < limit:
+            size += len(self._queue[0].data) + _HEAD
             if group and size > _GROUP:
                 break
-            waiting = self._line.popleft()
+            waiting = self._queue.popleft()
             if not waiting.done.done():
                 group.append(waiting)
         return group
 
 
-def _answer(group: Sequence[_Waiting], error: BaseException) -> None:
-    """Hand an error to several callers, who must not share a traceback."""
+def _fail(group: Sequence[_QueuedEntry], error: BaseException) -> None:
+    """Raise an error in several callers, each with its own copy, because they must not share a traceback."""
     for waiting in group:
         if waiting.done.done():
             continue

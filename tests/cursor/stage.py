@@ -12,7 +12,7 @@ from obstore.store import MemoryStore
 from pulsar_nack import Position
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import Cursor
-from pulsar_nack.cursor._chain import is_entry, is_marker, is_single
+from pulsar_nack.cursor.format._chain import is_legacy, is_marker, needs_marker
 from pulsar_nack.errors import LogCorruptedError
 from pulsar_nack.ledger import LocalLogStore, Log, LogStore, ObjectLogStore, SalvagingStore
 from pulsar_nack.ledger._files import Files
@@ -24,7 +24,7 @@ LONG = 3_600
 
 
 def config_of(**settings: Any) -> CursorConfig:
-    """Return settings under which nothing is written by itself."""
+    """Return settings under which nothing is written without a flush."""
     return CursorConfig(**{"flush_interval": LONG, **settings})
 
 
@@ -58,7 +58,7 @@ class Home:
                 return [record.data async for record in log.records()]
 
     async def kinds(self) -> str:
-        """Return the kinds of all records of the log in use: e for an entry, m a marker, o the old form, ? other."""
+        """Return the kind of each record of the log in use: e an entry, m a marker, o the legacy format, ? other."""
         return "".join(map(kind_of, await self.records()))
 
     async def names(self) -> list[str]:
@@ -72,7 +72,7 @@ def kind_of(record: bytes) -> str:
     return next((kind for kind, test in _KINDS.items() if test(record)), "?")
 
 
-_KINDS = {"e": is_entry, "m": is_marker, "o": is_single}
+_KINDS = {"e": needs_marker, "m": is_marker, "o": is_legacy}
 
 
 def memory_home(files: Files | None = None) -> Home:

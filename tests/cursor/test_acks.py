@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from pulsar_nack import InvalidArgumentError, Position
-from pulsar_nack.cursor._acks import AckState, LedgerAcks, LedgersNotLoaded, LedgerSummary
-from pulsar_nack.cursor._batch import BatchSet
+from pulsar_nack.cursor._acks import AckState
+from pulsar_nack.cursor.format import BatchSet, LedgerAcks, LedgersNotLoaded, LedgerSummary
 from pulsar_nack.index import EntryRanges
+from tests.cursor.states import individually_deleted
 from tests.for_each import for_each
 
 
@@ -29,13 +30,19 @@ def split(count: int, size: int) -> dict[int, int]:
 
 def intervals(state: AckState) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Return the intervals as plain pairs."""
-    return [((a.ledger, a.entry), (b.ledger, b.entry)) for a, b in state.individually_deleted()]
+    return [((a.ledger, a.entry), (b.ledger, b.entry)) for a, b in individually_deleted(state)]
 
 
 def snapshot(state: AckState) -> Any:
     """Return everything that an error must not change."""
-    states = {ledger: acks.copy() for ledger, acks in state.ledger_states.items()}
-    return state.mark_delete_position, states, dict(state.evicted), set(state.dirty), state.mark_delete_is_dirty
+    states = {ledger: acks.copy() for ledger, acks in state.table.states.items()}
+    return (
+        state.mark_delete_position,
+        states,
+        dict(state.table.evicted),
+        set(state.table.dirty),
+        state.mark_delete.is_dirty,
+    )
 
 
 def test_k1_single_acks_in_any_order() -> None:
@@ -73,7 +80,7 @@ def test_k3_backlog_at_each_step(seed: int) -> None:
         assert state.backlog == 10 - number
     assert state.mark_delete_position == Position(3, 1)
     assert intervals(state) == []
-    assert state.ledger_states == {}
+    assert state.table.states == {}
 
 
 def test_k4_every_third_then_the_rest() -> None:
@@ -184,7 +191,7 @@ def test_k7_hops_over_a_ledgers_end() -> None:
     state.acknowledge([(1, 7)])
     assert state.mark_delete_position == Position(2, 2)
     assert intervals(state) == [((2, 3), (2, 4))]
-    assert 1 in state.dirty
+    assert 1 in state.table.dirty
 
 
 def test_k7_hops_over_empty_and_deleted_ledgers() -> None:
@@ -199,7 +206,7 @@ def test_k7_hops_over_empty_and_deleted_ledgers() -> None:
 
 
 def test_k7_stays_on_an_entry_that_exists() -> None:
-    """K7: with nothing acknowledged in the next ledger, the mark-delete position stays at the end of its own."""
+    """K7: with nothing acknowledged in the next ledger, the mark-delete position stays at the end of its ledger."""
     state = AckState({1: 2, 2: 2}, (1, -1))
     state.acknowledge([(1, 0), (1, 1)])
     assert (state.mark_delete_position, state.next_position) == (Position(1, 1), Position(2, 0))
@@ -208,15 +215,15 @@ def test_k7_stays_on_an_entry_that_exists() -> None:
 
 
 def test_k7_a_deleted_ledger_opens_the_way() -> None:
-    """K7: a ledger that is deleted while it holds unacknowledged entries is hopped over as soon as that is told."""
+    """K7: a ledger that is deleted while it holds unacknowledged entries is skipped by the next advance."""
     ledgers = {1: 2, 2: 2, 3: 2}
     state = AckState(ledgers, (1, 1))
     state.acknowledge([(2, 1), (3, 0)])
     del ledgers[2]
-    state.settle()
+    state.mark_delete.advance()
     assert (state.mark_delete_position, intervals(state), state.backlog) == (Position(3, 0), [], 1)
-    assert state.dirty == {2, 3}
-    assert state.ledger_states == {}
+    assert state.table.dirty == {2, 3}
+    assert state.table.states == {}
 
 
 def test_ledgers_grow_while_in_use() -> None:
@@ -253,7 +260,7 @@ def test_k11_batch_indexes() -> None:
     assert state.mark_delete_position == entry
     assert state.is_acked(entry)
     assert state.is_acked(entry, 5)
-    assert state.ledger_states == {}
+    assert state.table.states == {}
 
 
 @pytest.mark.parametrize("entry", [0, 1])
@@ -266,7 +273,7 @@ def test_k12_no_partial_state_beside_a_whole_ack(entry: int) -> None:
     state.acknowledge([position], {position: BatchSet.acked(10, range(6, 9))})
     assert state.batch_set(position) is None
     assert state.is_acked(position)
-    assert [list(acks.batches) for acks in state.ledger_states.values()] == ([[]] if entry else [])
+    assert [list(acks.batches) for acks in state.table.states.values()] == ([[]] if entry else [])
 
 
 def test_k12_whole_and_part_in_one_call() -> None:
@@ -276,10 +283,10 @@ def test_k12_whole_and_part_in_one_call() -> None:
     state.acknowledge(list(parts), parts)
     state.acknowledge([Position(1, 3), Position(1, 1)], {Position(1, 1): BatchSet.acked(3, [1])})
     state.acknowledge_entries(1, [2])
-    assert set(state.ledger_states[1].batches) == {1}
+    assert set(state.table.states[1].batches) == {1}
     state.acknowledge_cumulative(Position(1, 1))
     assert state.mark_delete_position == Position(1, 3)
-    assert state.ledger_states == {}
+    assert state.table.states == {}
 
 
 def test_k13_cumulative_inside_a_batch() -> None:
@@ -295,7 +302,7 @@ def test_k13_cumulative_inside_a_batch() -> None:
     state.acknowledge_cumulative(entry, BatchSet.through(10, 9))
     assert state.mark_delete_position == entry
     state.acknowledge_cumulative(entry, BatchSet.through(10, 2))
-    assert state.ledger_states == {}
+    assert state.table.states == {}
 
 
 def test_k13_first_entry_of_a_ledger() -> None:
@@ -304,7 +311,7 @@ def test_k13_first_entry_of_a_ledger() -> None:
     state.acknowledge([(1, 1)], {(1, 1): BatchSet.acked(3, [1])})
     state.acknowledge_cumulative((3, 0), BatchSet.through(4, 1))
     assert state.mark_delete_position == Position(1, 1)
-    assert set(state.ledger_states) == {3}
+    assert set(state.table.states) == {3}
     state = AckState({3: 2}, (3, -1))
     state.acknowledge_cumulative((3, 0), BatchSet.through(4, 1))
     assert state.mark_delete_position == Position(3, -1)
@@ -329,13 +336,13 @@ def test_k15_partials_and_the_mark_delete_position() -> None:
     state.acknowledge([p5], {p5: BatchSet.acked(10, [3, 4, 5, 6])})
     state.acknowledge_entries(1, range(5))
     again = AckState({1: 8}, state.mark_delete_position)
-    again.recover(1, state.ledger_states[1].copy())
+    again.recover(1, state.table.states[1].copy())
     assert again.mark_delete_position == Position(1, 4)
     assert again.batch_set(p5) == BatchSet.acked(10, [3, 4, 5, 6])
     assert again.batch_set(p6) == BatchSet.acked(10, [1, 2, 3])
     again.acknowledge([p5], {p5: BatchSet.acked(10, [0, 1, 2, 7, 8, 9])})
     assert again.mark_delete_position == p5
-    assert again.ledger_states[1].batches == {6: BatchSet.acked(10, [1, 2, 3])}
+    assert again.table.states[1].batches == {6: BatchSet.acked(10, [1, 2, 3])}
 
 
 def test_k16_needs_evicted_ledgers() -> None:
@@ -343,10 +350,7 @@ def test_k16_needs_evicted_ledgers() -> None:
     state = AckState({3: 9, 5: 9}, (3, -1))
     state.acknowledge([(5, 2), (3, 4), (3, 6)])
     state.take_dirty()
-    stored = state.evict(3)
-    with pytest.raises(LedgersNotLoaded) as error:
-        state.individually_deleted()
-    assert error.value.ledgers == {3}
+    stored = state.table.evict(3)
     assert state.restore(3, stored.copy())
     assert intervals(state) == [((3, 3), (3, 4)), ((3, 5), (3, 6)), ((5, 1), (5, 2))]
 
@@ -364,7 +368,7 @@ def test_k17_reset(target: tuple[int, int]) -> None:
         assert state.batch_set(position) is None
     after = [position for position in positions_of(ledgers) if position >= target]
     assert (state.next_position, state.backlog) == (after[0] if after else None, len(after))
-    assert (state.dirty, state.mark_delete_is_dirty) == ({1, 2}, True)
+    assert (state.table.dirty, state.mark_delete.is_dirty) == ({1, 2}, True)
     assert state.highest_acked == state.mark_delete_position
 
 
@@ -388,7 +392,7 @@ def test_k17_reset_where_nothing_is() -> None:
 
 
 def test_k17_reset_and_then_acknowledge() -> None:
-    """K17: acks after a reset count anew, also a cumulative one of a position before the old mark-delete position."""
+    """K17: acks after a reset count again, also a cumulative one of a position before the old mark-delete position."""
     state = AckState({1: 9}, (1, -1))
     state.acknowledge_cumulative((1, 7))
     state.reset((1, 2))
@@ -404,15 +408,15 @@ def test_k46_few_acks_in_many_ledgers() -> None:
     ledgers = dict.fromkeys(range(1, 5001), 50_000)
     state = AckState(ledgers, (0, -1))
     state.acknowledge([(5000, 49_999), (2, 0)])
-    assert (state.range_count, len(state.ledger_states)) == (2, 2)
-    assert state.memory_bytes < 2_000
+    assert (state.table.range_count, len(state.table.states)) == (2, 2)
+    assert state.table.memory_bytes < 2_000
     assert state.backlog == 250_000_000 - 2
     partial = AckState(ledgers, (0, -1))
     sets = {position: BatchSet.acked(1000, [0, 999]) for position in ((1, 0), (5000, 49_999))}
     partial.acknowledge(list(sets), sets)
-    assert (partial.range_count, partial.backlog) == (0, 250_000_000)
-    assert sum(len(acks.batches) for acks in partial.ledger_states.values()) == 2
-    assert partial.memory_bytes < 2_000
+    assert (partial.table.range_count, partial.backlog) == (0, 250_000_000)
+    assert sum(len(acks.batches) for acks in partial.table.states.values()) == 2
+    assert partial.table.memory_bytes < 2_000
 
 
 def test_k50_remote_topic() -> None:
@@ -430,7 +434,7 @@ def test_k50_remote_topic() -> None:
         state.acknowledge([(4, 9), (4, 2**63)])
     state.acknowledge_cumulative((5, 1))
     assert state.mark_delete_position == Position(5, 1)
-    assert set(state.ledger_states) == {5, 9}
+    assert set(state.table.states) == {5, 9}
     state.acknowledge_cumulative((9, 0), BatchSet.through(4, 1))
     assert state.mark_delete_position == Position(9, -1)
     state.reset((7, 0))
@@ -470,7 +474,7 @@ def test_what_makes_it_dirty() -> None:
     for step, ledgers, mark_delete in steps:
         step()
         assert state.take_dirty() == (ledgers, mark_delete)
-    assert state.ledger_states == {}
+    assert state.table.states == {}
     state.put_back_dirty({1}, mark_delete=True)
     state.put_back_dirty({2}, mark_delete=False)
     assert state.take_dirty() == ({1, 2}, True)
@@ -481,7 +485,7 @@ def evicted_state(acked: Sequence[int], ledgers: dict[int, int], md: tuple[int, 
     state = AckState(ledgers, md, ledger_size=lambda acks: 10 * acks.ranges.range_count)
     state.acknowledge_entries(2, acked)
     state.take_dirty()
-    return state, state.evict(2)
+    return state, state.table.evict(2)
 
 
 def test_evicted_ledgers_are_needed() -> None:
@@ -498,14 +502,13 @@ def test_evicted_ledgers_are_needed() -> None:
         lambda: state.is_acked((2, 1)),
         lambda: state.batch_set((2, 1)),
         lambda: list(state.unacked(2, 0, 3)),
-        state.individually_deleted,
     ]
     for call in calls:
         with pytest.raises(LedgersNotLoaded) as error:
             call()
         assert error.value.ledgers == {2}
         assert snapshot(state) == before
-    assert (state.backlog, state.size_bytes, state.range_count, state.memory_bytes) == (10, 10, 1, 0)
+    assert (state.backlog, state.table.size_bytes, state.table.range_count, state.table.memory_bytes) == (10, 10, 1, 0)
     assert state.highest_acked == Position(2, 3)
     state.acknowledge([(1, 1)])
     assert state.restore(2, stored)
@@ -520,9 +523,9 @@ def test_only_written_ledgers_are_evicted() -> None:
     state.acknowledge([(1, 1)])
     for ledger in (1, 2):
         with pytest.raises(InvalidArgumentError, match="ledger"):
-            state.evict(ledger)
+            state.table.evict(ledger)
     state.take_dirty()
-    assert len(state.evict(1).ranges) == 1
+    assert len(state.table.evict(1).ranges) == 1
 
 
 def test_moves_into_an_evicted_ledger() -> None:
@@ -530,7 +533,7 @@ def test_moves_into_an_evicted_ledger() -> None:
     state, stored = evicted_state([0, 1, 3], {1: 1, 2: 5}, (1, -1))
     state.acknowledge([(1, 0)])
     assert (state.mark_delete_position, state.backlog) == (Position(2, 1), 2)
-    assert set(state.evicted) == {2}
+    assert set(state.table.evicted) == {2}
     assert state.take_dirty() == (set(), True)
     with pytest.raises(LedgersNotLoaded):
         state.acknowledge([(2, 2)])
@@ -547,9 +550,9 @@ def test_passes_an_evicted_ledger() -> None:
     state, stored = evicted_state([0, 1, 2], ledgers, (1, -1))
     state.acknowledge([(3, 0)])
     state.acknowledge([(1, 0)])
-    assert (state.mark_delete_position, dict(state.evicted), state.backlog) == (Position(3, 0), {}, 1)
-    assert 2 in state.dirty
-    assert state.size_bytes == 0
+    assert (state.mark_delete_position, dict(state.table.evicted), state.backlog) == (Position(3, 0), {}, 1)
+    assert 2 in state.table.dirty
+    assert state.table.size_bytes == 0
     assert not state.restore(2, stored)
     forgetting: list[Callable[[AckState], None]] = [
         lambda state: state.acknowledge_cumulative((3, 0)),
@@ -559,28 +562,28 @@ def test_passes_an_evicted_ledger() -> None:
     for forget in forgetting:
         state, _ = evicted_state([1], ledgers, (1, -1))
         forget(state)
-        assert dict(state.evicted) == {}
-        assert 2 in state.dirty
+        assert dict(state.table.evicted) == {}
+        assert 2 in state.table.dirty
 
 
 def test_waits_before_a_ledger_that_is_unknown() -> None:
     """Without a summary the mark-delete position waits before a ledger, says so, and goes on when it is restored."""
     state = AckState({1: 1, 2: 3, 3: 2}, (1, -1))
-    state.note_evicted(2, size=40, ranges=1)
-    state.note_evicted(0, LedgerSummary(9, 9, 8, 0))
-    assert (set(state.evicted), state.size_bytes) == ({2}, 40)
+    state.add_evicted(2, size=40, ranges=1)
+    state.add_evicted(0, LedgerSummary(9, 9, 8, 0))
+    assert (set(state.table.evicted), state.table.size_bytes) == ({2}, 40)
     state.acknowledge([(1, 0)])
-    assert (state.mark_delete_position, state.unsettled) == (Position(1, 0), 2)
+    assert (state.mark_delete_position, state.mark_delete.blocked_by) == (Position(1, 0), 2)
     state.restore(2, LedgerAcks(EntryRanges.from_ranges([(0, 1)])))
-    assert (state.mark_delete_position, state.unsettled) == (Position(2, 1), None)
-    assert (state.size_bytes, 2 in state.dirty) == (0, True)
+    assert (state.mark_delete_position, state.mark_delete.blocked_by) == (Position(2, 1), None)
+    assert (state.table.size_bytes, 2 in state.table.dirty) == (0, True)
 
 
 def test_recovers_with_summaries() -> None:
     """A ledger that was not loaded counts in backlog, size, ranges and the highest position by what was noted of it."""
     state = AckState({1: 9, 2: 9}, (1, 2))
-    state.note_evicted(2, LedgerSummary(4, 2, 7, 1), size=33, ranges=2)
-    assert (state.backlog, state.size_bytes, state.range_count) == (11, 33, 2)
+    state.add_evicted(2, LedgerSummary(4, 2, 7, 1), size=33, ranges=2)
+    assert (state.backlog, state.table.size_bytes, state.table.range_count) == (11, 33, 2)
     assert state.highest_acked == Position(2, 7)
     state.acknowledge_cumulative((1, 8))
     assert (state.mark_delete_position, state.backlog) == (Position(2, 1), 5)
@@ -594,9 +597,9 @@ def test_foreign_state_is_brought_into_form() -> None:
     state.recover(1, LedgerAcks(EntryRanges.from_ranges([(0, 2), (6, 6), (9, 9)]), batches))
     assert state.mark_delete_position == Position(1, 6)
     assert intervals(state) == [((1, 8), (1, 9))]
-    assert state.ledger_states[1].batches == {11: BatchSet.acked(3, [1])}
+    assert state.table.states[1].batches == {11: BatchSet.acked(3, [1])}
     state.recover(0, LedgerAcks(EntryRanges.from_ranges([(0, 2)])))
-    assert set(state.ledger_states) == {1}
+    assert set(state.table.states) == {1}
 
 
 def test_sizes_are_summed_up() -> None:
@@ -609,15 +612,15 @@ def test_sizes_are_summed_up() -> None:
 
     state = AckState({1: 9, 2: 9}, (1, -1), ledger_size=size)
     state.acknowledge([(1, 1), (1, 3), (2, 0), (2, 5)], {(2, 5): BatchSet.acked(3, [1])})
-    assert (state.size_bytes, state.range_count) == (31, 3)
-    assert state.memory_bytes > 0
+    assert (state.table.size_bytes, state.table.range_count) == (31, 3)
+    assert state.table.memory_bytes > 0
     assert len(measured) == 2
     state.acknowledge([(1, 2)])
-    assert (state.size_bytes, state.range_count, len(measured)) == (21, 2, 3)
+    assert (state.table.size_bytes, state.table.range_count, len(measured)) == (21, 2, 3)
     state.acknowledge([(1, 0)])
-    assert state.size_bytes == 11
+    assert state.table.size_bytes == 11
     state.reset((1, 0))
-    assert (state.size_bytes, state.range_count, state.memory_bytes) == (0, 0, 0)
+    assert (state.table.size_bytes, state.table.range_count, state.table.memory_bytes) == (0, 0, 0)
 
 
 def test_which_acks_add_ranges() -> None:
@@ -658,8 +661,12 @@ def test_bulk_ways_are_the_same() -> None:
     bulk.acknowledge_entries(1, [0] if bulk.is_acked((1, 0)) else [])
     for other in (listed, bulk):
         assert other.mark_delete_position == single.mark_delete_position
-        assert other.individually_deleted() == single.individually_deleted()
-        assert (other.backlog, other.range_count) == (single.backlog, single.range_count) == (2000, single.range_count)
+        assert individually_deleted(other) == individually_deleted(single)
+        assert (
+            (other.backlog, other.table.range_count)
+            == (single.backlog, single.table.range_count)
+            == (2000, single.table.range_count)
+        )
 
 
 def test_wide_entries() -> None:

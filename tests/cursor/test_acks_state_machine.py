@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pulsar_nack import InvalidArgumentError, Position
-from pulsar_nack.cursor._acks import AckState, LedgerAcks, LedgersNotLoaded
-from pulsar_nack.cursor._batch import BatchSet
+from pulsar_nack.cursor._acks import AckState
+from pulsar_nack.cursor.format import BatchSet, LedgerAcks, LedgersNotLoaded
+from tests.cursor.states import individually_deleted
 from tests.tiers import examples
 
 SIZE = 4
@@ -20,7 +21,7 @@ ENTRIES = st.integers(0, 4)
 POSITIONS = st.builds(Position, LEDGERS, ENTRIES)
 INDEXES = st.sets(st.integers(0, SIZE - 1), max_size=SIZE)
 STRAY = 12
-"""One in so many positions is any, which need not exist."""
+"""One in this many positions is a random one, which need not exist."""
 
 
 class Reference:
@@ -106,8 +107,8 @@ class Acknowledging(RuleBasedStateMachine):
                 for ledger in error.ledgers:
                     assert self.state.restore(ledger, self.stored[ledger].copy())
                 continue
-            while self.state.unsettled is not None:
-                assert self.state.restore(self.state.unsettled, self.stored[self.state.unsettled].copy())
+            while (blocked_by := self.state.mark_delete.blocked_by) is not None:
+                assert self.state.restore(blocked_by, self.stored[blocked_by].copy())
             return result
         raise AssertionError("the same ledgers are needed for ever")
 
@@ -198,14 +199,14 @@ class Acknowledging(RuleBasedStateMachine):
     @rule(data=st.data())
     def topic_is_trimmed(self, data: st.DataObject) -> None:
         del self.ledgers[data.draw(st.sampled_from(sorted(self.ledgers)[:-1]))]
-        self.call(lambda state: state.settle())
+        self.call(lambda state: state.mark_delete.advance())
         self.model.settle()
 
     @rule()
     def write(self) -> None:
         ledgers, _ = self.state.take_dirty()
         for ledger in ledgers:
-            acks = self.state.ledger_states.get(ledger)
+            acks = self.state.table.states.get(ledger)
             if acks is None:
                 self.stored.pop(ledger, None)
             else:
@@ -214,9 +215,9 @@ class Acknowledging(RuleBasedStateMachine):
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
         self.write()
-        for ledger in data.draw(st.sets(st.sampled_from(sorted(self.state.ledger_states) or [0]))):
-            if ledger in self.state.ledger_states:
-                self.state.evict(ledger)
+        for ledger in data.draw(st.sets(st.sampled_from(sorted(self.state.table.states) or [0]))):
+            if ledger in self.state.table.states:
+                self.state.table.evict(ledger)
 
     @rule(unknown=st.sets(LEDGERS, max_size=2), noted=st.sets(LEDGERS, max_size=3))
     def reopen(self, unknown: set[int], noted: set[int]) -> None:
@@ -227,9 +228,9 @@ class Acknowledging(RuleBasedStateMachine):
         for ledger, acks in sorted(self.stored.items()):
             acks = acks.copy()
             if ledger in unknown:
-                again.note_evicted(ledger)
+                again.add_evicted(ledger)
             elif ledger in noted and ledger != again.mark_delete_position.ledger:
-                again.note_evicted(ledger, acks.summary, size=len_of(acks), ranges=acks.ranges.range_count)
+                again.add_evicted(ledger, acks.summary, size=len_of(acks), ranges=acks.ranges.range_count)
             else:
                 again.recover(ledger, acks)
         self.state = again
@@ -240,7 +241,7 @@ class Acknowledging(RuleBasedStateMachine):
     def knows_what_is_acknowledged(self) -> None:
         model, state = self.model, self.state
         assert state.mark_delete_position == model.reached
-        for ledger, acks in state.ledger_states.items():
+        for ledger, acks in state.table.states.items():
             assert acks
             acks.ranges._verify()
             whole = {entry for each, entry in model.whole if each == ledger}
@@ -251,39 +252,39 @@ class Acknowledging(RuleBasedStateMachine):
             left = {each.entry: set(indexes) for each, indexes in model.left.items() if each.ledger == ledger}
             assert {entry: set(batch) for entry, batch in acks.batches.items()} == left
         touched = {each.ledger for each in (*model.whole, *model.left)}
-        assert touched == {*state.ledger_states} | {*state.evicted}
+        assert touched == {*state.table.states} | {*state.table.evicted}
 
     @invariant()
     def keeps_its_figures(self) -> None:
         model, state = self.model, self.state
         unacked = [each for each in model.existing() if each > model.reached and each not in model.whole]
         assert state.next_position == (unacked[0] if unacked else None)
-        if None not in state.evicted.values():
+        if None not in state.table.evicted.values():
             assert state.backlog == len(unacked)
-            assert state.range_count == len(model.intervals())
+            assert state.table.range_count == len(model.intervals())
             assert state.highest_acked == max([model.reached, *model.whole])
-        if not state.evicted:
-            assert state.individually_deleted() == model.intervals()
-            assert state.size_bytes == len(model.intervals()) + len(model.left)
+        if not state.table.evicted:
+            assert individually_deleted(state) == model.intervals()
+            assert state.table.size_bytes == len(model.intervals()) + len(model.left)
 
     @invariant()
     def is_dirty_where_storage_differs(self) -> None:
         """What is not dirty is on storage as it is in memory, but for what the mark-delete position has passed."""
         reached = self.state.mark_delete_position
-        for ledger in {*self.stored, *self.state.ledger_states} - self.state.dirty:
+        for ledger in {*self.stored, *self.state.table.states} - self.state.table.dirty:
             stored = self.stored[ledger].copy()
             if ledger == reached.ledger:
                 stored.trim(reached.entry)
-            if ledger not in self.state.evicted:
-                assert self.state.ledger_states[ledger] == stored
+            if ledger not in self.state.table.evicted:
+                assert self.state.table.states[ledger] == stored
 
     def teardown(self) -> None:
         """Load everything, and ask about each entry and index."""
         if not hasattr(self, "state"):
             return
-        for ledger in list(self.state.evicted):
+        for ledger in list(self.state.table.evicted):
             assert self.state.restore(ledger, self.stored[ledger].copy())
-        assert self.state.individually_deleted() == self.model.intervals()
+        assert individually_deleted(self.state) == self.model.intervals()
         for position in (Position(ledger, entry) for ledger in range(10) for entry in range(7)):
             acked = position <= self.model.reached or position in self.model.whole
             assert self.state.is_acked(position) == acked
@@ -299,8 +300,14 @@ def len_of(acks: LedgerAcks) -> int:
 
 def snapshot(state: AckState) -> Any:
     """Return everything that an error must not change."""
-    states = {ledger: acks.copy() for ledger, acks in state.ledger_states.items()}
-    return state.mark_delete_position, states, dict(state.evicted), set(state.dirty), state.mark_delete_is_dirty
+    states = {ledger: acks.copy() for ledger, acks in state.table.states.items()}
+    return (
+        state.mark_delete_position,
+        states,
+        dict(state.table.evicted),
+        set(state.table.dirty),
+        state.mark_delete.is_dirty,
+    )
 
 
 Acknowledging.TestCase.settings = examples(100, 40)

@@ -11,12 +11,17 @@ from hypothesis import strategies as st
 
 from pulsar_nack import CursorFormatError, InvalidArgumentError
 from pulsar_nack.cursor._acks import AckState
-from pulsar_nack.cursor._batch import BatchSet
-from pulsar_nack.cursor._codec import LIMIT, decode_ledger, encode_ledger, ledger_parts, pack_ledger
-from pulsar_nack.cursor._encodings import Form, entries_size, smallest
-from pulsar_nack.cursor._ledger_acks import LedgerAcks
-from pulsar_nack.cursor._sizes import ledger_size
-from pulsar_nack.cursor._wire import Kind, kind_of
+from pulsar_nack.cursor.format._batch_set import BatchSet
+from pulsar_nack.cursor.format._entries import Form, entries_size, smallest_form
+from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
+from pulsar_nack.cursor.format._ledger_record import (
+    MAX_RECORD_BYTES,
+    decode_ledger,
+    encode_body,
+    encode_ledger,
+    ledger_size,
+)
+from pulsar_nack.cursor.format._protobuf import RecordKind, kind_of
 from pulsar_nack.index import EntryRanges, pieces_of
 from tests.for_each import for_each
 from tests.tiers import sample
@@ -51,7 +56,7 @@ def state_of(entries: Iterable[int] = (), batches: dict[int, BatchSet] | None = 
 def form_of(state: LedgerAcks) -> Form:
     """Return the form in which entries that are one piece are written."""
     (piece,) = pieces_of(state.ranges)
-    return smallest(piece).form
+    return smallest_form(piece).form
 
 
 def holes(count: int, of: int, seed: int = 1) -> LedgerAcks:
@@ -96,10 +101,10 @@ def test_the_bytes_of_a_ledger_do_not_change(case: str) -> None:
     state, body = GOLDEN[case]
     assert encode_ledger(300, state) == [ledger_record(300, body)]
     assert decode_ledger([ledger_record(300, body)]) == (300, state)
-    assert kind_of(ledger_record(300, body)) is Kind.LEDGER
+    assert kind_of(ledger_record(300, body)) is RecordKind.LEDGER
 
 
-@given(STATES, st.integers(0, 2**63 - 1), st.sampled_from([512, 1_024, LIMIT]))
+@given(STATES, st.integers(0, 2**63 - 1), st.sampled_from([512, 1_024, MAX_RECORD_BYTES]))
 def test_a_state_comes_back(state: LedgerAcks, ledger: int, limit: int) -> None:
     """K33, K47: whatever is written is read again, no record passes the limit, and the size was known."""
     records = encode_ledger(ledger, state, limit=limit)
@@ -117,7 +122,7 @@ def test_the_smallest_form_is_taken(entries: set[int]) -> None:
     state = state_of(entries)
     for piece in pieces_of(state.ranges):
         lengths = piece.lengths()
-        chosen = smallest(piece)
+        chosen = smallest_form(piece)
         sizes = {
             Form.INTERVALS: sum(size(length) for length in lengths),
             Form.RUNS: sum(size(length) for length in lengths[::2]) + sum(length - 1 for length in lengths[1::2]),
@@ -152,14 +157,14 @@ def test_k46_the_proposals_example_takes_little() -> None:
     ledgers = dict.fromkeys(range(1, 5_001), 50_000)
     state = AckState(ledgers, (1, -1))
     state.acknowledge([(1, 0), (5_000, 49_999)])
-    left = state.ledger_states
+    left = state.table.states
     assert state.mark_delete_position == (1, 0)
     assert sum(entries_size(acks.ranges) for acks in left.values()) <= 64
     batch = BatchSet.acked(1_000, [0, 999])
     parts = AckState(ledgers, (1, -1))
     parts.acknowledge([(1, 0), (5_000, 49_999)], {(1, 0): batch, (5_000, 49_999): batch})
-    assert [(acks.ranges.range_count, len(acks.batches)) for acks in parts.ledger_states.values()] == [(0, 1), (0, 1)]
-    assert sum(ledger_size(acks, ledger) for ledger, acks in parts.ledger_states.items()) < 400
+    assert [(acks.ranges.range_count, len(acks.batches)) for acks in parts.table.states.values()] == [(0, 1), (0, 1)]
+    assert sum(ledger_size(acks, ledger) for ledger, acks in parts.table.states.items()) < 400
 
 
 def test_k33_a_large_state_is_cut() -> None:
@@ -169,8 +174,8 @@ def test_k33_a_large_state_is_cut() -> None:
     state = LedgerAcks(EntryRanges.from_ranges((entry, entry) for entry in range(1, 50_000, 4)), batches)
     records = encode_ledger(9, state)
     assert len(records) == 2
-    assert LIMIT - 64 <= len(records[0]) <= LIMIT
-    assert len(records[1]) <= LIMIT
+    assert MAX_RECORD_BYTES - 64 <= len(records[0]) <= MAX_RECORD_BYTES
+    assert len(records[1]) <= MAX_RECORD_BYTES
     assert decode_ledger(records) == (9, state)
     assert ledger_size(state, 9) == sum(map(len, records))
 
@@ -192,17 +197,17 @@ def test_many_ranges_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("pulsar_nack.index._pieces.WINDOW", 1_000)
     entries = [*range(0, 1_000, 2), *range(1_000, 5_500), *range(5_600, 9_000, 90)]
     state = state_of(entries, {5_555: BatchSet(4, 1)})
-    assert len({smallest(piece).form for piece in pieces_of(state.ranges)}) == 3
-    parts = list(ledger_parts(state))
+    assert len({smallest_form(piece).form for piece in pieces_of(state.ranges)}) == 3
+    parts = list(encode_body(state))
     assert len(parts) > 8
-    assert decode_ledger(pack_ledger(4, parts)) == (4, state)
-    assert ledger_size(state, 4) == sum(map(len, pack_ledger(4, parts)))
+    assert decode_ledger(encode_ledger(4, state)) == (4, state)
+    assert ledger_size(state, 4) == sum(map(len, encode_ledger(4, state)))
 
 
 def test_many_batch_sets_are_written_in_steps() -> None:
     """Thousands of batch sets are several steps, and all come back in order."""
     state = state_of([], {entry * 3: BatchSet(20, entry % 1_000 + 1) for entry in range(3_000)})
-    assert len(list(ledger_parts(state))) == 3
+    assert len(list(encode_body(state))) == 3
     found, back = decode_ledger(encode_ledger(1, state))
     assert list(back.batches) == sorted(state.batches)
     assert (found, back) == (1, state)
@@ -210,10 +215,11 @@ def test_many_batch_sets_are_written_in_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ledger", "limit", "field"), [(-1, LIMIT, "ledger"), (2**63, LIMIT, "ledger"), (1, 80, "limit")]
+    ("ledger", "limit", "field"),
+    [(-1, MAX_RECORD_BYTES, "ledger"), (2**63, MAX_RECORD_BYTES, "ledger"), (1, 80, "limit")],
 )
 def test_what_cannot_be_written_is_refused(ledger: int, limit: int, field: str) -> None:
-    """A ledger that is none, and a limit that leaves no room, are named."""
+    """Errors name an invalid ledger, and a limit that leaves no room."""
     with pytest.raises(InvalidArgumentError) as caught:
         encode_ledger(ledger, state_of(range(0, 4_000, 2)), limit=limit)
     assert caught.value.field == field
@@ -221,7 +227,7 @@ def test_what_cannot_be_written_is_refused(ledger: int, limit: int, field: str) 
 
 def test_more_than_can_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state that nobody would read again is not written."""
-    monkeypatch.setattr("pulsar_nack.cursor._codec.MOST_ACKED", 4)
+    monkeypatch.setattr("pulsar_nack.cursor.format._ledger_record.MAX_ACKED", 4)
     with pytest.raises(InvalidArgumentError, match="state"):
         encode_ledger(1, state_of(range(5)))
 

@@ -12,12 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pulsar_nack import CursorFormatError, Position
-from pulsar_nack.cursor._batch import BatchSet
-from pulsar_nack.cursor._codec import decode_ledger, encode_ledger
-from pulsar_nack.cursor._ledger_acks import LedgerAcks
-from pulsar_nack.cursor._marker import Marker, decode_marker, encode_marker, marker_parts
-from pulsar_nack.cursor._single import Single, decode_single, encode_single
-from pulsar_nack.cursor._wire import kind_of
+from pulsar_nack.cursor.format._batch_set import BatchSet
+from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
+from pulsar_nack.cursor.format._ledger_record import decode_ledger, encode_ledger
+from pulsar_nack.cursor.format._legacy import LegacyRecord, decode_legacy, encode_legacy
+from pulsar_nack.cursor.format._marker import Marker, decode_marker, encode_marker, marker_parts
+from pulsar_nack.cursor.format._protobuf import kind_of
 from pulsar_nack.index import EntryRanges
 
 from .wire_bytes import block, ledger_record, long_property, number, packed, position
@@ -27,7 +27,7 @@ READERS: list[Callable[[bytes], Any]] = [
     lambda record: decode_ledger([record, record]),
     lambda record: decode_marker([record]),
     lambda record: decode_marker([record, record]),
-    decode_single,
+    decode_legacy,
     marker_parts,
     kind_of,
 ]
@@ -43,7 +43,7 @@ def samples() -> list[bytes]:
     sparse = LedgerAcks(EntryRanges.from_ranges((entry, entry) for entry in random.sample(range(4_000), 60)))
     dense = LedgerAcks(EntryRanges.from_ranges((2 * entry, 2 * entry) for entry in range(4_000)))
     marker = Marker(7, Position(3, 9), {3: (1, 2), 5: (4,), 2_000: (3,)}, {"a": 1}, {"b": "c"})
-    single = Single(Position(3, 2), {3: state, 9: sparse}, {"a": -1}, {"b": "c"}, 8)
+    single = LegacyRecord(Position(3, 2), {3: state, 9: sparse}, {"a": -1}, {"b": "c"}, 8)
     return [
         *encode_ledger(3, state),
         *encode_ledger(3, sparse),
@@ -51,8 +51,8 @@ def samples() -> list[bytes]:
         *encode_marker(marker),
         *encode_marker(Marker(8, Position(3, 9), {5: (6,)}, {}, None, 5, (3,))),
         *encode_marker(Marker(8, Position(3, 9), {}, {}, {"b": "c" * 900}), limit=512),
-        encode_single(single).record,
-        encode_single(single, as_words=True).record,
+        encode_legacy(single).record,
+        encode_legacy(single, as_words=True).record,
         position(3, 2) + long_property("x", 3),
     ]
 
@@ -68,7 +68,7 @@ def read_all(record: bytes) -> None:
         except CursorFormatError:
             continue
         states: Sequence[LedgerAcks] = []
-        if isinstance(found, Single):
+        if isinstance(found, LegacyRecord):
             states = list(found.states.values())
         elif isinstance(found, tuple):
             states = [found[1]]
@@ -151,11 +151,11 @@ def test_k34_small_records_do_not_become_large(case: str) -> None:
 
 def read_all_quickly(record: bytes) -> None:
     """Read a record once in each way, without looking closely."""
-    for read in (READERS[0], decode_single):
+    for read in (READERS[0], decode_legacy):
         try:
             found = read(record)
         except CursorFormatError:
             continue
-        states = found.states.values() if isinstance(found, Single) else [found[1]]
+        states = found.states.values() if isinstance(found, LegacyRecord) else [found[1]]
         for state in states:
             state.normalise()

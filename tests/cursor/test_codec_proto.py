@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pulsar_nack.cursor import _wire as module
-from pulsar_nack.cursor._wire import messages
+from pulsar_nack.cursor.format import _cursor_pb2 as module
 
 SOURCE = Path(module.__file__).with_name("_cursor.proto").read_text(encoding="utf-8")
 PULSAR = {
@@ -29,12 +28,12 @@ PULSAR = {
 
 def generated() -> dict[str, dict[str, int]]:
     """Return the fields of all generated classes."""
-    found = messages().DESCRIPTOR.message_types_by_name
+    found = module.DESCRIPTOR.message_types_by_name
     return {name: {field.name: field.number for field in message.fields} for name, message in found.items()}
 
 
 def test_the_classes_are_those_of_the_file() -> None:
-    """After a change of the .proto file the classes were generated anew (make proto)."""
+    """After a change of the .proto file the classes were generated again (make proto)."""
     written = {
         name: {field: int(number) for field, number in re.findall(r"(\w+) = (\d+)(?: \[.*?\])?;", body)}
         for name, body in re.findall(r"^message (\w+) \{(.*?)^\}", SOURCE, re.MULTILINE | re.DOTALL)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from pulsar_nack.cursor import _log, _writing
+from pulsar_nack.cursor import _log, _writer
 from tests.crash_homes import HOMES, crash_again_and_again, crash_everywhere, fail_everywhere
 from tests.tiers import seeds
 
@@ -20,7 +20,7 @@ LEAST = 100
 @pytest.fixture(autouse=True)
 def _in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ledgers be encoded in one go: each run is the same."""
-    monkeypatch.setattr(_writing, "_SLICE_S", 1e9)
+    monkeypatch.setattr(_writer, "_SLICE_S", 1e9)
 
 
 def start(kind: str, seed: int, random: Random | None = None, *, is_mixed: bool = False) -> Run:
@@ -45,7 +45,7 @@ def test_crash_while_recovering(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds([3, 1, 2]))
 @pytest.mark.parametrize("kind", HOMES)
 def test_crash_after_failures(kind: str, seed: int) -> None:
-    """K32: the store refuses something, the run goes on, and stops later: what was reported is there all the same."""
+    """K32: the store refuses something, the run goes on, and stops later: what was reported is still there."""
     fail_everywhere(lambda random: start(kind, seed, random), seed, 4, most=16)
 
 
@@ -53,7 +53,7 @@ def test_crash_after_failures(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("group", [0, _log.GROUP], ids=["an append for each", "one append"])
 def test_crash_while_ledgers_are_written_by_turns(group: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """K24, K31: others run after each ledger that is encoded: what is found was acknowledged, and no reset undone."""
-    monkeypatch.setattr(_writing, "_SLICE_S", -1)
+    monkeypatch.setattr(_writer, "_SLICE_S", -1)
     monkeypatch.setattr(_log, "GROUP", group)
     crash_everywhere(start("local", seed, is_mixed=True), seed, 50, most=40)
 

@@ -32,8 +32,8 @@ from pulsar_nack import (
 )
 from pulsar_nack.config import CursorConfig
 from pulsar_nack.cursor import BatchSet, Cursor, _opening
-from pulsar_nack.cursor._ledger_acks import LedgerAcks
-from pulsar_nack.cursor._records import RECORD_OVERHEAD
+from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
+from pulsar_nack.cursor.format._records import RECORD_OVERHEAD
 from pulsar_nack.ledger._shell import LogShell
 from pulsar_nack.testing import ManualClock, MemorySnapshotStorage, run, virtual_time
 from tests.for_each import for_each
@@ -219,7 +219,7 @@ async def test_flushes_share_writes() -> None:
         assert cursor.statistics().flushes == 1
         await cursor.acknowledge([Position(1, 5)])
         first = asyncio.create_task(cursor.flush())
-        while not cursor._writing.in_flight:
+        while not cursor._writer.in_flight:
             await asyncio.sleep(0)
         await cursor.acknowledge([Position(1, 7)])
         await asyncio.gather(first, *(cursor.flush() for _ in range(50)))
@@ -233,7 +233,7 @@ async def test_what_is_acked_during_a_write_is_written_next() -> None:
     async with home.cursor(TWENTY) as cursor:
         await cursor.acknowledge([Position(1, 3)])
         flush = asyncio.create_task(cursor.flush())
-        while not cursor._writing.in_flight:
+        while not cursor._writer.in_flight:
             await asyncio.sleep(0)
         await cursor.acknowledge([Position(1, 5)])
         await flush
@@ -267,7 +267,7 @@ async def test_reset_and_ack_in_line() -> None:
     async with home.cursor({1: 20, 2: 20, 3: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([Position(1, 3), Position(2, 3), Position(3, 3)])
         await cursor.flush()
-        (evicted, *_) = cursor._state.evicted
+        (evicted, *_) = cursor._state.table.evicted
         await asyncio.gather(
             cursor.acknowledge([Position(evicted, 9)]),
             cursor.reset((2, 0)),
@@ -286,7 +286,7 @@ async def test_cancelled_in_line() -> None:
     async with home.cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([Position(1, 3), Position(2, 3)])
         await cursor.flush()
-        (evicted,) = cursor._state.evicted
+        (evicted,) = cursor._state.table.evicted
         waiting = [asyncio.create_task(cursor.acknowledge([Position(evicted, entry)])) for entry in (5, 7, 9)]
         await asyncio.sleep(0)
         waiting[0].cancel()
@@ -302,7 +302,7 @@ async def test_cancelled_flush() -> None:
     async with home.cursor(TWENTY) as cursor:
         await cursor.acknowledge([Position(1, 3)])
         flush = asyncio.create_task(cursor.flush())
-        while not cursor._writing.in_flight:
+        while not cursor._writer.in_flight:
             await asyncio.sleep(0)
         flush.cancel()
         await asyncio.wait([flush])
@@ -358,7 +358,7 @@ async def test_failed_load_changes_nothing() -> None:
     async with home.cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([Position(1, 3), Position(2, 3)])
         await cursor.flush()
-        (evicted,) = cursor._state.evicted
+        (evicted,) = cursor._state.table.evicted
         files.fail(errno.EIO, "read")
         with pytest.raises(LogStorageError):
             await cursor.acknowledge([Position(1, 5), Position(2, 5)])
@@ -367,7 +367,7 @@ async def test_failed_load_changes_nothing() -> None:
 
 
 async def test_taken_over(caplog: pytest.LogCaptureFixture) -> None:
-    """On object storage, who opens it later has it: the other one is told, and writes nothing any more."""
+    """On object storage the last one to open it owns it: the other one gets an error, and writes nothing any more."""
     home = object_home()
     async with await home.open() as store:
         one = await Cursor.open(store, TWENTY, config_of())
@@ -406,7 +406,7 @@ async def test_recovery_loads_newest_first(home: Home) -> None:
     async with home.cursor(ledgers) as cursor:
         await cursor.acknowledge([Position(5, 3), Position(6, 3), Position(7, 3)])
     async with home.cursor(ledgers, tight) as cursor:
-        assert list(cursor._state.ledger_states) == [7]
+        assert list(cursor._state.table.states) == [7]
         assert sorted(cursor._log.index) == [5, 6, 7]
         await cursor.acknowledge([Position(7, 9)])
         await cursor.flush()
@@ -452,11 +452,11 @@ async def test_a_load_that_evicts_two() -> None:
         await cursor.acknowledge(positions(2, range(1, 9_000, 5)))
         await cursor.acknowledge(positions(3, range(1, 9_000, 5)))
         await cursor.flush()
-        assert sorted(cursor._state.evicted) == [1]
+        assert sorted(cursor._state.table.evicted) == [1]
         await cursor.acknowledge([Position(3, 50_001)])
         await cursor.lru_switch(1)
         await cursor.flush()
-        assert sorted(cursor._state.ledger_states) == [1]
+        assert sorted(cursor._state.table.states) == [1]
         assert await cursor.is_acked((3, 50_001))
         assert cursor.statistics().evictions >= 3
 
@@ -467,10 +467,10 @@ async def test_ranges_of_evicted_ledgers() -> None:
     async with memory_home().cursor(ledgers, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([*positions(5, (4, 5)), *positions(3, (2, 7, 8))])
         await cursor.flush()
-        assert len(cursor._state.evicted) == 1
+        assert len(cursor._state.table.evicted) == 1
         found = await cursor.build_individual_deleted_message_ranges()
         assert found == [[((3, 1), (3, 2)), ((3, 6), (3, 8))], [((5, 3), (5, 5))]]
-        assert len(cursor._state.evicted) == 1
+        assert len(cursor._state.table.evicted) == 1
 
 
 async def test_two_acks_in_many_ledgers() -> None:
@@ -481,7 +481,7 @@ async def test_two_acks_in_many_ledgers() -> None:
         await cursor.acknowledge([Position(1, 0)])
         await cursor.acknowledge([Position(5_000, 49_999)])
         await cursor.flush()
-        assert cursor._state.size_bytes <= 64
+        assert cursor._state.table.size_bytes <= 64
         assert cursor.mark_delete_position == (1, 0)
     first, last = BatchSet.acked(1_000, [0]), BatchSet.acked(1_000, [999])
     async with home.cursor(ledgers, name="other") as cursor:
@@ -515,12 +515,12 @@ async def test_metadata_size(pattern: str) -> None:
             await asyncio.gather(*(cursor.put_property(f"property {number}", "x" * 100) for number in range(500)))
         await cursor.flush()
         size = cursor.metadata_size_bytes
-        found = await whole_size(cursor)
+        found = await marker_size_of(cursor)
         assert found * 0.99 <= size <= found * 1.01
 
 
-async def whole_size(cursor: Cursor) -> int:
-    """Return how many bytes the log gets where everything is written anew."""
+async def marker_size_of(cursor: Cursor) -> int:
+    """Return how many bytes the log gets if everything is written again."""
     log = cursor._log
     written, overhead = log.bytes_written, RECORD_OVERHEAD * (len(log.index) + 1)
     log._must_roll = True
@@ -545,7 +545,7 @@ async def test_remote_topic(home: Home) -> None:
 
 
 async def acknowledge_one_by_one(cursor: Cursor, several: Sequence[Position]) -> None:
-    """Acknowledge positions, each with a call of its own."""
+    """Acknowledge positions, each with a separate call."""
     for position in several:
         await cursor.acknowledge([position])
 
@@ -607,7 +607,7 @@ async def test_entries_of_one_ledger() -> None:
         await cursor.acknowledge_entries(1, range(0, 100, 2))
         await cursor.acknowledge_entries(2, [5])
         await cursor.flush()
-        assert list(cursor._state.evicted) == [1]
+        assert list(cursor._state.table.evicted) == [1]
         assert await cursor.unacked(1, 1, 5) == [(1, 1), (3, 3), (5, 5)]
         assert await cursor.unacked(2, 0, 99) == [(0, 4), (6, 99)]
         assert (cursor.next_position, cursor.highest_acked, cursor.range_count) == ((1, 1), (2, 5), 50)
@@ -624,13 +624,13 @@ async def test_batch_sets_can_be_asked_for() -> None:
         sets = {Position(1, 3): BatchSet.acked(4, [1]), Position(2, 3): BatchSet.acked(4, [2])}
         await cursor.acknowledge(list(sets), batch_sets=sets)
         await cursor.flush()
-        assert len(cursor._state.evicted) == 1
+        assert len(cursor._state.table.evicted) == 1
         assert [await cursor.batch_set(position) for position in sets] == list(sets.values())
         assert await cursor.batch_set((1, 4)) is None
 
 
 async def test_deleted_ledgers_are_passed() -> None:
-    """Once a ledger was deleted from the topic, the mark-delete position moves on over it when it is told."""
+    """Once a ledger was deleted from the topic, ``settle`` moves the mark-delete position over it."""
     ledgers = {1: 10, 2: 10}
     async with memory_home().cursor(ledgers) as cursor:
         await cursor.acknowledge(positions(2, range(4)))
@@ -706,7 +706,7 @@ async def test_a_list_that_changes_while_it_waits() -> None:
     async with memory_home().cursor({1: 20, 2: 20}, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([(1, 3), (2, 3)])
         await cursor.flush()
-        (evicted,) = cursor._state.evicted
+        (evicted,) = cursor._state.table.evicted
         wanted = [Position(evicted, 5)]
         waiting = asyncio.create_task(cursor.acknowledge(wanted))
         await asyncio.sleep(0)
@@ -721,7 +721,7 @@ async def test_without_waiting() -> None:
         cursor.acknowledge_nowait([Position(1, 3)])
         cursor.acknowledge_nowait(positions(2, (4, 5)))
         await cursor.flush()
-        (evicted,) = cursor._state.evicted
+        (evicted,) = cursor._state.table.evicted
         with pytest.raises(WouldBlockError):
             cursor.acknowledge_nowait([Position(evicted, 9)])
         waiting = asyncio.create_task(cursor.acknowledge([Position(evicted, 9)]))
@@ -759,7 +759,7 @@ async def test_closed() -> None:
 
 
 async def test_close_that_cannot_write() -> None:
-    """Closing says that the last write failed, and gives everything up all the same."""
+    """Closing raises the error of the last write, and still releases everything."""
     home, files = faulty_home()
     async with await home.open() as store:
         cursor = await Cursor.open(store, TWENTY, config_of())
@@ -791,14 +791,14 @@ async def test_close_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             await cursor.aclose()
         assert asyncio.get_running_loop().time() - begun == pytest.approx(7, abs=0.1)
         is_free.set()
-        assert cursor._ending is not None
-        await cursor._ending
+        assert cursor._operations._releasing is not None
+        await cursor._operations._releasing
     async with home.cursor(TWENTY) as cursor:
         assert await acked(cursor) == [(1, 3)]
 
 
 async def test_unclosed(tmp_path: Path) -> None:
-    """A cursor that is dropped without being closed is told of."""
+    """A cursor that is dropped without being closed is reported."""
     cursor = await Cursor.open_local(tmp_path, TWENTY, config_of())
     owned = cursor._owned
     del cursor
@@ -869,7 +869,7 @@ async def test_carries_a_bucket_tracker() -> None:
 
 
 async def test_forgetting_a_snapshot() -> None:
-    """On object storage who has lost the cursor is told before it deletes anything."""
+    """On object storage a former owner of the cursor gets an error before it deletes anything."""
     home = object_home()
     key = "#pulsar.internal.delayed.bucket_1_2"
     async with await home.open() as store:
@@ -889,7 +889,7 @@ async def test_nearly_everything_is_acked() -> None:
     home, ledgers = memory_home(), {1: 30_000_000}
     async with home.cursor(ledgers) as cursor:
         for begin in range(0, 30_000_000, 3_000_000):
-            cursor._state.ledger_states.setdefault(1, LedgerAcks()).ranges.add_range(begin + 1, begin + 2_999_999)
+            cursor._state.table.states.setdefault(1, LedgerAcks()).ranges.add_range(begin + 1, begin + 2_999_999)
         await cursor.acknowledge([Position(1, 3_000_000)])
         await cursor.flush()
         assert cursor.statistics().bytes_written < 300

@@ -336,7 +336,7 @@ def paused_gate(size: Callable[[], int]) -> DispatchGate:
 
 
 def test_last_ack_while_deciding() -> None:
-    """K45: what is acknowledged between the answer and the wait is seen: the reader is told not to wait."""
+    """K45: what is acknowledged between the answer and the wait is seen: the reader need not wait."""
     size, woken = 9_000, []
     gate = paused_gate(lambda: size)
     size = 0
@@ -415,7 +415,7 @@ def test_changes_cost_nothing_while_open() -> None:
 
 
 def test_statistics_and_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Statistics tell the sizes, since when it is paused and how often that was; a warning is logged the first time."""
+    """Statistics have the sizes, since when it is paused and how often it paused; the first pause logs a warning."""
     clock = ManualClock(0)
     size = 9_000
     gate = DispatchGate(10_000, lambda: size, lambda: 123, name="orders/billing", clock=clock)

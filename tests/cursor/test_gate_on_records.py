@@ -10,14 +10,14 @@ import pytest
 from pulsar_nack import Position
 from pulsar_nack.cursor import BatchSet, DispatchGate, Reserve, adds_range, worst_growth
 from pulsar_nack.cursor._acks import AckState
-from pulsar_nack.cursor._ledger_acks import LedgerAcks
+from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
 from pulsar_nack.index import EntryRanges
 from tests.tiers import seeds
 
 pytest.importorskip("google.protobuf")
 
-from pulsar_nack.cursor._codec import encode_ledger
-from pulsar_nack.cursor._marker import Marker, encode_marker
+from pulsar_nack.cursor.format._ledger_record import encode_ledger
+from pulsar_nack.cursor.format._marker import Marker, encode_marker
 
 LEDGERS = {1: 3_000, 2: 40, 3: 1, 4: 30_000, 2**62: 500}
 ORDER = [Position(ledger, entry) for ledger, entries in LEDGERS.items() for entry in range(entries)]
@@ -25,8 +25,8 @@ ORDER = [Position(ledger, entry) for ledger, entries in LEDGERS.items() for entr
 
 def written(state: AckState) -> int:
     """Return how many bytes writing the whole state takes."""
-    ledgers = sum(len(record) for each, acks in state.ledger_states.items() for record in encode_ledger(each, acks))
-    references = {ledger: (2**40 + ledger % 1_000,) for ledger in state.ledger_states}
+    ledgers = sum(len(record) for each, acks in state.table.states.items() for record in encode_ledger(each, acks))
+    references = {ledger: (2**40 + ledger % 1_000,) for ledger in state.table.states}
     return ledgers + sum(map(len, encode_marker(Marker(2**62, state.mark_delete_position, references))))
 
 
@@ -46,7 +46,7 @@ def test_a_far_entry_of_a_dense_ledger(dense: int, step: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 64, 65, 1_000, 5_000])
 def test_batches(size: int) -> None:
-    """K48: parts of batches, in ledgers of their own, take no more than the reserve has for them."""
+    """K48: parts of batches, each in another ledger, take no more than the reserve has for them."""
     positions = [Position(2**62 + number, 2**62) for number in range(30)]
     state, reserve = AckState(None, (0, 0)), Reserve()
     empty = written(state)
@@ -63,7 +63,7 @@ class Reader:
     def __init__(self, seed: int, limit: int) -> None:
         self.random = random.Random(seed)
         self.state = AckState(LEDGERS, (1, -1))
-        self.reserve = Reserve(lambda ledger: acks.ranges if (acks := self.state.ledger_states.get(ledger)) else None)
+        self.reserve = Reserve(lambda ledger: acks.ranges if (acks := self.state.table.states.get(ledger)) else None)
         self.gate = DispatchGate(limit, lambda: written(self.state), lambda: self.reserve.bytes)
         self.delayed_share = self.random.choice([0, 0, 0.3, 0.5])
         self.skips = self.random.choice([0, 0, 3, 3_000])

@@ -72,7 +72,7 @@ class Topic:
 
 
 def test_an_object_answers_as_well() -> None:
-    """An object with the three methods is taken as it is, and is asked anew each time."""
+    """An object with the three methods is used as it is, and asked each time."""
     topic = Topic({1: 2, 3: 1})
     assert isinstance(topic, Ledgers)
     assert as_ledgers(topic) is topic

@@ -9,11 +9,11 @@ import pytest
 
 from pulsar_nack import LogStorageError, LogVersionError, Position
 from pulsar_nack.cursor import BatchSet, Cursor
-from pulsar_nack.cursor._chain import Contents, encode_whole
-from pulsar_nack.cursor._codec import encode_ledger
 from pulsar_nack.cursor._log import CursorLog
-from pulsar_nack.cursor._marker import decode_marker
-from pulsar_nack.cursor._wire import messages, read_record
+from pulsar_nack.cursor.format._chain import MarkerContents, encode_full_marker
+from pulsar_nack.cursor.format._ledger_record import encode_ledger
+from pulsar_nack.cursor.format._marker import decode_marker
+from pulsar_nack.cursor.format._protobuf import messages, read_record
 from pulsar_nack.ledger import LocalLogStore
 from pulsar_nack.testing import FaultyFiles, MemoryFiles
 from tests.tiers import sample, size
@@ -56,7 +56,7 @@ async def test_entries_without_a_marker(kind: str) -> None:
         async with await home.open() as store, await store.open_log(LOG) as log:
             async with memory_home().cursor(LEDGERS) as other:
                 await other.acknowledge(positions(1, range(3, 20)))
-                records = encode_ledger(1, other._state.ledger_states[1])
+                records = encode_ledger(1, other._state.table.states[1])
             await log.append_many(records)
         async with home.cursor(LEDGERS) as cursor:
             assert await acked(cursor) == durable[-1]
@@ -86,7 +86,7 @@ async def test_damage_all_over(caplog: pytest.LogCaptureFixture) -> None:
         await cursor.acknowledge([Position(3, 3)])
     async with home.cursor(LEDGERS) as cursor:
         assert await acked(cursor) == [*durable[0], (3, 3)]
-    assert "an older state is looked for" in caplog.text
+    assert "an older state is searched" in caplog.text
 
 
 async def test_entry_of_another_ledger() -> None:
@@ -144,7 +144,7 @@ async def test_no_usable_marker(instead: bytes | str | None, caplog: pytest.LogC
         assert await acked(cursor) == []
         assert dict(cursor.properties()) == {"key": "value"}
         assert cursor.backlog == 54
-    assert "no marker of the cursor cursor can be used: it goes on after (1, 5)" in caplog.text
+    assert "no marker of the cursor cursor can be used: it continues after (1, 5)" in caplog.text
 
 
 async def test_damaged_log_goes_on_in_a_new_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,14 +163,14 @@ async def test_damaged_log_goes_on_in_a_new_one(caplog: pytest.LogCaptureFixture
 
 
 async def test_nothing_usable_at_all(caplog: pytest.LogCaptureFixture) -> None:
-    """K26: neither a marker nor a snapshot: it begins anew, nothing is claimed, and a warning says so."""
+    """K26: neither a marker nor a snapshot: it begins again, nothing is acknowledged, and a warning says so."""
     home = memory_home()
     async with await home.open() as store:
         log = await store.create(LOG)
         await log.append(b"\xffsomething else")
     async with home.cursor(LEDGERS) as cursor:
         assert (cursor.mark_delete_position, cursor.backlog) == ((1, -1), 60)
-    assert "it goes on at its beginning" in caplog.text
+    assert "it continues at its beginning" in caplog.text
 
 
 async def test_snapshot_is_never_ahead(caplog: pytest.LogCaptureFixture) -> None:
@@ -201,7 +201,7 @@ async def test_state_that_cannot_be_decoded_later(caplog: pytest.LogCaptureFixtu
     async with home.cursor(LEDGERS, config_of(max_individual_ack_cache_bytes_per_cursor=0)) as cursor:
         await cursor.acknowledge([Position(1, 0), Position(1, 5), Position(2, 5), Position(3, 5)])
         await cursor.flush()
-        evicted = min(cursor._state.evicted)
+        evicted = min(cursor._state.table.evicted)
         (number,) = cursor._log.index[evicted].numbers
         cursor._log._log = DamagedLog(cursor._log._log, {number: b"\xff"})
         await cursor.acknowledge([Position(evicted, 9)])
@@ -338,7 +338,7 @@ async def test_reads_while_it_rolls_over() -> None:
         assert cursor.statistics().rollovers > 1
 
 
-# -- parts, deltas, and the old form ---------------------------------------------------------------------------------
+# -- parts, deltas, and the legacy format ------------------------------------------------------------------------------
 
 
 async def test_many_deltas() -> None:
@@ -396,7 +396,7 @@ async def test_marker_in_parts() -> None:
 
 
 async def test_old_form() -> None:
-    """K27: the last record is in the old form: it is recovered so; and from then on the new form is written."""
+    """K27: the last record is in the legacy format: it is recovered, and from then on the new format is written."""
     home = memory_home()
     old = config_of(enable_lru_cache_max_unacked_ranges=False)
     sets = {Position(2, 4): BatchSet.acked(10, [2])}
@@ -417,7 +417,7 @@ async def test_old_form() -> None:
 
 
 async def test_old_form_has_a_limit(caplog: pytest.LogCaptureFixture) -> None:
-    """K52: in the old form just 10 000 ranges are written, lowest first; the rest is counted, and warned of once."""
+    """K52: in the legacy format just 10 000 ranges are written, lowest first; the rest is counted, with one warning."""
     home = memory_home()
     ledgers = {1: 100_000}
     async with home.cursor(ledgers, config_of(enable_lru_cache_max_unacked_ranges=False)) as cursor:
@@ -454,8 +454,8 @@ async def test_sequence_decides() -> None:
         await cursor.flush()
         log: CursorLog = cursor._log
         new, _ = await log._create()
-        contents = Contents(Position(1, -1), {}, {})
-        await new.append_many(encode_whole(log.next_head(contents), {}, limit=5 << 20))
+        contents = MarkerContents(Position(1, -1), {}, {})
+        await new.append_many(encode_full_marker(log.next_head(contents), {}, limit=5 << 20))
         await new.aclose()
         async with memory_home(files.inner.after_crash()).cursor(LEDGERS) as other:  # type: ignore[attr-defined]
             assert await acked(other) == []

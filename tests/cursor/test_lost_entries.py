@@ -12,7 +12,7 @@ from pulsar_nack import LogDelayedCursor, LogStorageError, Position
 from pulsar_nack.cursor import BatchSet, Cursor
 
 from .stage import Home, acked, config_of, faulty_home, local_home, memory_home, object_home, positions
-from .test_codec_single import message_range
+from .test_codec_legacy import message_range
 from .wire_bytes import position
 
 

@@ -7,10 +7,10 @@ from collections import defaultdict
 from random import Random
 from typing import Any, Final
 
-from pulsar_nack.cursor._chain import whole_size
-from pulsar_nack.cursor._ledger_acks import LedgerAcks
-from pulsar_nack.cursor._single import Single, encode_single
-from pulsar_nack.cursor._sizes import ledger_size
+from pulsar_nack.cursor.format._chain import marker_size
+from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
+from pulsar_nack.cursor.format._ledger_record import ledger_size
+from pulsar_nack.cursor.format._legacy import LegacyRecord, encode_legacy
 from pulsar_nack.ids import Position
 from pulsar_nack.index import EntryRanges
 
@@ -106,9 +106,9 @@ def figures(facts: list[Fact]) -> Row:
     pinned = [ledger for ledger in known[:-1] if oldest is not None and ledger >= oldest[0]]
     sizes = {ledger: size for ledger, _, _, size in of["ledger"]}
     states = {ledger: LedgerAcks(EntryRanges.from_ranges((e, e) for e in each)) for ledger, each in acked.items()}
-    computed = sum(ledger_size(state, ledger) for ledger, state in states.items()) + whole_size(Position(*at), states)
+    computed = sum(ledger_size(state, ledger) for ledger, state in states.items()) + marker_size(Position(*at), states)
     stored = next((size for *_, size in of["cursor"] if size is not None), None)
-    plain = len(encode_single(Single(Position(1, 0), {})).record) - 4
+    plain = len(encode_legacy(LegacyRecord(Position(1, 0), {})).record) - 4
     return {
         "mark_delete_ledger": None if mark is None else mark[0], "mark_delete_entry": None if mark is None else mark[1],
         "ledgers": len(acked), "ranges": sum(map(runs, acked.values())), "acked": sum(map(len, acked.values())),
@@ -118,7 +118,7 @@ def figures(facts: list[Fact]) -> Row:
         "backlog": sum(map(len, left.values())) if lengths else None,
         "bytes": computed if stored is None else stored + sum(size for *_, size in of["state"]),
         "is_stored": stored is not None, "ranges_lost": 0,
-        "single_bytes": len(encode_single(Single(Position(*at), states)).record) - plain,
+        "single_bytes": len(encode_legacy(LegacyRecord(Position(*at), states)).record) - plain,
         "oldest_ledger": None if oldest is None else oldest[0], "oldest_entry": None if oldest is None else oldest[1],
         "pinned_ledgers": len(pinned) if lengths else None,
         "pinned_bytes": sum(sizes[ledger] for ledger in pinned) if lengths else None,

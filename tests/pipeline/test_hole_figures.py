@@ -11,8 +11,8 @@ from pulsar_nack.index import EntryRanges
 
 pytest.importorskip("google.protobuf")
 
-from pulsar_nack.cursor._ledger_acks import LedgerAcks
-from pulsar_nack.cursor._single import Single, encode_single
+from pulsar_nack.cursor.format._ledger_acks import LedgerAcks
+from pulsar_nack.cursor.format._legacy import LegacyRecord, encode_legacy
 from pulsar_nack.pipeline._hole_figures import SnapshotRow, figures_of
 
 LEDGERS: list[SnapshotRow] = [("ledger", 1, 0, 9, 100), ("ledger", 2, 0, 9, 200), ("ledger", 3, 0, 9, 400)]
@@ -91,6 +91,6 @@ def test_sizes_are_those_of_the_cursor(acked: set[tuple[int, int]], at: int) -> 
     }
     states = {ledger: each for ledger, each in states.items() if each}
     found = figures_of([("cursor", 1, at, at, None), *(("acked", ledger, e, e, None) for ledger, e in acked)])
-    marked = len(encode_single(Single(Position(1, 0), {})).record) - 4  # a mark that Pulsar's own records do not have
-    assert found.single_bytes == len(encode_single(Single(Position(1, at), states)).record) - marked
+    marked = len(encode_legacy(LegacyRecord(Position(1, 0), {})).record) - 4  # Pulsar writes no mark
+    assert found.single_bytes == len(encode_legacy(LegacyRecord(Position(1, at), states)).record) - marked
     assert found.ranges == sum(each.ranges.range_count for each in states.values())

@@ -44,7 +44,7 @@ async def until_quiet(port: FaultyPort, seconds: float = 0.5) -> list[bytes]:
 
 
 async def arrivals(port: FaultyPort, count: int) -> list[tuple[bytes, float]]:
-    """Receive and acknowledge so many messages; return what and when."""
+    """Receive and acknowledge this many messages; return payloads and times."""
     got = []
     for _ in range(count):
         delivery = await asyncio.wait_for(port.receive(), 100_000)
@@ -72,7 +72,7 @@ async def test_in_time(delayed: DelayedDeliveryConfig) -> None:
 @KINDS
 @virtual_time
 async def test_over_a_restart(delayed: DelayedDeliveryConfig) -> None:
-    """After a kill delayed messages come at their own times all the same, each once."""
+    """After a kill delayed messages still come at their times, each once."""
     async with LocalBroker(UNCACHED, delayed=delayed) as broker:
         topic = await broker.topic()
         port: FaultyPort = await broker.subscribe("s")
@@ -106,7 +106,7 @@ async def test_what_buckets_hold_is_not_read_again() -> None:
         held = topic.statistics().subscriptions["s"].delayed
         assert held == 300
         read = broker.entries.entries_read - before
-        assert read <= 8 + 100  # a bucket that was not full was not sealed: its messages are read once, to be held anew
+        assert read <= 8 + 100  # a bucket that was not full was not sealed: its messages are read once more, to be held
         again: FaultyPort = await broker.subscribe("s")
         await port.close()
         assert await until_quiet(again) == [b"now"] * 3 + [b"behind"] * 5
@@ -183,7 +183,7 @@ async def test_exclusive_subscriptions_hold_nothing_back() -> None:
 @KINDS
 @virtual_time
 async def test_moving_with_delayed_messages(delayed: DelayedDeliveryConfig) -> None:
-    """A clear forgets delayed messages, a skip those that it passes, and a seek has them held back anew."""
+    """A clear forgets delayed messages, a skip those that it passes, and a seek holds them back again."""
     async with LocalBroker(delayed=delayed) as broker:
         topic = await broker.topic()
         port: FaultyPort = await broker.subscribe("s")

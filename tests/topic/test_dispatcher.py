@@ -6,18 +6,18 @@ import pytest
 
 from pulsar_nack import BrokerError
 from pulsar_nack.ids import Position
-from pulsar_nack.topic._cache import EntryCache
+from pulsar_nack.topic._consumers import KeyRing
+from pulsar_nack.topic._dispatch_queue import EntryInfo
 from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType
 from pulsar_nack.topic._entry import Entry, EntryMessage
-from pulsar_nack.topic._keys import KeyRing
-from pulsar_nack.topic._waiting import Known
+from pulsar_nack.topic._ledgers import EntryCache
 
 A, B, C, D = (Position(1, entry) for entry in range(4))
-KEY = Known(7, 0)
+KEY = EntryInfo(7, 0)
 
 
 def dispatcher(kind: SubscriptionType, *rooms: int, limit: int | None = None) -> Dispatcher:
-    """Return a dispatcher whose consumers have so much room, with numbers from 0."""
+    """Return a dispatcher whose consumers have this much room, with numbers from 0."""
     made = Dispatcher(kind)
     for number, room in enumerate(rooms):
         made.join(number, "name", room=room, unacked_limit=limit, kind=kind)
@@ -27,7 +27,7 @@ def dispatcher(kind: SubscriptionType, *rooms: int, limit: int | None = None) ->
 def test_a_key_waits_for_what_the_gate_holds() -> None:
     """An entry does not overtake a lower one of its key that waits, for whatever reason; another key does."""
     it = dispatcher(SubscriptionType.KEY_SHARED, 10)
-    it.refused(A, KEY)
+    it.queue.add(A, KEY)
     assert it.choose(B, 7) is None
     assert it.choose(B, 8) == 0
     assert it.choose(A, 7) == 0
@@ -36,7 +36,7 @@ def test_a_key_waits_for_what_the_gate_holds() -> None:
 
 
 def test_a_key_stays_with_its_holder() -> None:
-    """A key goes to another consumer only when nobody holds any of it, whoever comes."""
+    """A key goes to another consumer only when nobody holds any of it, also when others join."""
     it = dispatcher(SubscriptionType.KEY_SHARED, 10)
     it.sent(A, 0, 1, KEY)
     for number in range(1, 20):
@@ -51,7 +51,7 @@ def test_a_full_consumer_waits_for_half_its_room() -> None:
     it = dispatcher(SubscriptionType.SHARED, 4)
     for position in (A, B, C, D):
         assert it.choose(position, -1) == 0
-        it.sent(position, 0, 1, Known())
+        it.sent(position, 0, 1, EntryInfo())
     assert (it.room, it.choose(Position(1, 9), -1)) == (0, None)
     assert not it.take_room(0, -1)
     assert it.room == 0
@@ -62,8 +62,8 @@ def test_a_full_consumer_waits_for_half_its_room() -> None:
 def test_a_batch_may_be_larger_than_the_room() -> None:
     """A batch that is larger than the room goes out as a whole; its consumer gets nothing until there is room again."""
     it = dispatcher(SubscriptionType.SHARED, 2)
-    it.sent(A, 0, 0b11111, Known(-1, 5))
-    assert it.unacked(0) == 5
+    it.sent(A, 0, 0b11111, EntryInfo(-1, 5))
+    assert it._consumers[0].unacked == 5
     for _ in range(3):
         assert not it.take_room(0, -1)
     assert it.take_room(0, -1)
@@ -72,12 +72,12 @@ def test_a_batch_may_be_larger_than_the_room() -> None:
 def test_the_limit_of_unacknowledged_messages() -> None:
     """A consumer at its limit gets nothing, others get its share; acknowledging a part of a batch counts."""
     it = dispatcher(SubscriptionType.SHARED, 10, limit=3)
-    it.sent(A, 0, 0b111, Known(-1, 3))
+    it.sent(A, 0, 0b111, EntryInfo(-1, 3))
     assert it.choose(B, -1) is None
     it.join(1, "other", room=10, unacked_limit=3, kind=SubscriptionType.SHARED)
     assert it.choose(B, -1) == 1
     assert not it.acked_in_part(A, 0b110)
-    assert (it.unacked(0), it.choose(C, -1)) == (2, 0)
+    assert (it._consumers[0].unacked, it.choose(C, -1)) == (2, 0)
     assert it.acked_in_part(A, 0b001)
     assert not it.acked_in_part(B, 0)
 

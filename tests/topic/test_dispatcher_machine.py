@@ -16,9 +16,9 @@ from hypothesis.stateful import (
 )
 
 from pulsar_nack.ids import Position
+from pulsar_nack.topic._dispatch_queue import EntryInfo
 from pulsar_nack.topic._dispatcher import Dispatcher, SubscriptionType
 from pulsar_nack.topic._entry import NO_KEY
-from pulsar_nack.topic._waiting import Known
 from tests.tiers import examples
 
 ENTRIES = st.tuples(st.sampled_from([3, 20_000, 40_000, 65_000]), st.integers(1, 3))
@@ -64,7 +64,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     # -- what the model and the dispatcher agree on --------------------------------------------------------------------
 
     def key_of(self, position: Position) -> int:
-        """Return the key as the dispatcher is told it."""
+        """Return the key as the dispatcher gets it."""
         return self.entries[position].key if self.kind is SubscriptionType.KEY_SHARED else NO_KEY
 
     def must_stay_in_order(self, one: Position, other: Position) -> bool:
@@ -85,7 +85,9 @@ class DispatcherMachine(RuleBasedStateMachine):
         for number in self.rooms:
             mine = [position for position, holder in held.items() if holder == number]
             assert sorted(self.dispatcher.held_by(number)) == sorted(mine)
-            assert self.dispatcher.unacked(number) == sum(self.entries[each].left.bit_count() for each in mine)
+            assert self.dispatcher._consumers[number].unacked == sum(
+                self.entries[each].left.bit_count() for each in mine
+            )
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         """Do a round as the task does: first what waits, of which the gate may hold some, then what is new."""
         if self.dispatcher.room <= 0:
             return
-        again = self.dispatcher.to_send_again(most)
+        again = self.dispatcher.next_queued(most)
         assert again == sorted(again)
         if again:
             again = [position for at, position in enumerate(again) if gate >> at & 1]
@@ -149,17 +151,17 @@ class DispatcherMachine(RuleBasedStateMachine):
     def send(self, position: Position, refused: set[int]) -> None:
         """Send one entry, or have it wait."""
         entry, key = self.entries[position], self.key_of(position)
-        known = Known(key, entry.size if entry.size > 1 else 0)
+        known = EntryInfo(key, entry.size if entry.size > 1 else 0)
         number = self.dispatcher.choose(position, key, refused)
         if number is None:
-            self.dispatcher.refused(position, known)
+            self.dispatcher.queue.add(position, known)
             refused.add(key)
             return
         assert entry.holder is None
         assert position not in self.acked
         assert self.rooms[number] > self.queued[number]
         limit = self.limits[number]
-        assert limit is None or self.dispatcher.unacked(number) < limit
+        assert limit is None or self.dispatcher._consumers[number].unacked < limit
         for lower in self.open_positions():
             if lower < position and self.must_stay_in_order(lower, position):
                 assert self.entries[lower].holder == number, f"{position} overtakes {lower}"
@@ -180,7 +182,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.entries)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
-        """An entry is acknowledged as a whole, whoever has it."""
+        """An entry is acknowledged as a whole, whether a consumer holds it or not."""
         position = data.draw(st.sampled_from(sorted(self.entries)))
         self.dispatcher.acked(position)
         self.done(position)
@@ -232,7 +234,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @rule()
     def seek_to_the_lowest(self) -> None:
-        """The subscription begins anew with what is not acknowledged."""
+        """The subscription begins again with what is not acknowledged."""
         self.dispatcher.forget()
         self.came_back(list(self.entries))
         for entry in self.entries.values():

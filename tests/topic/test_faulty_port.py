@@ -211,7 +211,7 @@ async def test_durable_consumers_survive_restarts(how: dict[str, bool], tmp_path
 
 @virtual_time
 async def test_any_port_can_be_faulty() -> None:
-    """Around another port than a local topic's: calls reach it, faults do not, and it is closed and made anew."""
+    """Around another port than a local topic's: calls reach it, faults do not, and it is closed and made again."""
     fake = FakePort()
     sent = fake.topic.publish(b"order")
     port = FaultyPort(fake, lambda: asyncio.sleep(0, FakePort(fake.topic)))

@@ -14,9 +14,9 @@ from pulsar_nack.config import CursorConfig, TopicConfig
 from pulsar_nack.cursor import Cursor
 from pulsar_nack.testing import FaultyPort, LocalBroker, ManualClock, virtual_time
 from pulsar_nack.topic import LocalTopic
-from pulsar_nack.topic._admission import Admission
-from pulsar_nack.topic._delivery import Delivery as Delivering
-from pulsar_nack.topic._waiting import Known
+from pulsar_nack.topic._admission import AdmissionControl
+from pulsar_nack.topic._delivery_loop import DeliveryLoop
+from pulsar_nack.topic._dispatch_queue import EntryInfo
 from tests.tiers import seeds, size
 
 from .test_gate_on_topics import LIMIT, TICK
@@ -122,9 +122,9 @@ class KeyedLife:
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail where the task of a subscription goes on looking, and delivers nothing."""
-    look, idle = Delivering._round, Counter[str]()
+    look, idle = DeliveryLoop._round, Counter[str]()
 
-    async def counted(self: Delivering) -> bool:
+    async def counted(self: DeliveryLoop) -> bool:
         before = self._read_at, set(self._dispatcher.in_flight)
         goes_on = await look(self)
         is_idle = goes_on and before == (self._read_at, set(self._dispatcher.in_flight))
@@ -132,7 +132,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
         assert idle[self._name] < MOST_ROUNDS, "it spins"
         return goes_on
 
-    monkeypatch.setattr(Delivering, "_round", counted)
+    monkeypatch.setattr(DeliveryLoop, "_round", counted)
 
 
 @pytest.mark.usefixtures("rounds")
@@ -165,9 +165,9 @@ def test_what_is_held_keeps_its_key_back() -> None:
     """K42: what the gate holds keeps back what follows of its key, or everything where its key is not known."""
     cursor = FakeCursor()
     config = TopicConfig(cursor=CursorConfig(max_per_cursor_metadata_size_in_bytes=LIMIT))
-    admission = Admission(cast("Cursor", cursor), config, "s", ManualClock())
+    admission = AdmissionControl(cast("Cursor", cursor), config, "s", ManualClock())
     first, second, third, fourth = (Position(1, entry) for entry in (10, 20, 30, 40))
-    known = {first: Known(1), second: Known(2), third: Known(1), fourth: Known(2)}
+    known = {first: EntryInfo(1), second: EntryInfo(2), third: EntryInfo(1), fourth: EntryInfo(2)}
 
     def chosen(*, in_order: bool, without: Position | None = None) -> list[Position]:
         return admission.choose(known, lambda each: None if each == without else known[each], in_order=in_order)

@@ -1,4 +1,4 @@
-"""The gate on a local topic, end to end: what stops, what passes, and that delivery goes on by itself (PIP-299)."""
+"""The gate on a local topic, end to end: what stops, what passes, and that delivery resumes (PIP-299)."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ async def test_all_that_comes_due_is_held_on_demand() -> None:
 
 @virtual_time
 async def test_holes_that_are_all_delayed_drain() -> None:
-    """K44: when every hole is a delayed message, the state drains by itself as they come due."""
+    """K44: when every hole is a delayed message, the state drains as they come due."""
     two_a_ledger = TopicConfig(cursor=LITTLE.cursor, max_entries_per_ledger=2)
     async with LocalBroker(two_a_ledger, delayed=TICK) as broker:
         topic = await broker.topic()

@@ -53,7 +53,7 @@ async def test_cancelled_publishing_is_whole_or_not_at_all() -> None:
 
 
 async def test_a_failed_rollover_is_tried_again() -> None:
-    """Whoever publishes while the next ledger cannot be made is told; later ones go on, without a gap."""
+    """A publish while the next ledger cannot be made raises; later ones continue, without a gap."""
     files = FaultyFiles(MemoryFiles())
     async with (
         await LocalLogStore.open("/t", files=files) as store,
@@ -91,7 +91,7 @@ async def test_a_failed_write_adds_nothing(operation: str) -> None:
 
 @pytest.mark.parametrize("start", ["latest", "earliest"])
 async def test_where_a_subscription_begins_is_durable(start: str) -> None:
-    """A subscription that was made is there after a crash at once, and begins where it was told to."""
+    """A subscription that was made is there at once after a crash, and begins where it was to begin."""
     files = MemoryFiles()
     store = await LocalLogStore.open("/t", files=files)
     async with store, await LocalTopic.open(store, SMALL) as topic:

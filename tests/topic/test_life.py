@@ -410,7 +410,7 @@ async def test_ledgers_that_are_done_with_go_also_after_a_restart(tmp_path: Path
 
 
 async def test_unsubscribing(tmp_path: Path) -> None:
-    """A subscription goes only when nobody consumes it; made anew it begins anew, also after a restart."""
+    """A subscription is deleted only without a consumer; a new one begins again, also after a restart."""
     async with open_local(tmp_path) as topic:
         port = await topic.subscribe("s ä/~%", initial_position="earliest")
         await topic.publish(b"m")
@@ -479,7 +479,7 @@ async def test_ledgers_that_go_while_they_are_read(caplog: pytest.LogCaptureFixt
 
 
 async def test_a_fault_of_our_own_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where delivery ends with an error that nobody thought of, all who receive or subscribe are told, for good."""
+    """If delivery ends with an unexpected error, all who receive or subscribe get it, for good."""
     async with open_local(tmp_path) as topic:
         port = await topic.subscribe("s")
         receiving = asyncio.create_task(port.receive())
@@ -487,7 +487,7 @@ async def test_a_fault_of_our_own_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         def fault(*_arguments: object) -> None:
             raise ZeroDivisionError("a fault")
 
-        monkeypatch.setattr("pulsar_nack.topic._delivery.deliveries_of", fault)
+        monkeypatch.setattr("pulsar_nack.topic._delivery_loop.deliveries_of", fault)
         await topic.publish(b"m")
         with pytest.raises(BrokerError, match="a fault"):
             await receiving

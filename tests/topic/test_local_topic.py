@@ -18,7 +18,7 @@ SHORT = TopicConfig(max_entries_per_ledger=4)
 
 
 async def take(port: ConsumerPort, count: int) -> list[Delivery]:
-    """Receive so many messages."""
+    """Receive this many messages."""
     return [await asyncio.wait_for(port.receive(), patience(5)) for _ in range(count)]
 
 
@@ -37,7 +37,7 @@ def payloads(deliveries: list[Delivery]) -> list[bytes]:
 
 
 def numbered(count: int) -> list[bytes]:
-    """Return so many payloads."""
+    """Return this many payloads."""
     return [b"%d" % number for number in range(count)]
 
 
@@ -236,7 +236,7 @@ async def test_the_gate_holds_new_messages(tmp_path: Path) -> None:
                 kept.append(delivery)
         assert got < 2_000
         assert topic.cursor("s").metadata_size_bytes <= 1024
-        assert topic._subscriptions["s"].gate.is_paused
+        assert topic._subscriptions.used["s"].gate.is_paused
         await port.acknowledge([each.id for each in kept])
         rest = 2_000 - got
         for _ in range(rest):

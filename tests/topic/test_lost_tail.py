@@ -1,4 +1,4 @@
-"""Topics whose last ledger has lost its tail: what is published then is shown, whoever knows the lost entries."""
+"""Topics whose last ledger lost its tail: what is published then is delivered, also to those who know lost entries."""
 
 from __future__ import annotations
 

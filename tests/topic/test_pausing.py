@@ -39,7 +39,7 @@ def first_attempts(*payloads: bytes) -> list[Any]:
 
 
 async def test_what_was_fetched_ahead_goes_to_others(topic: LocalTopic) -> None:
-    """O17: a paused consumer's messages go to another one as new ones, but for the rest of a batch that is in work."""
+    """O17: a paused consumer's messages go to another one as new ones, except for the rest of a batch in process."""
     async with topic.consumer("s") as first:
         await topic.publish([b"a", b"b"], batch=True)
         await topic.publish([b"c", b"d"])

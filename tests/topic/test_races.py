@@ -39,7 +39,7 @@ def before_each(monkeypatch: pytest.MonkeyPatch, thing: object, name: str, do: C
 
 
 async def until_count(port: FaultyPort, count: int) -> list[bytes]:
-    """Receive so many messages."""
+    """Receive this many messages."""
     return [(await port.receive()).data for _ in range(count)]
 
 
@@ -82,7 +82,7 @@ async def test_a_ledger_that_goes_while_a_due_message_is_read() -> None:
         await asyncio.sleep(12)
         ids = await topic.publish(numbered(3))
         await port.acknowledge([later])
-        topic._subscriptions["s"]._dispatcher.add_again([later.position])  # as if it came due once more
+        topic._subscriptions.used["s"]._dispatcher.requeue([later.position])  # as if it came due once more
         await port.acknowledge([held, ids[0]])
         async with asyncio.timeout(100):
             assert await until_count(port, 2) == [b"1", b"2"]
@@ -140,7 +140,9 @@ async def test_a_member_that_is_acknowledged_while_its_batch_is_read(monkeypatch
         await topic.create_subscription("s", initial_position="earliest")
         other: FaultyPort = await broker.subscribe("s", "shared")
         assert await quiet(other) == numbered(3)
-        before_each(monkeypatch, topic.cursor("s"), "is_acked", lambda: topic._subscriptions["s"].acknowledge([ids[1]]))
+        before_each(
+            monkeypatch, topic.cursor("s"), "is_acked", lambda: topic._subscriptions.used["s"].acknowledge([ids[1]])
+        )
         await other.redeliver(ids[:1])
         assert await quiet(other) == [b"0", b"2"]
         await other.acknowledge([ids[0], ids[2]])
@@ -150,7 +152,7 @@ async def test_a_member_that_is_acknowledged_while_its_batch_is_read(monkeypatch
 
 @virtual_time
 async def test_acknowledging_in_a_batch_whose_ledger_goes() -> None:
-    """A member that is acknowledged anew while its ledger is deleted is accepted."""
+    """A member that is acknowledged again while its ledger is deleted is accepted."""
     async with LocalBroker(PAIRS) as broker:
         topic = await broker.topic()
         port: FaultyPort = await broker.subscribe("s")
@@ -223,7 +225,7 @@ async def test_cancelled_subscribing(pause: int) -> None:
         port = await topic.subscribe("s", initial_position="earliest")
         await topic.publish(b"later", deliver_after=10)
         await port.close()
-        old = topic._subscriptions["s"]
+        old = topic._subscriptions.used["s"]
         subscribing = asyncio.create_task(topic.subscribe("s", delayed=IN_BUCKETS))
         for _ in range(pause):
             await asyncio.sleep(0)
@@ -232,7 +234,7 @@ async def test_cancelled_subscribing(pause: int) -> None:
         del subscribing
         gc.collect()
         await asyncio.sleep(1)
-        assert old is topic._subscriptions["s"] or (old._task is not None and old._task.done())
+        assert old is topic._subscriptions.used["s"] or (old._task is not None and old._task.done())
         other = await topic.subscribe("s")
         async with asyncio.timeout(60):
             assert (await other.receive()).data == b"later"

@@ -126,14 +126,14 @@ class Lives:
 
     def check_figures(self, topic: LocalTopic) -> None:
         """Assert that room and unacknowledged messages of each consumer are what its queue and its entries say."""
-        for subscription in topic._subscriptions.values():
+        for subscription in topic._subscriptions.used.values():
             dispatcher = subscription._dispatcher
-            assert set(dispatcher.consumers) == set(subscription._receivers)
-            for number, inbox in subscription._receivers.items():
-                member = dispatcher._members[number]
+            assert set(dispatcher.consumers) == set(subscription._inboxes)
+            for number, inbox in subscription._inboxes.items():
+                member = dispatcher._consumers[number]
                 if member.name in self.queues:
                     assert member.room + len(inbox) == self.queues[member.name]  # type: ignore[arg-type]
-                held = [dispatcher._in_flight[position] for position in dispatcher.held_by(number)]
+                held = [dispatcher.in_flight[position] for position in dispatcher.held_by(number)]
                 assert member.unacked == sum(each.messages for each in held)
                 assert all(each.consumer == number and each.left for each in held)
 

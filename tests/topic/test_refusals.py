@@ -32,26 +32,26 @@ async def test_opened_twice(tmp_path: Path) -> None:
 
 
 async def make_cursor(folder: Path) -> str:
-    """Make the folder of a cursor; return what is told of it."""
+    """Make the folder of a cursor; return the expected error."""
     async with await Cursor.open_local(folder, {1: 10}):
-        return r"what lies there is a cursor's, got \['cursor-0000000001'\]"
+        return r"there are logs of a cursor, got \['cursor-0000000001'\]"
 
 
 async def make_durable(folder: Path) -> str:
-    """Make the folder of a durable consumer; return what is told of it."""
+    """Make the folder of a durable consumer; return the expected error."""
     async with LocalBroker() as broker, broker.consumer("s", durable=folder):
-        return "what lies there is the durable state of a consumer, got .*'nacks-"
+        return "there is the durable state of a consumer, got .*'nacks-"
 
 
 async def make_tracker(folder: Path) -> str:
-    """Make the folder of a bucket tracker; return what is told of it."""
+    """Make the folder of a bucket tracker; return the expected error."""
     tracker = await BucketDelayedDeliveryTracker.open_local(folder)
     await tracker.aclose()
     return "there are other logs, got"
 
 
 async def make_log(folder: Path) -> str:
-    """Make a log of somebody else; return what is told of it."""
+    """Make a log of another kind; return the expected error."""
     async with await LocalLogStore.open(folder) as store:
         await store.create("audit")
     return r"there are other logs, got \['audit'\]"
@@ -101,7 +101,7 @@ async def test_consumer_is_checked_at_the_call(field: str, arguments: dict[str, 
 
 @virtual_time
 async def test_a_seek_of_a_topic_shows_what_was_acknowledged() -> None:
-    """O2: a topic is moved back by somebody else right after an acknowledgement: the message is shown again."""
+    """O2: another caller moves a topic back right after an acknowledgement: the message is delivered again."""
     async with LocalBroker() as broker, broker.consumer("s") as consumer:
         topic = await broker.topic()
         await topic.publish(b"1")

@@ -74,7 +74,7 @@ async def test_a_seek_by_somebody_else(kind: Any, batch: bool, is_durable: bool,
 @for_each(("kind", "batch"), [(kind, batch) for kind in ("shared", "exclusive", "failover") for batch in (False, True)])
 @virtual_time
 async def test_a_seek_while_acknowledgements_are_on_their_way(kind: Any, batch: bool, tmp_path: Path) -> None:
-    """O49: all that a durable consumer was acknowledging when it sought is shown again."""
+    """O49: all that a durable consumer was acknowledging when it sought is delivered again."""
     settings: dict[str, Any] = {"durable": tmp_path / f"{kind}-{batch}", "wall_clock": LoopClock()}
     async with LocalBroker() as broker, broker.consumer("s", kind, **settings) as consumer:
         topic = await broker.topic()
@@ -145,7 +145,7 @@ async def test_a_poison_message_that_was_cleared(kind: str, clearing: str) -> No
             async for message in consumer:
                 if message.data == b"0":
                     times += 1
-                    await message.nack(0.3)  # the other one stays in work
+                    await message.nack(0.3)  # the other one stays in flight
 
         worker = asyncio.create_task(work())
         await asyncio.sleep(1.25)
@@ -155,7 +155,7 @@ async def test_a_poison_message_that_was_cleared(kind: str, clearing: str) -> No
         elif clearing == "skip":
             await topic.skip("s", 9)
         else:
-            await topic._subscriptions["s"].acknowledge_cumulative(MessageId(*topic.last_position))
+            await topic._subscriptions.used["s"].acknowledge_cumulative(MessageId(*topic.last_position))
         await asyncio.sleep(5)
         assert times - before <= 1
         assert letters.letters == []

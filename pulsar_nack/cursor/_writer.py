@@ -1,0 +1,200 @@
+"""Writing a cursor: encode what is dirty, commit it, and make it dirty again if that fails.
+
+Why a write is right although acknowledgements continue while it is prepared: the dirty ledgers are encoded one after
+the other, and other tasks run in between. An acknowledgement is never undone, and the mark-delete position only moves
+forward; so each encoded ledger says what was true when it was encoded, and is right together with the position when the
+last one is encoded, which goes into the marker. A reset is the exception, hence it waits until the encoding is over. A
+ledger that changes after its encoding is dirty again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Collection, Iterable
+from functools import partial
+from typing import Final
+
+from ..config import CursorConfig
+from ._acks import AckState
+from ._log import CursorLog, LedgerRecords
+from ._properties import Properties
+from .format import LedgerAcks, LegacyRecord, MarkerContents, marker_size
+from .format._ledger_record import encode_ledger
+from .format._legacy import MAX_BATCHES, EncodedLegacy, encode_legacy
+
+_SLICE_S: Final = 0.004
+_MANY_RANGES: Final = 10_000
+"""Ranges that take some ms to encode; ten times as many if they lie close together."""
+_DENSE: Final = 8
+_FEW: Final = 500
+_CLOSE: Final = 64
+_log = logging.getLogger("pulsar_nack.cursor")
+
+
+class CursorWriter:
+    """Writes one cursor's state to its log; one write at a time."""
+
+    def __init__(self, state: AckState, log: CursorLog, properties: Properties, config: CursorConfig) -> None:
+        self.in_flight: Collection[int] = ()
+        """Ledgers that the present write has taken: not on storage yet, and clean if it succeeds."""
+        self.dropped_ranges = 0
+        """Ranges that the last write in the legacy format left out."""
+        self.dropped_batches = 0
+        """Batch sets that it left out."""
+        self._state = state
+        self._log = log
+        self._properties = properties
+        self._config = config
+        self._encoded = asyncio.Event()
+        self._encoded.set()
+        self._has_warned = False
+        self._marker_size = _MarkerSize(state)
+        self.long_properties: dict[str, int] = dict(log.committed.properties) if log.committed else {}
+
+    @property
+    def metadata_size_bytes(self) -> int:
+        """Return what writing the whole live state would take now: all ledgers, the properties, and the marker."""
+        return self._state.table.size_bytes + self._properties.size + self._marker_size.now()
+
+    @property
+    def is_encoding(self) -> bool:
+        """Return whether ledgers are being encoded, so that nothing may be reset."""
+        return not self._encoded.is_set()
+
+    @property
+    def is_dirty(self) -> bool:
+        """Return whether anything has changed since the last write began."""
+        state = self._state
+        return bool(state.table.dirty) or state.mark_delete.is_dirty or self._properties.is_dirty
+
+    async def when_encoded(self) -> None:
+        """Wait until no ledgers are being encoded; the caller continues before another write begins."""
+        while self.is_encoding:
+            await self._encoded.wait()
+
+    async def write(self) -> None:
+        """Write what is dirty, durably.
+
+        :raises LedgerError: it could not be written; it is dirty again
+        """
+        if not self.is_dirty:
+            return
+        self._encoded.clear()
+        try:
+            await self._log.prepare(self._contents(self._properties.with_changes(())))
+            await self._write_dirty()
+        finally:
+            self._encoded.set()
+
+    async def _write_dirty(self) -> None:
+        state, properties = self._state, self._properties
+        taken, mark_delete = state.take_dirty()
+        changes = properties.take()
+        self.in_flight = taken
+        try:
+            after = properties.with_changes(changes)
+            if self._config.enable_lru_cache_max_unacked_ranges:
+                await self._log.commit(self._encode(sorted(taken)), partial(self._contents, after))
+            else:
+                self._encoded.set()  # copies are made before anything else runs
+                await self._write_legacy(self._contents(after))
+        except BaseException as error:
+            # changes that may or may not be on storage are to be overwritten
+            state.put_back_dirty(taken, mark_delete=mark_delete or bool(changes))
+            properties.fail(changes, error)
+            raise
+        finally:
+            self.in_flight = ()
+        properties.commit(changes)
+
+    def _contents(self, properties: dict[str, str]) -> MarkerContents:
+        return MarkerContents(self._state.mark_delete_position, self.long_properties, properties)
+
+    async def _encode(self, ledgers: Iterable[int]) -> AsyncGenerator[LedgerRecords]:
+        """Encode ledgers, and let other tasks run in between: they may acknowledge in encoded and in other ledgers."""
+        states = self._state.table.states
+        encode = partial(encode_ledger, limit=self._config.max_entry_bytes)
+        paused_at = time.monotonic()
+        for ledger in ledgers:
+            acks = states.get(ledger)
+            if acks is None:
+                yield LedgerRecords(ledger, ())
+            elif _is_large(acks):
+                loop = asyncio.get_running_loop()
+                yield LedgerRecords(ledger, await loop.run_in_executor(None, encode, ledger, acks.copy()))
+            else:
+                yield LedgerRecords(ledger, encode(ledger, acks))
+            if time.monotonic() - paused_at > _SLICE_S:
+                await asyncio.sleep(0)
+                paused_at = time.monotonic()
+        self._encoded.set()
+
+    async def _write_legacy(self, contents: MarkerContents) -> None:
+        written = await self._encode_legacy(contents)
+        await self._log.commit_legacy(written.record, contents)
+        self.dropped_ranges, self.dropped_batches = written.dropped_ranges, written.dropped_batches
+        if (written.dropped_ranges or written.dropped_batches) and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%d ranges of acknowledged messages and %d partly acknowledged batches are not written because one"
+                " entry has no room for them; they will be delivered again after a restart"
+                " (enable_lru_cache_max_unacked_ranges writes all of them)",
+                written.dropped_ranges,
+                written.dropped_batches,
+            )
+
+    async def _encode_legacy(self, contents: MarkerContents) -> EncodedLegacy:
+        """Encode the lowest ledgers, as many as may be written, from copies; what takes long is done in a thread."""
+        states, config = self._state.table.states, self._config
+        limit = config.managed_ledger_max_unacked_ranges_to_persist
+        chosen: dict[int, LedgerAcks] = {}
+        ranges = batches = 0
+        for ledger in sorted(states):
+            if ranges >= limit and batches >= MAX_BATCHES:
+                break
+            chosen[ledger] = acks = states[ledger].copy()
+            ranges, batches = ranges + acks.ranges.range_count, batches + len(acks.batches)
+        beyond = [acks for ledger, acks in states.items() if ledger not in chosen]
+        head = self._log.next_head(contents)
+        legacy = LegacyRecord(
+            contents.mark_delete, chosen, contents.properties, contents.cursor_properties, head.sequence
+        )
+        encode = partial(encode_legacy, legacy, max_ranges=limit, limit=config.max_entry_bytes)
+        if ranges + batches > _FEW:
+            written = await asyncio.get_running_loop().run_in_executor(None, encode)
+        else:
+            written = encode()
+        return EncodedLegacy(
+            written.record,
+            written.dropped_ranges + sum(acks.ranges.range_count for acks in beyond),
+            written.dropped_batches + sum(len(acks.batches) for acks in beyond),
+        )
+
+
+class _MarkerSize:
+    """The bytes of a marker that names all ledgers of a state, measured when their number has changed notably."""
+
+    def __init__(self, state: AckState) -> None:
+        self._state = state
+        self._count = -1
+        self._size = 0
+
+    def now(self) -> int:
+        """Return the size, within a 64th of what ledgers add; O(1) but for one call in many."""
+        table = self._state.table
+        count = len(table.states) + len(table.evicted)
+        if _CLOSE * abs(count - self._count) > self._count:
+            self._count = count
+            self._size = marker_size(self._state.mark_delete_position, [*table.states, *table.evicted])
+        return self._size * (count + _CLOSE) // (self._count + _CLOSE)
+
+
+def _is_large(acks: LedgerAcks) -> bool:
+    """Return whether a ledger takes so long to encode that a thread is worth the memory that it keeps."""
+    ranges, count = acks.ranges, acks.ranges.range_count
+    first, last = ranges.first, ranges.last
+    if first is not None and last is not None and last - first < _DENSE * count:
+        count //= 10
+    return count + len(acks.batches) > _MANY_RANGES

@@ -1,0 +1,42 @@
+"""The records of a cursor's log: a ledger's state, markers, and the legacy format. Needs the extra ``cursor``.
+
+Other packages read and size cursors by these names. The records are those of Apache Pulsar's managed ledgers and must
+not change; see :mod:`._protobuf` for how they are marked.
+"""
+
+from ._batch_set import BatchSet
+from ._chain import (
+    MarkerContents,
+    MarkerHead,
+    check_version,
+    decode_snapshot,
+    is_legacy,
+    is_marker,
+    marker_size,
+    needs_marker,
+    read_marker,
+)
+from ._ledger_acks import LedgerAcks, LedgersNotLoaded, LedgerSummary
+from ._ledger_record import decode_state, ledger_size
+from ._legacy import MAX_RANGES, LegacyRecord, decode_legacy
+
+__all__ = [
+    "MAX_RANGES",
+    "BatchSet",
+    "LedgerAcks",
+    "LedgerSummary",
+    "LedgersNotLoaded",
+    "LegacyRecord",
+    "MarkerContents",
+    "MarkerHead",
+    "check_version",
+    "decode_legacy",
+    "decode_snapshot",
+    "decode_state",
+    "is_legacy",
+    "is_marker",
+    "ledger_size",
+    "marker_size",
+    "needs_marker",
+    "read_marker",
+]

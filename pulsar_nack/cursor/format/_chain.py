@@ -1,0 +1,168 @@
+"""Markers as a cursor's log uses them: full ones, deltas that build on others, and snapshots.
+
+A delta says what is different from an earlier marker, its base; it is read back over a chain of bases to a full one.
+A base always has a lower record number, so a chain ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from ...errors import CursorFormatError, LogVersionError
+from ...ids import Position
+from ...index import varint_bytes
+from ...ledger import Log
+from ._marker import Marker, decode_marker, encode_marker, marker_parts
+from ._parts import VERSION
+from ._protobuf import RecordKind, kind_of, read_record
+from ._records import StoredRecords
+
+_MAX_CHAIN: Final = 10_000
+_EACH: Final = 4
+_FIXED: Final = 60
+
+
+class MarkerContents(NamedTuple):
+    """What a marker says, except for where the ledgers' states lie."""
+
+    mark_delete: Position
+    properties: Mapping[str, int]
+    cursor_properties: Mapping[str, str]
+
+
+class MarkerHead(NamedTuple):
+    """The sequence number of a marker and its contents."""
+
+    sequence: int
+    contents: MarkerContents
+
+
+def encode_full_marker(head: MarkerHead, index: Mapping[int, StoredRecords], *, limit: int) -> list[bytes]:
+    """Return the records of a marker that names where each ledger's state lies."""
+    sequence, (mark_delete, properties, strings) = head
+    return encode_marker(Marker(sequence, mark_delete, _references(index), properties, strings), limit=limit)
+
+
+def encode_delta_marker(
+    head: MarkerHead,
+    changes: Mapping[int, StoredRecords],
+    dropped: Iterable[int],
+    *,
+    base: int,
+    before: MarkerContents,
+    limit: int,
+) -> list[bytes]:
+    """Return the records of a marker that says what is different from the one at ``base``, which says ``before``."""
+    sequence, (mark_delete, properties, strings) = head
+    changed = None if strings == before.cursor_properties else strings
+    marker = Marker(sequence, mark_delete, _references(changes), properties, changed, base, tuple(dropped))
+    return encode_marker(marker, limit=limit)
+
+
+def encode_snapshot(head: MarkerHead) -> bytes:
+    """Return a snapshot: a marker that names no ledger."""
+    (record,) = encode_full_marker(head, {}, limit=1 << 24)
+    return record
+
+
+def decode_snapshot(record: bytes) -> MarkerHead:
+    """Return what a snapshot says.
+
+    :raises CursorFormatError: the record is no snapshot
+    """
+    marker = decode_marker([record])
+    contents = MarkerContents(marker.mark_delete, marker.properties, marker.cursor_properties or {})
+    return MarkerHead(marker.sequence, contents)
+
+
+def is_marker(record: bytes) -> bool:
+    """Return whether this is the last record of a marker."""
+    return kind_of(record) is RecordKind.MARKER
+
+
+def is_legacy(record: bytes) -> bool:
+    """Return whether this is a record in the legacy format."""
+    return kind_of(record) is RecordKind.LEGACY
+
+
+def needs_marker(record: bytes) -> bool:
+    """Return whether a record counts only with a marker after it: a ledger's state, or a part of a marker."""
+    return kind_of(record) in {RecordKind.LEDGER, RecordKind.MARKER_PART}
+
+
+def check_version(log: str, number: int, record: bytes) -> None:
+    """Refuse what a later release wrote: nothing older may be used in its place.
+
+    :raises LogVersionError: a later release wrote the record
+    """
+    try:
+        version = read_record(record).part.version
+    except CursorFormatError:
+        return
+    if version > VERSION:
+        raise LogVersionError(log, f"record {number}", version)
+
+
+async def read_marker(log: Log, number: int) -> tuple[MarkerHead, dict[int, tuple[int, ...]]]:
+    """Read the marker whose last record this is, and its bases; return also the numbers of each ledger's records.
+
+    :raises CursorFormatError: a marker cannot be decoded
+    :raises LogCorruptedError: a record is damaged
+    :raises LogVersionError: a later release wrote one of them
+    """
+    chain = [await _read_one(log, number)]
+    at = number
+    while (base := chain[-1].base) is not None:
+        if not base < at or len(chain) > _MAX_CHAIN:
+            raise CursorFormatError("a marker", f"the one in record {at} builds on record {base}")
+        chain.append(await _read_one(log, base))
+        at = base
+    references: dict[int, tuple[int, ...]] = {}
+    strings: Mapping[str, str] = {}
+    for marker in reversed(chain):
+        for ledger in marker.dropped:
+            references.pop(ledger, None)
+        references.update(marker.references)
+        strings = strings if marker.cursor_properties is None else marker.cursor_properties
+    newest = chain[0]
+    return MarkerHead(newest.sequence, MarkerContents(newest.mark_delete, newest.properties, strings)), references
+
+
+def estimated_marker_size(count: int) -> int:
+    """Return about how many bytes a marker takes that names this many ledgers; good enough for decisions."""
+    return _FIXED + _EACH * count
+
+
+def marker_size(mark_delete: Position, ledgers: Iterable[int]) -> int:
+    """Return how many bytes a marker takes that names these ledgers, written one after the other. O(ledgers)."""
+    index = {ledger: StoredRecords((number,), 0) for number, ledger in enumerate(sorted(ledgers))}
+    head = MarkerHead(1 << 34, MarkerContents(mark_delete, {}, {}))
+    (record,) = encode_full_marker(head, index, limit=1 << 30)
+    return len(record) + sum(varint_bytes(ledger) - 1 for ledger in index)
+
+
+def properties_size(properties: Mapping[str, str]) -> int:
+    """Return how many bytes cursor properties take in a marker."""
+    total = 0
+    for key, value in properties.items():
+        lengths = len(key.encode()), len(value.encode())
+        size = sum(1 + varint_bytes(length) + length for length in lengths)
+        total += 1 + varint_bytes(size) + size
+    return total
+
+
+async def _read_one(log: Log, number: int) -> Marker:
+    """Read the marker whose last record this is, without its bases."""
+    records = await log.read(number, number)
+    check_version(log.name, number, records[0])
+    before = marker_parts(records[0]) - 1
+    if before > number:
+        raise CursorFormatError("a marker", f"its {before} other parts are not there")
+    if before:
+        records = [*await log.read(number - before, number - 1), *records]
+    return decode_marker(records)
+
+
+def _references(index: Mapping[int, StoredRecords]) -> dict[int, tuple[int, ...]]:
+    return {ledger: stored.numbers for ledger, stored in index.items()}

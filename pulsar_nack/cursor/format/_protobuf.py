@@ -1,0 +1,210 @@
+"""The generated classes of ``_cursor.proto``, and the mark that says what a record is. Needs the extra ``cursor``.
+
+PIP-81 keeps the managed ledger's format and marks its records by properties, which are pairs of a name and a long. So
+each record is a PositionInfo that any broker can read, and one of these properties, its *mark*, says of what kind it
+is. The value of the mark is a number that the kind needs anyway:
+
+``#acks.ledger``    a ledger's state, or a part of it: the ledger
+``#acks.marker``    a marker, or the last part of one: its sequence number
+``#acks.part``      another part of a marker: the sequence number of that
+``#acks.sequence``  the legacy format, written here: its sequence number. A record without a mark, as Pulsar writes it,
+                    is in the legacy format too
+
+What would be too large as properties, such as a reference for each ledger or a bit set, is in a field whose number is
+far above Pulsar's; brokers skip it. The rest means the same to a broker: a marker's position is the mark-delete
+position, and the other records say "ledger 0, entry -1", before the first entry of all, so that a record that is read
+by mistake acknowledges nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cache
+from operator import sub
+from sys import byteorder
+from typing import Any, Final, NamedTuple
+
+from ...errors import CursorFormatError, InvalidArgumentError, MissingExtraError
+from ...ids import Position
+
+LEDGER: Final = "#acks.ledger"
+MARKER: Final = "#acks.marker"
+MARKER_PART: Final = "#acks.part"
+SEQUENCE: Final = "#acks.sequence"
+NOWHERE: Final = Position(0, -1)
+"""The position of records that have no position: nothing is acknowledged."""
+INT64_MAX: Final = 2**63 - 1
+_MARKS: Final = "#acks."
+_FOREIGN: Final = "entry-type"
+"""Marks what a later proposal of Pulsar (PIP-488) writes, whose positions mean something else."""
+
+
+class RecordKind(Enum):
+    """What a record is."""
+
+    LEDGER = "a ledger's state"
+    MARKER = "a marker"
+    MARKER_PART = "a part of a marker"
+    LEGACY = "the legacy format"
+    FOREIGN = "something else"
+
+
+_KINDS: Final = {
+    LEDGER: RecordKind.LEDGER,
+    MARKER: RecordKind.MARKER,
+    MARKER_PART: RecordKind.MARKER_PART,
+    SEQUENCE: RecordKind.LEGACY,
+}
+
+
+class Messages(NamedTuple):
+    """The generated classes that records are made of."""
+
+    PositionInfo: Any
+    LedgerBody: Any
+    MarkerBody: Any
+
+
+@cache
+def messages() -> Messages:
+    """Return the generated classes.
+
+    :raises MissingExtraError: protobuf is not installed
+    """
+    try:
+        from ._cursor_pb2 import LedgerBody, MarkerBody, PositionInfo
+    except ImportError as error:
+        raise MissingExtraError("the cursor", "protobuf>=5", "cursor") from error
+    return Messages(PositionInfo, LedgerBody, MarkerBody)
+
+
+def kind_of(record: bytes) -> RecordKind:
+    """Return the kind of a record; of a marker in several parts only the last record is a marker. Never fails.
+
+    :raises MissingExtraError: protobuf is not installed
+    """
+    try:
+        info = read_record(record)
+    except CursorFormatError:
+        return RecordKind.FOREIGN
+    return mark_of(info)[0]
+
+
+def read_record(record: bytes) -> Any:
+    """Return a record as a PositionInfo.
+
+    :raises CursorFormatError: it cannot be read, or its position cannot exist
+    """
+    info = parse(messages().PositionInfo(), record, "record")
+    if info.ledgerId < -1 or info.entryId < -1:
+        raise CursorFormatError("record", f"there is no position {info.ledgerId}:{info.entryId}")
+    _texts(info.properties, "name")
+    return info
+
+
+def mark_of(info: Any) -> tuple[RecordKind, int]:
+    """Return the kind of a record and the number in its mark, 0 without a mark."""
+    found = [(each.name, each.value) for each in info.properties if each.name.startswith(_MARKS)]
+    if len(found) > 1 or any(each.name == _FOREIGN for each in info.properties):
+        return RecordKind.FOREIGN, 0
+    if not found:
+        return (RecordKind.FOREIGN, 0) if info.HasField("part") else (RecordKind.LEGACY, 0)
+    name, value = found[0]
+    kind = _KINDS.get(name, RecordKind.FOREIGN)
+    if value < 0 or info.HasField("part") == (kind is RecordKind.LEGACY):
+        return RecordKind.FOREIGN, 0
+    return kind, value
+
+
+def expect_kind(record: bytes, kind: RecordKind) -> tuple[Any, int]:
+    """Return the PositionInfo and the mark's number of a record that must be of this kind.
+
+    :raises CursorFormatError: the record is of another kind
+    """
+    info = read_record(record)
+    found, value = mark_of(info)
+    if found is not kind:
+        raise CursorFormatError("record", f"{kind.value} was expected, not {found.value}")
+    return info, value
+
+
+def parse(message: Any, data: bytes, part: str) -> Any:
+    """Fill a protobuf message from bytes, and return it.
+
+    :raises CursorFormatError: the bytes are no such message
+    """
+    from google.protobuf.message import DecodeError
+
+    try:
+        message.ParseFromString(data)
+    except (DecodeError, UnicodeDecodeError) as error:  # the latter where protobuf runs without its extension
+        raise CursorFormatError(part, f"{len(data)} bytes that cannot be read: {error}") from error
+    if not message.IsInitialized():
+        raise CursorFormatError(part, f"fields are missing: {message.FindInitializationErrors()[:3]}")
+    return message
+
+
+def add_properties(info: Any, properties: Mapping[str, int], mark: str, value: int) -> None:
+    """Write the mark of a record and the properties of its position.
+
+    :raises InvalidArgumentError: a property has the name of a mark, or is no long
+    """
+    info.properties.add(name=mark, value=value)
+    for name, long in properties.items():
+        if name.startswith(_MARKS) or name == _FOREIGN:
+            raise InvalidArgumentError("properties", name, "a name that is not used to mark records")
+        if not -INT64_MAX - 1 <= long <= INT64_MAX:
+            raise InvalidArgumentError("properties", long, "a number of 64 bits")
+        info.properties.add(name=name, value=long)
+
+
+def read_properties(info: Any) -> dict[str, int]:
+    """Return the properties of a position, without marks."""
+    return {each.name: each.value for each in info.properties if not each.name.startswith(_MARKS)}
+
+
+def add_cursor_properties(fields: Any, properties: Mapping[str, str]) -> None:
+    """Write cursor properties.
+
+    :raises InvalidArgumentError: a name or value is no text that can be written
+    """
+    for name, value in properties.items():
+        try:
+            fields.add(name=name, value=value)
+        except (UnicodeError, ValueError) as error:
+            raise InvalidArgumentError("cursor_properties", (name, value), "text") from error
+
+
+def read_cursor_properties(fields: Sequence[Any]) -> dict[str, str]:
+    """Return cursor properties.
+
+    :raises CursorFormatError: a name or value is no text
+    """
+    return dict(zip(_texts(fields, "name"), _texts(fields, "value"), strict=True))
+
+
+def read_words(values: Sequence[int]) -> bytes:
+    """Return 64-bit words, which are signed in Java, as bytes, lowest first."""
+    words = array("q", values)
+    if byteorder == "big":
+        words.byteswap()
+    return words.tobytes()
+
+
+def deltas(values: Sequence[int]) -> list[int]:
+    """Return the first number, then the difference of each number to the one before."""
+    return [*values[:1], *map(sub, values[1:], values)]
+
+
+def _texts(fields: Sequence[Any], name: str) -> list[str]:
+    """Return this text of each field; for bytes that are no text, protobuf returns them or raises."""
+    try:
+        found = [getattr(each, name) for each in fields]
+    except UnicodeDecodeError as error:
+        raise CursorFormatError("property", f"its {name} is no text: {error}") from error
+    for each in found:
+        if not isinstance(each, str):
+            raise CursorFormatError("property", f"its {name} is no text: {each!r}")
+    return found

@@ -1,0 +1,246 @@
+"""The subscriptions of a topic: opening, creating and deleting them, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from .._tasks import TaskOwner
+from ..clock import Clock
+from ..config import BucketConfig, TopicConfig
+from ..consumer._local import LocalPort
+from ..cursor import Cursor
+from ..errors import BrokerError, ClosedError, InvalidArgumentError, LedgerError
+from ..ledger import LogStore
+from ._arguments import InitialPosition
+from ._consumers import ConsumerInbox
+from ._cursors import Cursors, LedgerTrimmer
+from ._dispatcher import SubscriptionType
+from ._ledgers import TopicLedgers
+from ._subscription import Subscription
+from ._trackers import Trackers
+
+_T = TypeVar("_T")
+
+
+class SubscriptionRegistry:
+    """Holds the subscriptions of one topic, with their cursors and trackers.
+
+    :param delayed: how subscriptions keep delayed messages by default
+    :param check_open: raises an error when the topic is closed
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        store: LogStore,
+        ledgers: TopicLedgers,
+        *,
+        config: TopicConfig,
+        delayed: BucketConfig,
+        clock: Clock,
+        check_open: Callable[[], None],
+    ) -> None:
+        self.cursors = Cursors(store, ledgers, config.cursor)
+        """The cursors of all subscriptions, also of those that were not used since the topic was opened."""
+        self.used: dict[str, Subscription] = {}
+        """The subscriptions that were used since the topic was opened, by name. Read only."""
+        self._topic = topic
+        self._ledgers = ledgers
+        self._config = config
+        self._delayed = delayed
+        self._clock = clock
+        self._trackers = Trackers(topic, store, clock)
+        self._trimmer = LedgerTrimmer(ledgers, self.cursors)
+        self._changing = asyncio.Lock()
+        self._check_open = check_open
+        self._tasks = TaskOwner()
+        self._ports: weakref.WeakSet[LocalPort] = weakref.WeakSet()
+        self._ports_made = 0
+
+    async def open(self) -> None:
+        """Open the cursors of all subscriptions; if entries were lost, continue behind them."""
+        await self.cursors.open_all()
+        lost = self.cursors.highest_lost
+        if self._ledgers.is_torn or lost is not None:
+            await self._ledgers.continue_after(lost or 0)
+
+    def trim(self) -> None:
+        """Delete the ledgers that no subscription needs."""
+        self._trimmer.wake()
+
+    def cursor(self, name: str) -> Cursor:
+        """Return the cursor of a subscription.
+
+        :raises InvalidArgumentError: there is no such subscription
+        """
+        cursor = self.cursors.all.get(name)
+        if cursor is None:
+            raise InvalidArgumentError("subscription", name, f"one of {sorted(self.cursors.all)}")
+        return cursor
+
+    async def get(self, name: str) -> Subscription:
+        """Return a subscription.
+
+        :raises InvalidArgumentError: there is no such subscription
+        """
+        self._check_open()
+        self.cursor(name)
+
+        async def work() -> Subscription:
+            self.cursor(name)
+            return await self._get_or_create(name)
+
+        return await self._alone(work)
+
+    async def create(self, name: str, initial: InitialPosition) -> None:
+        """Create a subscription, durable when this returns; an existing one stays as it is."""
+        await self._alone(lambda: self._get_or_create_cursor(name, initial))
+
+    async def join(
+        self,
+        name: str,
+        initial: InitialPosition,
+        delayed: BucketConfig | None,
+        *,
+        consumer_name: str,
+        kind: SubscriptionType,
+        room: int,
+        unacked_limit: int | None,
+        batch_index_ack: bool,
+    ) -> LocalPort:
+        """Return the port of a new consumer of a subscription, which is created if it does not exist.
+
+        :param delayed: how the subscription keeps delayed messages; None: as before, or by default
+        :raises BrokerError: the present consumers exclude this one
+        """
+        is_wanted = True
+
+        async def work() -> LocalPort:
+            subscription = await self._get_or_create(name, initial, delayed)
+            if not is_wanted:
+                raise asyncio.CancelledError
+            self._ports_made += 1
+            label = consumer_name or f"{self._ports_made:09}"
+
+            def attach(inbox: ConsumerInbox) -> int:
+                return subscription.join(inbox, label, room=room, unacked_limit=unacked_limit, kind=kind)
+
+            port = LocalPort(
+                self._topic,
+                subscription,
+                attach,
+                self.delete,
+                name=label,
+                is_shared=kind.is_shared,
+                receiver_queue_size=room,
+                batch_index_ack=batch_index_ack,
+            )
+            self._ports.add(port)
+            return port
+
+        try:
+            return await self._alone(work)
+        finally:
+            is_wanted = False
+
+    async def delete(self, name: str) -> None:
+        """Delete a subscription.
+
+        :raises InvalidArgumentError: there is no such subscription
+        :raises BrokerError: it has a consumer
+        :raises LedgerError: not all of it could be deleted; try again
+        """
+        await self._alone(lambda: self._delete(name))
+
+    async def _delete(self, name: str) -> None:
+        self.cursor(name)
+        subscription = await self._get_or_create(name)
+        if not subscription.is_idle:
+            raise BrokerError(f"subscription {name!r} has a consumer")
+        if subscription.tracker is not None:
+            await self._trackers.delete(subscription.tracker, subscription.delayed)
+        del self.used[name]
+        with suppress(LedgerError, TimeoutError):  # what could not be written is deleted
+            await subscription.aclose()
+        await self.cursors.delete(name)
+        self.trim()
+
+    async def _alone(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Run a change of subscriptions to its end, after other changes, if the topic is still open then."""
+
+        async def run() -> _T:
+            async with self._changing:
+                self._check_open()
+                return await work()
+
+        return await asyncio.shield(self._tasks.begin(run()))
+
+    async def flush(self) -> None:
+        """Return when everything that was acknowledged before the call is durable."""
+        await asyncio.gather(*map(self._flush, list(self.cursors.all.values())))
+
+    async def _flush(self, cursor: Cursor) -> None:
+        try:
+            await cursor.flush()
+        except ClosedError:
+            self._check_open()  # otherwise its subscription was deleted
+
+    def begin_close(self, *others: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Begin to close all ports, subscriptions and trackers, and then ``others``; the first error is raised."""
+        return self._tasks.begin(self._close(*others))
+
+    async def _close(self, *others: Callable[[], Awaitable[None]]) -> None:
+        async with self._changing:
+            for port in list(self._ports):
+                await port.close()
+        await self._trimmer.end()
+        closers: list[Callable[[], Awaitable[None]]] = [each.aclose for each in self.used.values()]
+        closers += [each.aclose for name, each in self.cursors.all.items() if name not in self.used]
+        errors: list[Exception] = []
+        for close in [*closers, self._trackers.aclose, *others]:
+            try:
+                await close()
+            except Exception as error:  # noqa: BLE001 - the others are closed first
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    async def _get_or_create(
+        self, name: str, initial: InitialPosition = "latest", delayed: BucketConfig | None = None
+    ) -> Subscription:
+        known = self.used.get(name)
+        if known is not None and (delayed is None or delayed == known.delayed):
+            return known
+        if known is not None:
+            if not known.is_idle:
+                raise BrokerError(f"subscription {name!r} has a consumer, and keeps delayed messages in another way")
+            del self.used[name]
+            await known.end()
+        cursor = await self._get_or_create_cursor(name, initial)
+        made = Subscription(
+            name,
+            self._topic,
+            self._ledgers,
+            cursor,
+            self._clock,
+            config=self._config,
+            on_trimmable=self.trim,
+            delayed=delayed or self._delayed,
+        )
+        try:
+            made.begin(await self._trackers.make(name, cursor, made.delayed, made.wake))
+        except BaseException:
+            await made.end()
+            raise
+        self.used[name] = made
+        return made
+
+    async def _get_or_create_cursor(self, name: str, initial: InitialPosition) -> Cursor:
+        known = self.cursors.all.get(name)
+        if known is not None and not known.is_closed:
+            return known
+        return await self.cursors.create(name, self._ledgers.last_position if initial == "latest" else None)
